@@ -64,12 +64,12 @@ class Check:
 
     def __call__(self, step: int, losses: np.ndarray, grad_norms: np.ndarray, *data: Any) -> None:
         """Take the same step, and compare it with the run's `losses: [b, s]`."""
-        made = {}
+        results = {}
         for dtype, kept in self.dtypes.items():
             with jax.enable_x64(kept == "float64"):
                 self.states[dtype], *new = self.steps[dtype](self.states[dtype], *data)
-            made[dtype] = [np.asarray(x, np.float64) for x in new]
-        (losses_of_one, norms_of_one), (exact, exact_norms) = made.values()
+            results[dtype] = [np.asarray(x, np.float64) for x in new]
+        (losses_of_one, norms_of_one), (exact, exact_norms) = results.values()
         row: dict[str, Any] = {"step": step, "exact": exact.mean()}
         for name, ours, one, right in (
             ("losses", losses, losses_of_one, exact),
@@ -84,7 +84,7 @@ class Check:
         """Print the result; returns the exit status."""
         columns = [column for name in self.off for column in (name, f"{name}_allowed")]
         heads = ["losses\noff", "\nallowed", "gradients\noff", "\nallowed"]
-        made = report.table("step\n", "loss\nexact", *heads, left=0)
+        table = report.table("step\n", "loss\nexact", *heads, left=0)
         # `np.max`, because NaN is over the limit too, and `max` may skip it.
         ratios = [
             np.max([row[name] / row[f"{name}_allowed"] for name in self.off]) for row in self.rows
@@ -93,8 +93,8 @@ class Check:
         every = max(1, len(self.rows) // 10)
         for row in bad[:10] or self.rows[::every]:
             cells = (f"{row[column]:.2e}" for column in columns)
-            made.add_row(str(row["step"]), f"{row['exact']:.6f}", *cells)
-        report.show("The run, and the same in float64 on one device", made)
+            table.add_row(str(row["step"]), f"{row['exact']:.6f}", *cells)
+        report.show("The run, and the same in float64 on one device", table)
         words = f"{len(bad)} of {len(self.rows)} steps are further off than rounding allows"
         report.console().print(f"{words}; at most {np.max(ratios):.2f} of what it allows")
         return 1 if bad else 0

@@ -86,9 +86,9 @@ def main() -> int:
         )
         program = jax.jit(mapped)
         found[name] = messages(program.lower(params, x).as_text())
-        made: Any = jax.tree.map(np.asarray, program(params, x))
-        expected = expected or made
-        same = all(np.array_equal(made[leaf], expected[leaf]) for leaf in params)
+        result: Any = jax.tree.map(np.asarray, program(params, x))
+        expected = expected or result
+        same = all(np.array_equal(result[leaf], expected[leaf]) for leaf in params)
         words = "as by lax, in every bit" if same else "differ"
         print(f"{name:28}{found[name][0]:12}{found[name][1]:10}  {words}")
         if not same:

@@ -60,8 +60,8 @@ def decode(x: Array, weights: dict[str, Array], parallel: bool, algorithm: str) 
             return jnp.sign(jax.nn.relu(x @ w["up"])) @ w["down"]
 
         if parallel:
-            mixed, made = total((attention(x), mlp(x)))  # joined
-            return jnp.sign(x + mixed + made)
+            mixed, expanded = total((attention(x), mlp(x)))  # joined
+            return jnp.sign(x + mixed + expanded)
         x = jnp.sign(x + total(attention(x)))
         return jnp.sign(x + total(mlp(x)))
 
@@ -87,8 +87,8 @@ def main() -> int:
             step = partial(decode, parallel=parallel, algorithm=name)
             mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), SPECS), out_specs=P())
             lowered = jax.jit(mapped).lower(x, weights)
-            made = np.asarray(lowered.compile()(x, weights))
-            same = np.array_equal(made, expected.setdefault(parallel, made))
+            result = np.asarray(lowered.compile()(x, weights))
+            same = np.array_equal(result, expected.setdefault(parallel, result))
             status |= not same
             sent = lowered.as_text().count("stablehlo.collective_permute")
             cells.append(f"{sent or 'built-in'}{'' if same else ' DIFFERS'}")

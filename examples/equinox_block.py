@@ -93,8 +93,8 @@ def attend(query: Array, key: Array, value: Array) -> Array:
 def over_ranks(block: Block, x: Array) -> Array:
     """The block on a rank's shards: `x: [b, s/n, d] -> [b, s/n, d]`."""
     normed = tp.rms_norm({"scale": block.norm_1.weight}, x, "model")
-    how: Any = {"rotary_base": None, "attend": attend}
-    x = x + tp.attention(block.attention, normed, "model", algorithm=RING, **how)
+    options: Any = {"rotary_base": None, "attend": attend}
+    x = x + tp.attention(block.attention, normed, "model", algorithm=RING, **options)
     normed = tp.rms_norm({"scale": block.norm_2.weight}, x, "model")
     return x + tp.gated_mlp(block.mlp, normed, "model", algorithm=RING)
 

@@ -39,9 +39,9 @@ def error_feedback(wire: ringcoll.Wire) -> Feedback:
         return jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
 
     def one(gradient: Array, residual: Array) -> tuple[Array, Array]:
-        whole = gradient.astype(jnp.float32) + residual
-        sent = decode(wire, encode(wire, whole), whole.shape, whole.dtype)
-        return sent.astype(gradient.dtype), whole - sent
+        corrected = gradient.astype(jnp.float32) + residual
+        sent = decode(wire, encode(wire, corrected), corrected.shape, corrected.dtype)
+        return sent.astype(gradient.dtype), corrected - sent
 
     def update(gradients: Any, residuals: Any, params: Any = None) -> tuple[Any, Any]:
         del params

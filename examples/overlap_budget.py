@@ -39,8 +39,8 @@ def plain(x: Array, up: Array, down: Array) -> Array:
 
 def overlapped(x: Array, up: Array, down: Array) -> Array:
     """The same shapes; messages travel under the products."""
-    made = jax.nn.relu(ringcoll.all_gather_matmul(x, up, "x"))
-    return ringcoll.matmul_reduce_scatter(made, down, "x")
+    activations = jax.nn.relu(ringcoll.all_gather_matmul(x, up, "x"))
+    return ringcoll.matmul_reduce_scatter(activations, down, "x")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -51,9 +51,9 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
-    def add(name: str, default: Any, help: str, **how: Any) -> None:
-        how = {"type": type(default), "metavar": "N", **how}
-        parser.add_argument(name, default=default, help=f"{help} ({default})", **how)
+    def add(name: str, default: Any, help: str, **options: Any) -> None:
+        options = {"type": type(default), "metavar": "N", **options}
+        parser.add_argument(name, default=default, help=f"{help} ({default})", **options)
 
     add("--data", 2, "data-parallel replicas of the model")
     add("--fsdp", 2, "ranks over which the parameters of a replica are sharded")
@@ -74,14 +74,14 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--algorithm", "auto", "algorithm of collectives and collective matmuls", metavar="NAME")
     for name, of in ("--wire", "FSDP's gathers"), ("--gradient-wire", "the sums of gradients"):
         add(name, None, f"codes in the messages of {of}", type=str, choices=CODES)
-    how = "order of additions, so that losses do not depend on --model"
-    add("--order", None, how, type=str, choices=["tree"], metavar="tree")
+    words = "order of additions, so that losses do not depend on --model"
+    add("--order", None, words, type=str, choices=["tree"], metavar="tree")
     add("--output", Path("results/transformer"), "folder for the loss curve", metavar="DIR")
     add("--save-every", 200, "steps between checkpoints")
     option = parser.add_argument
     option("--checkpoint", type=Path, metavar="DIR", help="folder for saved states")
-    how = "resume from the state after STEP (the last); later states are deleted at the next save"
-    option("--resume", nargs="?", type=int, const=-1, metavar="STEP", help=how)
+    words = "resume from the state after STEP (the last); later states are deleted at the next save"
+    option("--resume", nargs="?", type=int, const=-1, metavar="STEP", help=words)
     option("--check", action="store_true", help="compare with a run on one device; 1 if it differs")
     processes.add_arguments(parser)
     args = parser.parse_args(argv)
@@ -113,11 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     mesh = training.make_mesh(args.data, args.fsdp, args.context, args.model)
     named = "layers", "width", "heads", "features", "experts"
     sizes = {name: getattr(args, name) for name in named}
-    how = {
+    options = {
         name: getattr(args, name)
         for name in ("dropout", "dtype", "algorithm", "wire", "gradient_wire", "order")
     }
-    config = Config(text.VOCABULARY, **sizes, **how)
+    config = Config(text.VOCABULARY, **sizes, **options)
     optimizer = training.adamw(args.learning_rate, args.steps, clips=args.order is None)
     trainer = training.Trainer(config, mesh, optimizer, args.seed)
 

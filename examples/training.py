@@ -98,8 +98,8 @@ def clipped(grads: Params, specs: Params) -> Params:
     Each rank gathers all gradients. The bits of a sum of shards would depend on the number of
     shards.
     """
-    whole = fsdp.gather(grads, specs, MODEL)
-    norm = layers.compiled_apart(optax.global_norm, whole)
+    gathered = fsdp.gather(grads, specs, MODEL)
+    norm = layers.compiled_apart(optax.global_norm, gathered)
     scale = 1 / jnp.maximum(1, lax.pmax(layers.copied(norm, AXES), AXES))
     # Compiled apart. Otherwise XLA:CPU would fuse it with the sums before, or the optimizer after.
     return jax.tree.map(lambda g: layers.compiled_apart(jnp.multiply, g, scale), grads)
@@ -181,8 +181,8 @@ class Trainer:
 
     def step(self, *data: Any) -> tuple[np.ndarray, np.ndarray]:
         """Train on a batch; returns the loss of each token and the norm of each gradient."""
-        self.state, *made = self._step(self.state, *map(self.placed, data, DATA_SPECS))
-        losses, grad_norms = map(whole, made)
+        self.state, *results = self._step(self.state, *map(self.placed, data, DATA_SPECS))
+        losses, grad_norms = map(whole, results)
         return self._in_order(losses), grad_norms.astype(np.float64)
 
     def losses(self, batch: np.ndarray) -> np.ndarray:

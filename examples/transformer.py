@@ -130,30 +130,30 @@ def logits(
     And the load-balancing loss of all layers; 0 without experts. `s/c` are `own_positions(s)`. With
     a key and the positions of all tokens, `[b, s]`, there is dropout.
     """
-    how: Any = {"algorithm": config.algorithm}
+    options: Any = {"algorithm": config.algorithm}
     replicas = DATA, CONTEXT
-    wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": replicas, **how}
+    wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": replicas, **options}
     wires |= {"wire": config.wire, "gradient_wire": config.gradient_wire}
     tree: Any = {"order": config.order}
     own = own_positions(tokens.shape[1])
     if positions is not None:  # of the tokens between layers
         parts = own.reshape(lax.axis_size(MODEL), -1)
         positions = positions[:, parts[lax.axis_index(MODEL)]]
-    attend: Any = partial(cp.attention, axis_name=CONTEXT, causal=True, layout=LAYOUT, **how)
+    attend: Any = partial(cp.attention, axis_name=CONTEXT, causal=True, layout=LAYOUT, **options)
     where: Any = {"positions": own, "attend": attend if lax.axis_size(CONTEXT) > 1 else None}
 
     by_name = config.algorithm if config.algorithm in ep.ALGORITHMS else "auto"
 
     def mixed(params: Params, x: Array) -> tuple[Array, Array]:
         if not config.experts:
-            return tp.gated_mlp(params, x, MODEL, **how, **tree), jnp.zeros(())
+            return tp.gated_mlp(params, x, MODEL, **options, **tree), jnp.zeros(())
         return ep.moe(x, params["router"], params, MODEL, top_k=TOP_K, algorithm=by_name)
 
     def block(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:
         x, balance = state
         drop = partial(dropout, key=params["key"], positions=positions, rate=config.dropout)
         normed = tp.rms_norm(params["norm_1"], x, MODEL, **tree)
-        mixed_heads = tp.attention(params["attention"], normed, MODEL, **where, **how, **tree)
+        mixed_heads = tp.attention(params["attention"], normed, MODEL, **where, **options, **tree)
         x = x + drop(mixed_heads, site=1)
         normed = tp.rms_norm(params["norm_2"], x, MODEL, **tree)
         y, of_block = mixed(params["mlp"], normed)
@@ -166,12 +166,12 @@ def logits(
     blocks = {**params["blocks"], "key": keys}
     block_specs = {**specs["blocks"], "key": None if keys is None else P()}
 
-    x = tp.embed(ends["embed"], tokens[:, own], MODEL, **how, **tree)  # [b, s/c/n, d]
+    x = tp.embed(ends["embed"], tokens[:, own], MODEL, **options, **tree)  # [b, s/c/n, d]
     x = dropout(x, key, positions, 0, config.dropout)
     state = x, jnp.zeros(())
     x, balance = fsdp.scan_layers(block, blocks, state, block_specs, FSDP, **wires)
     x = tp.rms_norm(ends["norm"], x, MODEL, **tree)
-    return tp.unembed(ends["unembed"], x, MODEL, **how, **tree), balance
+    return tp.unembed(ends["unembed"], x, MODEL, **options, **tree), balance
 
 
 def losses(
@@ -181,7 +181,7 @@ def losses(
 
     `batch: [b, s+1] -> [b, s/c]`
     """
-    made, balance = logits(config, specs, params, batch[:, :-1], *drop)
+    scores, balance = logits(config, specs, params, batch[:, :-1], *drop)
     labels = batch[:, 1:][:, own_positions(batch.shape[1] - 1)]
-    how: Any = {"algorithm": config.algorithm, "order": config.order}
-    return tp.cross_entropy(made, labels, MODEL, **how), balance
+    options: Any = {"algorithm": config.algorithm, "order": config.order}
+    return tp.cross_entropy(scores, labels, MODEL, **options), balance

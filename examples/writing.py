@@ -33,8 +33,8 @@ def write(config: Config, trainer: Trainer, length: int, seed: int) -> list[str]
         )
     )
     key = trainer.placed(jax.random.key(seed), P())
-    made = written(trainer.state.params, trainer.placed(tokens, P(BATCH)), key)
-    return [text.decode(row) for row in whole(made)]
+    texts = written(trainer.state.params, trainer.placed(tokens, P(BATCH)), key)
+    return [text.decode(row) for row in whole(texts)]
 
 
 def _write(config: Config, specs: Params, params: Params, tokens: Array, key: Array) -> Array:

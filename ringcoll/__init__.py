@@ -31,11 +31,11 @@ from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.table import Table
 from ringcoll.costs.wire import Wire
+from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import (
     all_gather_einsum,
     all_gather_matmul,
     einsum_reduce_scatter,
-    matmul_all_reduce,
     matmul_reduce_scatter,
 )
 from ringcoll.matmuls.sharded import sharded_matmul

@@ -17,9 +17,9 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
 
 
 @pytest.fixture
@@ -40,7 +40,10 @@ def visit(browser):
                 route.abort()
 
         context.route(lambda url: not url.startswith("data:"), guard)
-        page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: wrong.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.goto(f"{file.as_uri()}{hash}")
         return page

@@ -30,23 +30,23 @@ class Case:
     Attributes:
         name: the name of the function.
         shape: the shape of one rank's operand, on n ranks.
-        how: the arguments after `axis_name`, on n ranks.
-        canonical: the arguments with which lax does the same, if lax does not take `how` or is
+        options: the arguments after `axis_name`, on n ranks.
+        canonical: the arguments with which lax does the same, if lax does not take `options` or is
             wrong with it.
     """
 
     name: str
     shape: Callable[[int], tuple[int, ...]]
-    how: Callable[[int], dict[str, Any]] = lambda n: {}
+    options: Callable[[int], dict[str, Any]] = lambda n: {}
     canonical: Callable[[int], dict[str, Any]] | None = None
 
     def ours(self, module: ModuleType, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
         """The result of the call by `module` (ringcoll, or jax.lax)."""
-        return getattr(module, self.name)(x, axes, **self.how(n), **extra)
+        return getattr(module, self.name)(x, axes, **self.options(n), **extra)
 
     def by_lax(self, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
         """The result by jax.lax, called with arguments that it takes."""
-        return getattr(lax, self.name)(x, axes, **(self.canonical or self.how)(n), **extra)
+        return getattr(lax, self.name)(x, axes, **(self.canonical or self.options)(n), **extra)
 
     def theirs(self, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
         """The result by jax.lax, or the right result if lax cannot compute it.
@@ -56,7 +56,7 @@ class Case:
         """
         of_several = self.name in ("ppermute", "pshuffle") and not isinstance(axes, str)
         if self.name == "pbroadcast" or of_several:
-            return _by_gathering(self.name, x, axes, n, **self.how(n))
+            return _by_gathering(self.name, x, axes, n, **self.options(n))
         return self.by_lax(x, axes, n, **extra)
 
     def algorithms(self, *shape: int) -> list[dict[str, str]]:
@@ -74,8 +74,8 @@ class Case:
         return "all_to_all" if self.name == "pswapaxes" else self.name
 
     def __str__(self) -> str:
-        said = ", ".join(f"{key}={value}" for key, value in self.how(3).items())
-        return f"{self.name}({said}) of {self.shape(3)}"
+        shown = ", ".join(f"{key}={value}" for key, value in self.options(3).items())
+        return f"{self.name}({shown}) of {self.shape(3)}"
 
 
 def _by_gathering(
@@ -97,16 +97,16 @@ def _ring(n: int) -> list[tuple[int, int]]:
 
 
 def _gathers() -> list[Case]:
-    hows: list[dict[str, Any]] = [{"axis": axis} for axis in (-2, 0, 1, 2, -1, -3)]
-    hows += [{"axis": axis, "tiled": True} for axis in (0, 1, -1)]
-    hows += [{"to": "invarying"}, {"axis": -1, "tiled": True, "to": "invarying"}]
+    variants: list[dict[str, Any]] = [{"axis": axis} for axis in (-2, 0, 1, 2, -1, -3)]
+    variants += [{"axis": axis, "tiled": True} for axis in (0, 1, -1)]
+    variants += [{"to": "invarying"}, {"axis": -1, "tiled": True, "to": "invarying"}]
 
-    def case(how: dict[str, Any]) -> Case:
-        ndim = 2 if how.get("tiled") else 3
-        counted = how | {"axis": how.get("axis", 0) % ndim}
-        return Case("all_gather", lambda n: (3, 2), lambda n: how, lambda n: counted)
+    def case(options: dict[str, Any]) -> Case:
+        ndim = 2 if options.get("tiled") else 3
+        counted = options | {"axis": options.get("axis", 0) % ndim}
+        return Case("all_gather", lambda n: (3, 2), lambda n: options, lambda n: counted)
 
-    return [*map(case, hows), Case("all_gather", lambda n: ())]
+    return [*map(case, variants), Case("all_gather", lambda n: ())]
 
 
 def _scatters() -> list[Case]:
@@ -118,13 +118,13 @@ def _scatters() -> list[Case]:
             sizes[dim] = 3 * n if tiled else n
             return tuple(sizes)
 
-        how = {"scatter_dimension": dim, "tiled": tiled}
+        options = {"scatter_dimension": dim, "tiled": tiled}
         counted = {"scatter_dimension": dim % 3, "tiled": tiled}
-        return Case("psum_scatter", shape, lambda n: how, lambda n: counted)
+        return Case("psum_scatter", shape, lambda n: options, lambda n: counted)
 
     # The scattered dimension is removed; others of size 1 stay.
-    how = {"scatter_dimension": 1, "tiled": False}
-    ones = Case("psum_scatter", lambda n: (1, n, 1), lambda n: how)
+    options = {"scatter_dimension": 1, "tiled": False}
+    ones = Case("psum_scatter", lambda n: (1, n, 1), lambda n: options)
     return [*(case(dim, tiled) for dim in (-2, 0, 1, -1) for tiled in (False, True)), ones]
 
 
@@ -149,9 +149,9 @@ def _all_to_alls() -> list[Case]:
             sizes[split] = 3 * n if tiled else n
             return tuple(sizes)
 
-        how = {"split_axis": split, "concat_axis": concat, "tiled": tiled}
-        counted = how | {"split_axis": split % 3, "concat_axis": concat % 3}
-        return Case("all_to_all", shape, lambda n: how, lambda n: counted)
+        options = {"split_axis": split, "concat_axis": concat, "tiled": tiled}
+        counted = options | {"split_axis": split % 3, "concat_axis": concat % 3}
+        return Case("all_to_all", shape, lambda n: options, lambda n: counted)
 
     pairs = [(-2, -1), (0, 1), (1, 0), (1, 1), (0, 2), (-1, 0), (0, -1)]
     swaps = [

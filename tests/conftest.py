@@ -70,14 +70,14 @@ def printed(tmp_path_factory):
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # of all workers
 
     def run(*arguments: str) -> str:
-        said = folder / f"{'-'.join(arguments).replace('/', '-')}.txt"
-        with open(f"{said}.lock", "w") as lock:
+        file = folder / f"{'-'.join(arguments).replace('/', '-')}.txt"
+        with open(f"{file}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not said.exists():
+            if not file.exists():
                 done = python(*arguments)
                 assert done.returncode == 0, done.stderr[-3000:]
-                said.write_text(done.stdout, encoding="utf-8")
-        return said.read_text(encoding="utf-8")
+                file.write_text(done.stdout, encoding="utf-8")
+        return file.read_text(encoding="utf-8")
 
     return run
 

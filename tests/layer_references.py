@@ -93,6 +93,6 @@ def moe(params, top_k, normalize=True):
     if normalize:
         weights = weights / weights.sum(-1, keepdims=True)
     gate, up = (jnp.einsum("td,edf->tef", x, experts[name]) for name in ("gate", "up"))
-    made = jnp.einsum("tef,efd->ted", jax.nn.silu(gate) * up, experts["down"])
+    results = jnp.einsum("tef,efd->ted", jax.nn.silu(gate) * up, experts["down"])
     loss = router.shape[1] * jnp.sum(chosen.mean(0) / top_k * likely.mean(0))
-    return jnp.einsum("te,ted->td", weights, made), loss
+    return jnp.einsum("te,ted->td", weights, results), loss

@@ -18,7 +18,7 @@ class _Line(NamedTuple):
 
     @property
     def index(self) -> int | None:
-        """Of what it gets of a tuple."""
+        """The index of the element that a get-tuple-element gets."""
         found = re.search(r" get-tuple-element\(.*\), index=(\d+)", self.text)
         return int(found[1]) if found else None
 
@@ -27,17 +27,17 @@ _Lines = dict[str, _Line]
 
 
 def too_early(text: str) -> list[tuple[str, str]]:
-    """Pairs of a loop that sends and what sends after it, and needs nothing of the loop."""
+    """Pairs: a loop that sends, and a later operation that sends and does not need the loop."""
     return _unordered(text)[0]
 
 
 def too_late(text: str) -> list[tuple[str, str]]:
-    """Pairs of what sends and a loop that sends after it, and needs nothing of the former."""
+    """Pairs: an operation that sends, and a later loop that sends and does not need it."""
     return _unordered(text)[1]
 
 
 def _unordered(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """What is too early, and what is too late."""
+    """The pairs of `too_early` and of `too_late`."""
     computations = {
         name: dict(map(_parsed, (line for line in body.splitlines() if " = " in line)))
         for name, body in re.findall(r"^(?:ENTRY )?%(\S+) \(.*?\{$(.*?)^\}", text, re.M | re.S)
@@ -62,7 +62,7 @@ def _unordered(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]
         for name, line in lines.items():
             passed = _passed_by(line, lines, computations)
             operands = line.operands if passed is None else [passed]
-            if " while(" in line.text:  # what it hands on and does not use, it does not wait for
+            if " while(" in line.text:  # it does not wait for values that it only passes on
                 operands = _used(line, lines, computations)
             needs[name] = set().union(*(needs.get(operand, ()) for operand in operands))
             is_loop = bool(_RUNS.search(line.text)) and any(map(does_send, _called(line.text)))
@@ -87,7 +87,7 @@ def _called(line: str) -> list[str]:
 
 
 def _passed_by(line: _Line, lines: _Lines, computations: dict[str, _Lines]) -> str | None:
-    """What a result of a loop is that the loop only hands on: it is there before the loop."""
+    """The operand behind a result that a loop only passes on. It is there before the loop."""
     if line.index is None:
         return None
     (source,) = line.operands
@@ -101,7 +101,7 @@ def _passed_by(line: _Line, lines: _Lines, computations: dict[str, _Lines]) -> s
 
 
 def _hands_on(loop: _Line, index: int, computations: dict[str, _Lines]) -> bool:
-    """Whether the body of a loop returns what it is given."""
+    """Whether the body of a loop returns this element of its operand unchanged."""
     lines = computations[re.search(r"body=%([\w.\-]+)", loop.text)[1]]
     *_, root = lines.values()
     if " tuple(" not in root.text:
@@ -114,7 +114,7 @@ def _hands_on(loop: _Line, index: int, computations: dict[str, _Lines]) -> bool:
 
 
 def _used(loop: _Line, lines: _Lines, computations: dict[str, _Lines]) -> list[str]:
-    """The operands of a loop, without those that it only hands on."""
+    """The operands of a loop, without those that it only passes on."""
     before = lines[loop.operands[0]]
     if " tuple(" not in before.text:
         return loop.operands

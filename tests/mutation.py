@@ -95,16 +95,16 @@ def passes(tree: Path, tests: Sequence[str]) -> bool:
     """
     options = ("-x", "-q", "-m", "", "-p", "no:cacheprovider")  # the exhaustive tests, too
     command = [sys.executable, "-m", "pytest", *options, *tests]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
             done = subprocess.run(
-                command, cwd=tree, stdout=said, stderr=said, timeout=PATIENCE * len(tests)
+                command, cwd=tree, stdout=output, stderr=output, timeout=PATIENCE * len(tests)
             )
         except subprocess.TimeoutExpired:
             return False
-        said.seek(0)
+        output.seek(0)
         if done.returncode in (4, 5):  # pytest's words for it: wrong usage, and no tests
-            raise ValueError(said.read().decode(errors="replace"))
+            raise ValueError(output.read().decode(errors="replace"))
     return done.returncode == 0
 
 

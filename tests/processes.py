@@ -24,6 +24,6 @@ def together(devices: Sequence[int], *arguments: object, seconds: float = 300) -
         ends = launch.together(commands, devices, seconds=seconds, grace=0)
     if any(end.status != 0 for end in ends):
         words = f"{arguments} over {devices} devices, in {seconds} seconds (None: still running):"
-        said = [f"-- process {i}, {end.status}:\n{end.text}" for i, end in enumerate(ends)]
-        raise RuntimeError("\n".join([words, *said]))
+        outputs = [f"-- process {i}, {end.status}:\n{end.text}" for i, end in enumerate(ends)]
+        raise RuntimeError("\n".join([words, *outputs]))
     return [end.text for end in ends]

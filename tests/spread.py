@@ -31,7 +31,7 @@ from ringcoll.runtime.cpu import loops
 EXTREMA = {
     name: Case(
         lambda n: (3,),
-        lambda m, x, axis, n, name=name, **how: getattr(m, name)(x, axis, **how),
+        lambda m, x, axis, n, name=name, **options: getattr(m, name)(x, axis, **options),
         lambda x, of=of: np.stack([of(x, 0)] * len(x)),
         "psum",
     )
@@ -72,16 +72,16 @@ def programs(n: int) -> dict[str, Program]:
 
 
 def _collectives(n: int) -> dict[str, Program]:
-    """Each collective by all its algorithms; by one if another case of it ran them already."""
-    made, seen = {}, set()
+    """Each collective by all its algorithms; by only one if another case of it came before."""
+    results, seen = {}, set()
     for turn, (name, case) in enumerate({**CASES, **EXTREMA}.items()):
-        hows = _hows(case.collective, n)
-        all_hows = [*hows, *_builtins(case.collective)]
-        for how in [hows[turn % len(hows)]] if case.collective in seen else all_hows:
-            run = bound(case, n, **how)
-            made[_named(name, how)] = Program([case.shape(n)], run, case.reference)
+        variants = _variants(case.collective, n)
+        every = [*variants, *_builtins(case.collective)]
+        for options in [variants[turn % len(variants)]] if case.collective in seen else every:
+            run = bound(case, n, **options)
+            results[_named(name, options)] = Program([case.shape(n)], run, case.reference)
         seen.add(case.collective)
-    return made
+    return results
 
 
 def _by_hosts(n: int) -> dict[str, Program]:
@@ -93,11 +93,11 @@ def _by_hosts(n: int) -> dict[str, Program]:
 
 def _gradients(n: int) -> dict[str, Program]:
     """Gradients: each collective by one algorithm in turn; `right` transposes a Jacobian."""
-    made = {}
+    results = {}
     for turn, (name, case) in enumerate(CASES.items()):
-        hows = _hows(case.collective, n)
-        how = hows[(turn + n) % len(hows)]
-        collective = bound(case, n, **how)
+        variants = _variants(case.collective, n)
+        options = variants[(turn + n) % len(variants)]
+        collective = bound(case, n, **options)
         result = case.reference(np.zeros((n, *case.shape(n)))).shape[1:]
 
         def run(x, ct, collective=collective):
@@ -107,22 +107,24 @@ def _gradients(n: int) -> dict[str, Program]:
             exact = np.tensordot(ct, matrix(case, [np.arange(n)], n), ct.ndim)
             return np.rint(exact).astype(x.dtype)  # thirds of multiples of 3
 
-        made[_named(f"gradient of {name}", how)] = Program([case.shape(n), result], run, right)
-    return made
+        results[_named(f"gradient of {name}", options)] = Program(
+            [case.shape(n), result], run, right
+        )
+    return results
 
 
 def _matmuls(n: int) -> dict[str, Program]:
     """Matmuls with gradients, each by one algorithm in turn, on two of three numbers of ranks."""
-    made, hows = {}, _hows("all_gather", n)
+    results, variants = {}, _variants("all_gather", n)
     for turn, (name, form) in enumerate(FORMS.items()):
-        how = hows[(turn + n) % len(hows)]
+        options = variants[(turn + n) % len(variants)]
         if (turn - n) % 3:
-            run = with_gradients(partial(form.ours, **how))
-            made[_named(name, how)] = Program(form.shapes(n), run)
-    return made
+            run = with_gradients(partial(form.ours, **options))
+            results[_named(name, options)] = Program(form.shapes(n), run)
+    return results
 
 
-def _hows(collective: str | None, n: int) -> list[dict[str, str]]:
+def _variants(collective: str | None, n: int) -> list[dict[str, str]]:
     """The arguments that choose each algorithm."""
     if collective is None:
         return [{}]
@@ -139,8 +141,8 @@ def _builtins(collective: str | None) -> list[dict[str, str]]:
     return [{"algorithm": name} for name in wanted if name in choices(collective)]
 
 
-def _named(name: str, how: dict[str, str]) -> str:
-    return " ".join([name, *how.values()])
+def _named(name: str, options: dict[str, str]) -> str:
+    return " ".join([name, *options.values()])
 
 
 def exact(shape: Sequence[int], ranks: int) -> np.ndarray:
@@ -182,10 +184,10 @@ def _held(n: int) -> dict[str, np.ndarray]:
     mesh, every = make_mesh(n), programs(n)
 
     def at_once(operands):
-        made = {}
+        arrays = {}
         for name, factors in operands.items():
-            made |= leaves(name, every[name].run(*factors))
-        return made
+            arrays |= leaves(name, every[name].run(*factors))
+        return arrays
 
     def placed(x):
         return jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("x")), x.__getitem__)
@@ -213,7 +215,7 @@ def chosen() -> str:
     own = jax.local_device_count()
     mesh = make_mesh(jax.process_count(), own)
     x = jax.ShapeDtypeStruct((1024, 1024), np.float32)
-    said = []
+    lines = []
     for axes in ("x", ("x", "y"), "y")[: 2 + (own > 1)]:
         calls = {
             "psum": lambda x, axes=axes: psum(x[:8], axes, algorithm=BY_HOSTS),
@@ -223,8 +225,8 @@ def chosen() -> str:
             mapped = jax.shard_map(call, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
             text = jax.jit(mapped).lower(x).compile().as_text()
             by = sorted(set(re.findall(r"ringcoll\.\w+\((\w+)\)", text)))
-            said.append(f"{name} over {axes}: {', '.join(by)}")
-    return "\n".join(said)
+            lines.append(f"{name} over {axes}: {', '.join(by)}")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from ringcoll import algorithms
 from ringcoll.schedules.registry import algorithms_of
 from ringcoll.schedules.schedule import SizeError
 
-#: Odd ones and those that are not a power of two are where rivals are wrong.
+#: Some libraries are wrong for odd numbers, or for numbers that are no power of two.
 SIZES = (1, 2, 3, 4, 5, 8)
 
 HERE = Path(__file__).parent.parent

@@ -83,12 +83,12 @@ def with_gradients(call):
     return both
 
 
-def gathers(**how):
-    return lambda x, w: ringcoll.all_gather_matmul(x, w, "x", **how)
+def gathers(**options):
+    return lambda x, w: ringcoll.all_gather_matmul(x, w, "x", **options)
 
 
-def scatters(**how):
-    return lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", **how)
+def scatters(**options):
+    return lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", **options)
 
 
 COLUMNS = (P("x", None), P(None, "x")), P(None, "x")
@@ -207,18 +207,20 @@ def exhaustive():
     reports = {"layers": reported(layers, ((32768, 4096), (4096, 4096)), ROWS)}
     of_headline, reports["headline"] = headline()
     for algorithm, as_claimed in (("auto", "auto"), ("lax", "plain")):
-        how = {"algorithm": algorithm}
+        options = {"algorithm": algorithm}
         gathered = of_headline[TOPOLOGY, "all_gather_matmul", as_claimed]
         scattered = of_headline[TOPOLOGY, "matmul_reduce_scatter", as_claimed]
         reports |= {
             f"gathers {algorithm}": read(gathered),
             f"scatters {algorithm}": read(scattered),
             f"gathers both {algorithm}": reported(
-                with_gradients(gathers(**how)),
+                with_gradients(gathers(**options)),
                 sharded=(COLUMNS[0], (P(None, "x"), *COLUMNS[0])),
             ),
             f"scatters both {algorithm}": reported(
-                with_gradients(scatters(**how)), DOWN_SHAPES, (DOWN[0], (P("x", None), *DOWN[0]))
+                with_gradients(scatters(**options)),
+                DOWN_SHAPES,
+                (DOWN[0], (P("x", None), *DOWN[0])),
             ),
         }
         reports[f"gated_mlp {algorithm}"] = judged(*gated_mlp(algorithm))

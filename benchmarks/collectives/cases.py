@@ -112,12 +112,12 @@ class Case:
         """Run it in a `shard_map`: by jax.lax, or by an algorithm of ringcoll (see `on_shape`)."""
         if algorithm != LAX:
             name, options = name_and_options(algorithm)
-            how: dict[str, Any] = dict(options)
+            arguments: dict[str, Any] = dict(options)
             if self.name in COLLECTIVES:
-                how["algorithm"] = self.schedule(name)
+                arguments["algorithm"] = self.schedule(name)
             if "order" in options:
-                how["leaves"] = jax_lax.axis_size(AXIS)
-            return self.call(our_lax, x, **how)
+                arguments["leaves"] = jax_lax.axis_size(AXIS)
+            return self.call(our_lax, x, **arguments)
         # If lax does not have the collective, run what people write instead.
         if self.name == "ragged_all_to_all" and platform == "cpu":
             return jax_lax.all_to_all(x, AXIS, 0, 0, tiled=True)
@@ -154,7 +154,7 @@ def _all_reduce(name: str, redop: str) -> Case:
         gets=lambda n: 1,
         busbw=lambda n: 2 * (n - 1) / n,
         reference=references.REFERENCES[name],
-        call=lambda lib, x, **how: getattr(lib, name)(x, AXIS, **how),
+        call=lambda lib, x, **options: getattr(lib, name)(x, AXIS, **options),
         best=("ring", "recursive_doubling"),
     )
 
@@ -167,7 +167,7 @@ CASES = (
         gets=lambda n: n,
         busbw=lambda n: (n - 1) / n,
         reference=partial(references.all_gather, tiled=True),
-        call=lambda lib, x, **how: lib.all_gather(x, AXIS, tiled=True, **how),
+        call=lambda lib, x, **options: lib.all_gather(x, AXIS, tiled=True, **options),
         best=("ring", "bruck"),
     ),
     Case(
@@ -177,7 +177,7 @@ CASES = (
         gets=lambda n: 1,
         busbw=lambda n: (n - 1) / n,
         reference=partial(references.psum_scatter, tiled=True),
-        call=lambda lib, x, **how: lib.psum_scatter(x, AXIS, tiled=True, **how),
+        call=lambda lib, x, **options: lib.psum_scatter(x, AXIS, tiled=True, **options),
         best=("ring", "bruck"),
     ),
     _all_reduce("psum", "sum"),
@@ -190,7 +190,7 @@ CASES = (
         gets=lambda n: n,
         busbw=lambda n: (n - 1) / n,
         reference=partial(references.all_to_all, split_axis=0, concat_axis=0, tiled=True),
-        call=lambda lib, x, **how: lib.all_to_all(x, AXIS, 0, 0, tiled=True, **how),
+        call=lambda lib, x, **options: lib.all_to_all(x, AXIS, 0, 0, tiled=True, **options),
         best=("pairwise", "bruck"),
     ),
     Case(
@@ -200,7 +200,7 @@ CASES = (
         gets=lambda n: n,
         busbw=lambda n: (n - 1) / n,
         reference=partial(references.all_to_all, split_axis=0, concat_axis=0, tiled=True),
-        call=lambda lib, x, **how: _in_equal_slices(lib, x, **how),
+        call=lambda lib, x, **options: _in_equal_slices(lib, x, **options),
         best=("pairwise", "bruck"),
     ),
     Case(
@@ -210,7 +210,7 @@ CASES = (
         gets=lambda n: 1,
         busbw=lambda n: 1.0,
         reference=partial(references.pbroadcast, source=0),
-        call=lambda lib, x, **how: lib.pbroadcast(x, AXIS, 0, **how),
+        call=lambda lib, x, **options: lib.pbroadcast(x, AXIS, 0, **options),
         best=("ring", "recursive_doubling"),
     ),
     Case(
@@ -226,13 +226,13 @@ CASES = (
 )
 
 
-def _in_equal_slices(lib: Any, x: Array, **how: Any) -> Array:
+def _in_equal_slices(lib: Any, x: Array, **options: Any) -> Array:
     """Equally many rows for every rank; lax's own function takes no bound on them."""
     n = jax_lax.axis_size(AXIS)
     count = len(x) // n
     if lib is our_lax:
-        how["max_send"] = count
-    return ragged.called(lib, x, AXIS, [[count] * n] * n, **how)
+        options["max_send"] = count
+    return ragged.called(lib, x, AXIS, [[count] * n] * n, **options)
 
 
 def _to_the_next(n: int) -> list[tuple[int, int]]:

@@ -42,17 +42,17 @@ def called(
     sizes: Sizes,
     *,
     axis_index_groups: Sequence[Sequence[int]] | None = None,
-    **how: Any,
+    **options: Any,
 ) -> Array:
     """The rows of x, sent by `library`; rows of the result that no rank writes are zeros."""
     place = jax_lax.axis_index(axis_name)
     if axis_index_groups is not None:
         flat = [(rank, i) for group in axis_index_groups for i, rank in enumerate(group)]
         place = jnp.array([i for _, i in sorted(flat)])[place]
-        how["axis_index_groups"] = axis_index_groups
+        options["axis_index_groups"] = axis_index_groups
     mine = (jnp.asarray(table)[place] for table in numbers(sizes))
     output = jnp.zeros((rows(sizes)[1], *x.shape[1:]), x.dtype)
-    return library.ragged_all_to_all(x, output, *mine, axis_name=axis_name, **how)
+    return library.ragged_all_to_all(x, output, *mine, axis_name=axis_name, **options)
 
 
 def reference(x: np.ndarray, sizes: Sizes) -> np.ndarray:

@@ -74,17 +74,17 @@ def _ranks(text: str) -> list[int]:
         argparse.ArgumentTypeError: one has several axes, or no tori and hosts of this model have
             this many ranks.
     """
-    made = [prod(shape) for shape in shapes(text) if len(shape) == 1]
-    if len(made) < len(shapes(text)) or any(n & (n - 1) or n < LOCAL for n in made):
+    found = [prod(shape) for shape in shapes(text) if len(shape) == 1]
+    if len(found) < len(shapes(text)) or any(n & (n - 1) or n < LOCAL for n in found):
         raise argparse.ArgumentTypeError(f"{text!r}: give powers of two from {LOCAL}")
-    return made
+    return found
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the table, draw the picture, and return the exit status."""
     ranks, forms = args.ranks, [form for form in FORMS if form.name in args.form]
-    how = "modelled" if args.by == BY[0] else "simulated"
-    title = f"all_reduce of {bytes_in_words(args.bytes)}, {how}"
+    source = "modelled" if args.by == BY[0] else "simulated"
+    title = f"all_reduce of {bytes_in_words(args.bytes)}, {source}"
     try:
         lines = [
             PlotLine(form.name, ranks, [_seconds(form, n, args.bytes, args.by) for n in ranks])

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     dtypes = [np.dtype(name) for name in args.datatype]
     checks: list[Measurement] = []
     measured: list[Measurement] = []
-    skipped: list[report.Place] = []
+    skipped: list[report.Combination] = []
     with report.until_interrupted(args, checks):
         if args.check:
             _check_all(args, mesh, dtypes, checks)
@@ -122,7 +122,7 @@ def _time_all(
     dtypes: Sequence[np.dtype],
     seconds: float,
     rows: list[Measurement],
-    skipped: list[report.Place],
+    skipped: list[report.Combination],
 ) -> None:
     """Time the chosen algorithms at all sizes; add points without time to `skipped`."""
     ops = args.op or (_OPS if args.collective else ("sum",))

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         if case.name in args.collective
         for dtype in args.datatype
     ]
-    rows_of: dict[report.Place, list[Measurement]] = {}
+    rows_of: dict[report.Combination, list[Measurement]] = {}
     skipped = []
     shares = sharing(points, args.budget, lambda point: 2 + point[2] / 2**22)
     with report.until_interrupted(args, rows_of):
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             else:
                 skipped.append(place)
     chosen = _choices(rows_of)
-    made = table.Table(
+    written = table.Table(
         tuple(table_rows(chosen, platform_of(mesh), **measured_bounds(mesh))),
         f"{header['devices']} x {header['device_kind']}, {header['cores']} cores at load "
         f"{header['load']}, jax {header['jax']}, {header['date']}"
@@ -90,16 +90,16 @@ def run(args: argparse.Namespace) -> int:
     )
     if processes.leads():
         with writing(args, "table"):
-            made.save(args.table)
-        if table.Table.load(args.table) != made:
+            written.save(args.table)
+        if table.Table.load(args.table) != written:
             raise AssertionError(f"{args.table} does not read back as it was written")
     report.print_matrix("The choice, its time over lax's", chosen)
-    report.console().print(f"{len(made.rows)} rows in {args.table}")
+    report.console().print(f"{len(written.rows)} rows in {args.table}")
     report.print_skipped(skipped)
     return report.print_verdict(row for rows in rows_of.values() for row in rows)
 
 
-def _choices(rows_of: Mapping[report.Place, Sequence[Measurement]]) -> list[Measurement]:
+def _choices(rows_of: Mapping[report.Combination, Sequence[Measurement]]) -> list[Measurement]:
     """The choices of `choose`, from small sizes to large for each collective and type."""
     chosen = []
     places = sorted(rows_of, key=lambda place: (_TUNED.index(place[0]), place[1].name, place[2]))
@@ -178,7 +178,7 @@ def table_rows(
         platform: one of `ringcoll.collectives.table.PLATFORMS`.
         within: bounds for all rows.
     """
-    made = []
+    found = []
     for (collective, name), group in groupby(chosen, lambda row: (row.collective, row.type)):
         of_type = list(group)
         between = [isqrt(a.operand_bytes * b.operand_bytes) for a, b in pairwise(of_type)]
@@ -188,7 +188,7 @@ def table_rows(
             if algorithm == LAX:
                 continue
             ratios = sorted({f"{row.vs_lax.median:.2f}" for row in rows})
-            made.append(
+            found.append(
                 table.TableRow(
                     collective,
                     platform,
@@ -199,4 +199,4 @@ def table_rows(
                     **within,
                 )
             )
-    return made
+    return found

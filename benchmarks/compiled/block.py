@@ -104,17 +104,19 @@ def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> 
 
 
 def _ours(
-    axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
+    axes: tuple[str, ...], summing: str, options: dict[str, Any], x: Array, weights: Any
 ) -> Array:
     if summing:  # each half by itself, so that its gradients travel under the other half
         weights = {n: tp.copied(half, DATA, algorithm=summing) for n, half in weights.items()}
     normed = tp.rms_norm(weights["attention_norm"], x, axes)
-    x = x + tp.attention(weights["attention"], normed, axes, rotary_base=ROTARY_BASE, **how)
-    return x + tp.gated_mlp(weights["mlp"], tp.rms_norm(weights["mlp_norm"], x, axes), axes, **how)
+    x = x + tp.attention(weights["attention"], normed, axes, rotary_base=ROTARY_BASE, **options)
+    return x + tp.gated_mlp(
+        weights["mlp"], tp.rms_norm(weights["mlp_norm"], x, axes), axes, **options
+    )
 
 
 def _ours_beside(
-    axes: tuple[str, ...], summing: str, how: dict[str, Any], x: Array, weights: Any
+    axes: tuple[str, ...], summing: str, options: dict[str, Any], x: Array, weights: Any
 ) -> Array:
     """The same, but the gradient of the attention hides the sum of later weights' gradients.
 
@@ -127,16 +129,16 @@ def _ours_beside(
 
     def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
         matrices = [kernel.reshape(kernel.shape[0], -1) for kernel in kernels]
-        made = ringcoll.all_gather_matmul(x, matrices, axes, **how)
+        products = ringcoll.all_gather_matmul(x, matrices, axes, **options)
         shapes = [kernel.shape[1:] for kernel in kernels]
-        return [y.reshape(*y.shape[:-1], *of) for y, of in zip(made, shapes, strict=True)]
+        return [y.reshape(*y.shape[:-1], *of) for y, of in zip(products, shapes, strict=True)]
 
     def mix(heads: tuple[Array, ...], weights: Any) -> tuple[Array, Any]:
         mixed, used = copied(_attend, heads, late)
         return mixed, {**weights, "attention": {"out": used["out"]}, "mlp": used["mlp"]}
 
     return _by_parts(
-        *(columns, lambda x, kernel: tp.row_linear(kernel, x, axes, **how)),
+        *(columns, lambda x, kernel: tp.row_linear(kernel, x, axes, **options)),
         *(x, tp.copied(early, DATA, algorithm=summing)),
         norm=partial(tp.rms_norm, axis_name=axes),
         mix=mix,
@@ -173,8 +175,8 @@ def _attend(query: Array, key: Array, value: Array) -> Array:
 
 def gathered(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:
     """Gather x once, by `lax`, and multiply it by each kernel."""
-    whole = lax.all_gather(x, axes, axis=1, tiled=True)
-    return [_product(whole, kernel) for kernel in kernels]
+    rows = lax.all_gather(x, axes, axis=1, tiled=True)
+    return [_product(rows, kernel) for kernel in kernels]
 
 
 def scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:

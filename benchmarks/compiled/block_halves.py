@@ -70,10 +70,10 @@ def _shapes(name: str, k: int, f: int) -> dict[str, tuple[int, ...]]:
     return {"query": (k, heads, HEAD), "key": key, "value": key, "out": (heads, HEAD, k)}
 
 
-def _ours(name: str, how: dict[str, Any], x: Array, weights: dict[str, Array]) -> Array:
+def _ours(name: str, options: dict[str, Any], x: Array, weights: dict[str, Array]) -> Array:
     if name == MLP:
-        return tp.gated_mlp(weights, x, "x", **how)
-    return tp.attention(weights, x, "x", rotary_base=None, attend=_added, **how)
+        return tp.gated_mlp(weights, x, "x", **options)
+    return tp.attention(weights, x, "x", rotary_base=None, attend=_added, **options)
 
 
 def _by_parts(

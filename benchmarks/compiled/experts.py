@@ -106,9 +106,9 @@ def program(
     return (with_gradients(function) if direction == "both" else function), operands
 
 
-def _ours(x: Array, router: Array, gate: Array, up: Array, down: Array, **how: Any) -> Array:
+def _ours(x: Array, router: Array, gate: Array, up: Array, down: Array, **options: Any) -> Array:
     experts = {"gate": gate, "up": up, "down": down}
-    return expert_parallel.moe(x, router, experts, "x", kernel=_even_blocks, **how).output
+    return expert_parallel.moe(x, router, experts, "x", kernel=_even_blocks, **options).output
 
 
 def _even_blocks(rows: Array, weights: Array, sizes: Array) -> Array:

@@ -94,13 +94,13 @@ def cells(
     shapes: Sequence[str] = (),
 ) -> list[Cell]:
     """The cells of the grid; if shapes are given, only the cells of these."""
-    made = [
+    every = [
         Cell(form, direction, topology, width, rows)
         for direction, form, topology in product(directions, forms, topologies)
         for width in widths(form)
         for rows in ROWS
     ]
-    return [cell for cell in made if not shapes or cell.programs()[0]["shape"] in shapes]
+    return [cell for cell in every if not shapes or cell.programs()[0]["shape"] in shapes]
 
 
 def widths(form: str) -> tuple[int, ...]:
@@ -152,11 +152,11 @@ def _times(totals: Mapping[tuple, float], cell: Cell) -> Times:
 def page(rows: Sequence[Mapping]) -> str:
     """The page, in Markdown."""
     totals = {tuple(row["which"].items()): row["total"] for row in rows}
-    made = {cell: _times(totals, cell) for cell in cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS)}
+    times = {cell: _times(totals, cell) for cell in cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS)}
     by = sorted({f"jax {row['jax']}, libtpu {row['libtpu']}" for row in rows})
     lines = [_HEAD.format(lost=f"{LOST:.0%}", summary=summary(rows), by="; ".join(by))]
     for form, direction in product(FORMS, DIRECTIONS):
-        some = {c: t for c, t in made.items() if (c.form, c.direction) == (form, direction)}
+        some = {c: t for c, t in times.items() if (c.form, c.direction) == (form, direction)}
         if any(t.above is not None for t in some.values()):
             lines += _table(form, direction, some)
     return "\n".join(lines) + "\n"

@@ -140,8 +140,8 @@ def _measure(args: argparse.Namespace) -> int:
 
 def _ready(devices: np.ndarray, mesh: str, direction: str, shape: str, algorithm: str) -> Ready:
     sizes = axes(mesh)
-    made = Mesh(devices.reshape(tuple(sizes.values())), tuple(sizes))
-    function, (x, weights) = block(shape, algorithm, made, jnp.float32)
+    over = Mesh(devices.reshape(tuple(sizes.values())), tuple(sizes))
+    function, (x, weights) = block(shape, algorithm, over, jnp.float32)
     function = with_gradient(function) if direction == "both" else function
 
     def deviation(of: jax.ShapeDtypeStruct) -> float:  # after every layer of order one, roughly

@@ -208,17 +208,17 @@ def _wrong(result: jax.Array, truth: np.ndarray, allowed: float) -> int:
 def _print(found: list[Overlapped]) -> None:
     heads = ("form\n", "direction\n", "shape\n", "algorithm\n")
     traced = ("wire\nms", "work\nms", "hidden\n") if any(one.busy for one in found) else ()
-    made = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", *traced, "#wrong\n", left=4)
+    table = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", *traced, "#wrong\n", left=4)
     for one in found:
         is_plain, cells = one.algorithm == PLAIN, list[str]()
         if one.busy:
             cells = [f"{seconds * 1e3:.4g}" for seconds in (one.busy.wire, one.busy.work)]
             cells.append(f"{one.busy.hidden:.0%}")
-        made.add_row(
+        table.add_row(
             *(one.form, one.direction, one.shape, one.algorithm),
             *report.beside_plain(one.seconds, one.over_plain, one.temporaries, is_plain),
             "-" if one.temporaries is None else f"{one.temporaries / one.chunk:.2f}",
             *cells,
             report.wrong_cell(one.wrong, "-"),
         )
-    report.show("Collective matmuls against gather-then-multiply, multiply-then-scatter", made)
+    report.show("Collective matmuls against gather-then-multiply, multiply-then-scatter", table)

@@ -68,9 +68,9 @@ class PageTable:
         flags = {**self.where, **row, **column}
         named = {name: value for name, value in flags.items() if name not in _NO_FLAGS}
         several = [value if isinstance(value, list) else [value] for value in named.values()]
-        made = [dict(zip(named, one, strict=True)) for one in product(*several)]
+        combined = [dict(zip(named, one, strict=True)) for one in product(*several)]
         there = [
-            one for one in made if not any(left.items() <= one.items() for left in self.without)
+            one for one in combined if not any(left.items() <= one.items() for left in self.without)
         ]
         return [ClaimedProgram.of(self.run, one, self.profile) for one in there]
 

@@ -55,14 +55,14 @@ def print_timed(found: Sequence[Figures]) -> None:
         "total\nus", "exposed\n%", "above\n%", "plain\nover it", "built in\nover it",
         "temp\nMiB", "program\nKiB", "compile\ns",
     )  # fmt: skip
-    made = report.table(*found[0].which, *figures)
+    table = report.table(*found[0].which, *figures)
     for one in found:
         same = [other for other in found if other.is_beside(one)]
         total = {other.algorithm: other.total for other in same}
         plain = next((other for other in same if other.algorithm == PLAIN), None)
         least = max(plain.total - plain.exposed, one.communication) if plain else None
         built_in = [total[name] for name in BUILT_IN if name in total]
-        made.add_row(
+        table.add_row(
             *one.which.values(),
             f"{one.total:.0f}",
             f"{100 * one.exposed / one.total:.1f}",
@@ -73,20 +73,20 @@ def print_timed(found: Sequence[Figures]) -> None:
             "" if one.program_bytes is None else f"{one.program_bytes / 2**10:.0f}",
             f"{one.compile_seconds:.1f}",
         )
-    report.console().print(made)
+    report.console().print(table)
 
 
 def print_counted(found: Sequence[Figures]) -> None:
     """Print programs for GPUs, or without times, with counts of hidden collectives."""
-    made = report.table(*found[0].which, "with a matmul under them", "temp\nMiB", "compile\ns")
+    table = report.table(*found[0].which, "with a matmul under them", "temp\nMiB", "compile\ns")
     for one in found:
-        made.add_row(
+        table.add_row(
             *one.which.values(),
             ", ".join(f"{kind} {hidden} of {n}" for kind, (hidden, n) in one.hidden.items()),
             _mebibytes(one.temporaries),
             f"{one.compile_seconds:.1f}",
         )
-    report.console().print(made)
+    report.console().print(table)
 
 
 def _mebibytes(n: int | None) -> str:

@@ -66,7 +66,7 @@ FORMS = {
         lambda m, k, f: ((m, k), (k, f)),
         (P("x"), P(None, "x")),
         P(None, "x"),
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", **options),
         lambda x, w: lax.all_gather(x, "x", tiled=True) @ w,
         travels=0,
     ),
@@ -74,7 +74,7 @@ FORMS = {
         lambda m, k, f: ((m, f), (f, k)),
         (P(None, "x"), P("x")),
         P("x"),
-        lambda x, w, **how: ringcoll.matmul_reduce_scatter(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.matmul_reduce_scatter(x, w, "x", **options),
         lambda x, w: lax.psum_scatter(x @ w, "x", tiled=True),
         travels=2,
         has_residuals=False,
@@ -83,7 +83,7 @@ FORMS = {
         lambda m, k, f: ((m, k), (k, f)),
         (P(None, "x"), P(None, "x")),
         P(None, "x"),
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **options),
         lambda x, w: lax.all_gather(x, "x", axis=1, tiled=True) @ w,
         travels=0,
     ),
@@ -91,7 +91,7 @@ FORMS = {
         lambda m, k, f: ((8 * m, k), (k, f)),
         (P("x"), P("x")),
         P("x"),
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", operand=1, **options),
         lambda x, w: x @ lax.all_gather(w, "x", tiled=True),
         travels=1,
     ),
@@ -99,7 +99,9 @@ FORMS = {
         lambda m, k, f: ((8 * m, k), (k, f)),
         (P("x"), P(None, "x")),
         P("x"),
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, dimension=-1, **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(
+            x, w, "x", operand=1, dimension=-1, **options
+        ),
         lambda x, w: x @ lax.all_gather(w, "x", axis=1, tiled=True),
         travels=1,
     ),
@@ -142,8 +144,8 @@ def program(
     elif algorithm in RIVALS:
         function, operands = RIVALS[algorithm][name], arranged(algorithm, name, mesh, *operands)
     else:
-        how = options_of(algorithm)
-        function = lambda x, w: form.ours(x, w, **how)  # noqa: E731
+        options = options_of(algorithm)
+        function = lambda x, w: form.ours(x, w, **options)  # noqa: E731
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
 
 
@@ -151,9 +153,11 @@ def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any
     """The operands of a rival, with w in the order that the rival needs."""
     spec = FORMS[name].ins[1]
     change = ARRANGED.get((rival, name), lambda w: w)
-    made = jax.eval_shape(jax.shard_map(change, mesh=mesh, in_specs=spec, out_specs=spec), w)
+    changed = jax.eval_shape(jax.shard_map(change, mesh=mesh, in_specs=spec, out_specs=spec), w)
     place = NamedSharding(mesh, spec)
-    return x, jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=place), made)
+    return x, jax.tree.map(
+        lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=place), changed
+    )
 
 
 def options_of(algorithm: str) -> dict[str, str]:

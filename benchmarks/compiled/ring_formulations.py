@@ -26,8 +26,8 @@ Formulation = Callable[[Array, Array], Array]
 
 def _names() -> tuple[str, ...]:
     choices = product(("1lane", "2lanes"), ("", "joined"), ("", "tied"), ("", "loop"))
-    made = ["-".join(filter(None, choice)) for choice in choices]
-    return tuple(name for name in made if not name.startswith("1lane-joined"))
+    names = ["-".join(filter(None, choice)) for choice in choices]
+    return tuple(name for name in names if not name.startswith("1lane-joined"))
 
 
 NAMES = _names()
@@ -37,9 +37,9 @@ FORMS = ("all_gather_matmul", "matmul_reduce_scatter")
 def formulation(form: str, name: str) -> Formulation:
     """The function of x and w for one of `FORMS`; it runs in `shard_map` over an axis x."""
     chosen = name.split("-")
-    made = dict(zip(FORMS, (_gathered, _scattered), strict=True))[form]
+    function = dict(zip(FORMS, (_gathered, _scattered), strict=True))[form]
     return partial(
-        made,
+        function,
         lanes=1 if "1lane" in chosen else 2,
         joined="joined" in chosen,
         tied="tied" in chosen,
@@ -72,7 +72,7 @@ def _scattered(x: Array, w: Array, lanes: int, joined: bool, tied: bool, loop: b
     n = lax.axis_size("x")
     rows = x.shape[0] // n // lanes
 
-    def made(i, w):
+    def products(i, w):
         """This rank's products for the blocks whose sums arrive in round i."""
         places = [
             rank_after(-1 - i if lane == 0 else 1 + i) * lanes + lane for lane in range(lanes)
@@ -83,10 +83,10 @@ def _scattered(x: Array, w: Array, lanes: int, joined: bool, tied: bool, loop: b
     def step(i, state):
         sums, w = state
         came = [hop(y, 1 - 2 * lane) for lane, y in enumerate(sums)]
-        state = [a + b for a, b in zip(came, made(i + 1, w), strict=True)], w
+        state = [a + b for a, b in zip(came, products(i + 1, w), strict=True)], w
         return lax.optimization_barrier(state) if tied else state
 
-    sums, _ = _turns(n - 1, step, (made(0, w), w), loop)
+    sums, _ = _turns(n - 1, step, (products(0, w), w), loop)
     return jnp.concatenate(sums)
 
 

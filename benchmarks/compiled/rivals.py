@@ -62,16 +62,16 @@ def _gathered(turn: Callable, pieces: list[Array], out: Any, loop: bool = False)
     return turn(n - 1, *state)
 
 
-def _scattered(made: Callable, loop: bool = False) -> list[Array]:
+def _scattered(contribution: Callable, loop: bool = False) -> list[Array]:
     """The finished sums; `made(i)` is this rank's contribution to sums after i hops."""
     n = lax.axis_size("x")
 
     def step(i, sums):
-        return [a + b for a, b in zip(_forwarded(sums), made(i), strict=True)]
+        return [a + b for a, b in zip(_forwarded(sums), contribution(i), strict=True)]
 
     if loop:
-        return lax.fori_loop(1, n, step, made(0))
-    sums = made(0)
+        return lax.fori_loop(1, n, step, contribution(0))
+    sums = contribution(0)
     for i in range(1, n):
         sums = step(i, sums)
     return sums
@@ -153,20 +153,20 @@ def _blocks(x: Array, i: Any, parts: int) -> list[Array]:
 
 
 def _rows_scattered(x: Array, w: Array, loop: bool, joined: bool) -> Array:
-    def made(i):
+    def contribution(i):
         blocks = _blocks(x, i, 2)
         if joined:
             return jnp.split(jnp.concatenate(blocks) @ w, 2)
         return [block @ w for block in blocks]
 
-    return jnp.concatenate(_scattered(made, loop))
+    return jnp.concatenate(_scattered(contribution, loop))
 
 
 def _rows_scattered_by_columns(x: Array, halves: tuple[Array, Array]) -> Array:
-    def made(i):
+    def contribution(i):
         return [block @ half for block, half in zip(_blocks(x, i, 1), halves, strict=True)]
 
-    return jnp.concatenate(_scattered(made), 1)
+    return jnp.concatenate(_scattered(contribution), 1)
 
 
 #: By name, then by form.

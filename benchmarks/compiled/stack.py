@@ -120,13 +120,13 @@ def _ours(axis: str, specs: Any, policy: Any, algorithm: str, x: Array, weights:
     )
 
 
-def _linear(axis: str, x: Array, kernel: Any, **how: Any) -> Array:
-    return fsdp.linear({"kernel": kernel}, x, axis, **how)
+def _linear(axis: str, x: Array, kernel: Any, **options: Any) -> Array:
+    return fsdp.linear({"kernel": kernel}, x, axis, **options)
 
 
 def _scanned(
     product: Product,
-    whole: Callable[[Weights], Weights],
+    gather: Callable[[Weights], Weights],
     policy: Any,
     x: Array,
     weights: Weights,
@@ -135,7 +135,7 @@ def _scanned(
 
     def step(x: Array, shards: Weights) -> tuple[Array, None]:
         narrow = {name: shard.astype(x.dtype) for name, shard in shards.items()}
-        return _layer(product, whole(narrow), x), None
+        return _layer(product, gather(narrow), x), None
 
     step = jax.checkpoint(step, policy=policy, prevent_cse=False)
     return lax.scan(step, x, weights)[0]

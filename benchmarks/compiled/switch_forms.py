@@ -21,29 +21,29 @@ def _gathered_in_chunks(x: Array, w: Array, chunks: int) -> Array:
     n, parts = lax.axis_size("x"), jnp.split(x, chunks)
     empty = lax.empty((n, chunks, parts[0].shape[0], w.shape[1]), x.dtype)
     out = lax.pcast(empty, "x", to="varying")
-    whole = lax.all_gather(parts[0], "x")
+    gathered = lax.all_gather(parts[0], "x")
     for i in range(chunks):
-        coming = whole
+        coming = gathered
         if i + 1 < chunks:
-            part, whole = lax.optimization_barrier((parts[i + 1], whole))
+            part, gathered = lax.optimization_barrier((parts[i + 1], gathered))
             coming = lax.all_gather(part, "x")
-        made = jnp.einsum("nrk,kf->nrf", whole, w)
-        out = lax.dynamic_update_slice(out, made[:, None], (0, i, 0, 0))
-        whole, out = lax.optimization_barrier((coming, out))
+        product = jnp.einsum("nrk,kf->nrf", gathered, w)
+        out = lax.dynamic_update_slice(out, product[:, None], (0, i, 0, 0))
+        gathered, out = lax.optimization_barrier((coming, out))
     return out.reshape(-1, w.shape[1])
 
 
 def _scattered_in_chunks(x: Array, w: Array, chunks: int) -> Array:
     """x: [m, k/n], w: [k/n, f] -> [m/n, f]; each chunk is summed under the product of the next."""
     blocks = x.reshape(lax.axis_size("x"), chunks, -1, x.shape[1])
-    made = jnp.einsum("nrk,kf->nrf", blocks[:, 0], w)
+    product = jnp.einsum("nrk,kf->nrf", blocks[:, 0], w)
     sums = []
     for i in range(1, chunks):
-        block, w, made = lax.optimization_barrier((blocks[:, i], w, made))
-        total = lax.psum_scatter(made, "x")
-        made, total = lax.optimization_barrier((jnp.einsum("nrk,kf->nrf", block, w), total))
+        block, w, product = lax.optimization_barrier((blocks[:, i], w, product))
+        total = lax.psum_scatter(product, "x")
+        product, total = lax.optimization_barrier((jnp.einsum("nrk,kf->nrf", block, w), total))
         sums.append(total)
-    return jnp.concatenate([*sums, lax.psum_scatter(made, "x")])
+    return jnp.concatenate([*sums, lax.psum_scatter(product, "x")])
 
 
 def _gathered_grouped(x: Array, w: Array) -> Array:
@@ -52,8 +52,8 @@ def _gathered_grouped(x: Array, w: Array) -> Array:
 
 
 def _scattered_grouped(x: Array, w: Array) -> Array:
-    made = (x @ w).reshape(lax.axis_size("x"), -1, w.shape[1])
-    return lax.all_to_all(made, "x", 0, 0).sum(0)
+    product = (x @ w).reshape(lax.axis_size("x"), -1, w.shape[1])
+    return lax.all_to_all(product, "x", 0, 0).sum(0)
 
 
 #: By name, then by form: functions of x and w in `shard_map` over an axis x.

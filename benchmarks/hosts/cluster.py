@@ -92,5 +92,5 @@ def _places(args: argparse.Namespace) -> Iterator[tuple[str, list[list[str]]]]:
         with launch.loopback() as address:
             yield address, [["env", f"--chdir={os.getcwd()}"]] * args.hosts
         return
-    with namespaces.made(args.hosts, args.links, args.rate) as all_hosts:
+    with namespaces.make_hosts(args.hosts, args.links, args.rate) as all_hosts:
         yield f"{all_hosts[0].address}:{_COORDINATOR}", [host.command() for host in all_hosts]

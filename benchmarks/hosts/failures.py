@@ -235,10 +235,10 @@ def words(ends: Sequence[End]) -> str:
     alike: dict[str, list[int]] = defaultdict(list)
     for i, end in enumerate(ends):
         found = (m for pattern in _TELLING if (m := re.search(pattern, end.text)))
-        said = next((m[m.lastindex or 0] for m in found), "")
-        how = "hangs" if end.status is None else f"ends with {end.status}{_after(end)}"
-        how = "refused" if "refused: " in end.text else how
-        alike[f"{said}, {how}".removeprefix(", ")].append(i)
+        cause = next((m[m.lastindex or 0] for m in found), "")
+        ending = "hangs" if end.status is None else f"ends with {end.status}{_after(end)}"
+        ending = "refused" if "refused: " in end.text else ending
+        alike[f"{cause}, {ending}".removeprefix(", ")].append(i)
     return "; ".join(f"{', '.join(map(str, who))}: {what}" for what, who in alike.items())
 
 

@@ -25,7 +25,7 @@ LINKS = ("star", "ring")
 
 
 @dataclass(frozen=True)
-class Wire:
+class HostLinks:
     """The hosts and their links.
 
     Attributes:
@@ -97,8 +97,8 @@ class Wire:
     def _moves(self, row: Measurement) -> Iterator[tuple[np.ndarray, bool]]:
         """For each move: shards on every link, by sender and side; whether two ranks exchange."""
         name, shape = on_shape(name_and_options(row.resolved)[0])
-        made = build(row.collective, name, shape or (row.ranks,))
-        for phase in phases(row.collective, made):
+        schedule = build(row.collective, name, shape or (row.ranks,))
+        for phase in phases(row.collective, schedule):
             for move in (move for moves in phase.rounds for move in moves):
                 step = partial(phase.schedule.step, axis=move.axis, shift=move.shift)
                 loads, swaps = np.zeros((self.hosts, 3)), False

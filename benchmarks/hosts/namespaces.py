@@ -58,7 +58,7 @@ def cannot() -> str:
 
 
 @contextmanager
-def made(number: int, links: str, rate: str) -> Iterator[list[Host]]:
+def make_hosts(number: int, links: str, rate: str) -> Iterator[list[Host]]:
     """Make hosts that all reach each other.
 
     Args:

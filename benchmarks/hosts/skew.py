@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     hop = next(case for case in CASES if case.name == "ppermute")
     program = Point(hop, np.dtype(np.float32), args.bytes, mesh).program("hop")
     program()
-    made = report.table("later by\nms", "time\nms", "±\n", "least\nms", "most\nms")
+    table = report.table("later by\nms", "time\nms", "±\n", "least\nms", "most\nms")
     found = {}
     for delay in DELAYS:
         times = np.array([_swapped(program, delay / 1e3) for _ in range(args.iters)])
@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
         of = Quartiles.of(times)
         ends = (of.median, times.min(), times.max())
         median, least, most = (f"{t * 1e3:.1f}" for t in ends)
-        made.add_row(f"{delay:g}", median, f"{of.spread:.0%}", least, most)
+        table.add_row(f"{delay:g}", median, f"{of.spread:.0%}", least, most)
     report.show(
-        f"a swap of {args.bytes} bytes, until both are done, from when both are there", made
+        f"a swap of {args.bytes} bytes, until both are done, from when both are there", table
     )
     if processes.leads():
         everything = {"measured_on": header, "bytes": args.bytes, "seconds": found}

@@ -30,7 +30,7 @@ from jax.sharding import Mesh
 
 from benchmarks.collectives.cases import CASES, Case
 from benchmarks.hosts import network
-from benchmarks.hosts.links import LINKS, Wire, bits, in_bits
+from benchmarks.hosts.links import LINKS, HostLinks, bits, in_bits
 from benchmarks.measuring import files, options, processes, report
 from benchmarks.measuring.measure import Point, measure, sharing
 from benchmarks.measuring.model import fit_rows
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     header = options.described(mesh)
     report.print_header(header)
     tcp, counts = network.tcp_rate()
-    wire = Wire(hosts, local, args.links, args.rate or tcp, tcp, counts)
+    wire = HostLinks(hosts, local, args.links, args.rate or tcp, tcp, counts)
     report.console().print(
         f"{hosts} hosts of {wire.local} ranks, links: {wire.links}, {in_bits(wire.rate)} each way "
         f"({'as made' if args.rate else 'as measured'}); TCP from each host to the next, all at "
@@ -171,14 +171,14 @@ def _print(rows: Sequence[Measurement], found: Sequence[Mapping[str, float | Non
     heads = ("time\nms", "±\n", "vs_lax\n", "±\n", "sent\nMB", "of\nprice", "of\nbound", "of\nTCP")
     pairs = zip(rows, found, strict=True)
     for collective, some in groupby(pairs, lambda pair: pair[0].collective):
-        made = report.table(
+        table = report.table(
             *("type\n", "size\n", "algorithm\n"), *heads, "predicted\nms", "#wrong\n", left=3
         )
         for _, point in groupby(some, lambda pair: (pair[0].type, pair[0].asked)):
             for row, one in point:
-                made.add_row(*_cells(row, one))
-            made.add_section()
-        report.show(collective, made)
+                table.add_row(*_cells(row, one))
+            table.add_section()
+        report.show(collective, table)
 
 
 def _cells(row: Measurement, found: Mapping[str, float | None]) -> list[str]:
@@ -203,7 +203,7 @@ def _named(row: Measurement) -> str:
 def _print_auto(rows: Sequence[Measurement]) -> None:
     """Print the choice of "auto" and the best algorithm, if others were measured."""
     heads = "type", "size", "auto", "over lax", "best", "over best"
-    made, over_lax, over_best = report.table("collective", *heads, left=4), [1.0], [1.0]
+    table, over_lax, over_best = report.table("collective", *heads, left=4), [1.0], [1.0]
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
         times = {
             row.algorithm: (row.vs_lax.median, row) for row in some if row.vs_lax and not row.option
@@ -214,12 +214,12 @@ def _print_auto(rows: Sequence[Measurement]) -> None:
         least, best = min(times.values(), key=lambda pair: pair[0])
         over_lax.append(ratio)
         over_best.append(ratio / least)
-        made.add_row(
+        table.add_row(
             *(auto.collective, auto.type, bytes_in_words(auto.size), _named(auto)),
             *(f"{ratio:.2f}", _named(best), f"{ratio / least:.2f}"),
         )
-    if made.rows:
-        report.show("auto beside the best", made)
+    if table.rows:
+        report.show("auto beside the best", table)
         report.console().print(
             f"auto over lax at most {max(over_lax):.2f}, over the best at most {max(over_best):.2f}"
         )

@@ -12,7 +12,7 @@ import argparse
 from collections import defaultdict
 
 from benchmarks.machines import wheel
-from benchmarks.machines.points import Point, merged, read
+from benchmarks.machines.points import PublishedPoint, merged, read
 from ringcoll.costs import machines
 from ringcoll.costs.fitting import ENOUGH, curve_of
 from ringcoll.costs.machines import Device
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def everything() -> list[Point]:
+def everything() -> list[PublishedPoint]:
     """All measurements.
 
     Raises:
@@ -47,15 +47,15 @@ def everything() -> list[Point]:
     return merged(read()[0], wheel.points())
 
 
-def device(name: str, measured: list[Point]) -> Device:
+def device(name: str, measured: list[PublishedPoint]) -> Device:
     """A machine with curves fitted to these measurements, in place of its own curves."""
     data = machines.contents(machines.path_of(name))
     return machines.device_of(data | {"curves": fitted(measured).get(name, [])})
 
 
-def fitted(measured: list[Point]) -> dict[str, list[dict]]:
+def fitted(measured: list[PublishedPoint]) -> dict[str, list[dict]]:
     """The curves of each machine, in the form of its file."""
-    groups: dict[tuple[str, str, bool, int, int], list[Point]] = defaultdict(list)
+    groups: dict[tuple[str, str, bool, int, int], list[PublishedPoint]] = defaultdict(list)
     for one in measured:
         if machines.MACHINES[one.device].ranks_a_host > 1 and not one.why_left_out:
             groups[one.device, one.collective, one.hosts > 1, one.ranks, one.hosts].append(one)

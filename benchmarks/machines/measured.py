@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.machines import fit, points, wheel
-from benchmarks.machines.points import Point
+from benchmarks.machines.points import PublishedPoint
 from benchmarks.measuring import report
 from ringcoll import cost
 from ringcoll.commands.arguments import PictureFile, writing
@@ -38,7 +38,7 @@ _LARGE = 2 * 2048**3
 _SIZES = (0, 2**14, 2**20, 2**24, 2**28)
 
 
-class Table(NamedTuple):
+class PageTable(NamedTuple):
     """A title, the names of columns, and rows of cells."""
 
     title: str
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         print(note)
     if args.points:
         names = ("device", "collective", "ranks", "hosts", "bytes", "measured", "off by")
-        _show(Table("modelled over measured", names, [row(one) for one in measured]))
+        _show(PageTable("modelled over measured", names, [row(one) for one in measured]))
     for table in tables(measured):
         _show(table)
     if args.write:
@@ -79,18 +79,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(table: Table) -> None:
+def _show(table: PageTable) -> None:
     shown = report.table(*table.columns)
     for cells in table.rows:
         shown.add_row(*cells)
     report.show(table.title, shown)
 
 
-def tables(measured: Sequence[Point]) -> list[Table]:
+def tables(measured: Sequence[PublishedPoint]) -> list[PageTable]:
     """The tables of all comparisons."""
     names = ("points", "median off", "from 1 MiB", "below", "modelled / measured")
     found = [
-        Table(
+        PageTable(
             f"error by {title}",
             (title, *names),
             [
@@ -105,16 +105,16 @@ def tables(measured: Sequence[Point]) -> list[Table]:
         errors_of = [(p.bytes, abs(modelled_on(p, fitted) / p.seconds - 1)) for p, fitted in some]
         rows.append((device, without, str(len(some)), *_medians(errors_of)))
     columns = ("machine", "fitted without", *names[:-1])
-    found.append(Table("judged on what was not fitted", columns, rows))
+    found.append(PageTable("judged on what was not fitted", columns, rows))
     right, pairs_of_two = winners(measured)
     if pairs_of_two:
         title = "the faster of a ring of permutes and the built-in, both measured"
-        found.append(Table(title, ("pairs", "right"), [(str(pairs_of_two), str(right))]))
+        found.append(PageTable(title, ("pairs", "right"), [(str(pairs_of_two), str(right))]))
     rows = of_matmuls({one.device for one in measured})
     if rows:
         large = f"from {_LARGE / 1e9:.0f} GFLOP"
         columns = ("machine", "dtype", "points", "median off", large, f"{large}, fitted below")
-        found.append(Table("matmuls: a start and FLOP/s", columns, rows))
+        found.append(PageTable("matmuls: a start and FLOP/s", columns, rows))
     return found
 
 
@@ -142,7 +142,7 @@ def _matmul_error(fitted: list[wheel.Matmul], judged: Sequence[wheel.Matmul]) ->
     return median(abs((start + one.flops / per_second) / one.seconds - 1) for one in judged)
 
 
-def written(page: str, found: Sequence[Table], notes: Sequence[str]) -> str:
+def written(page: str, found: Sequence[PageTable], notes: Sequence[str]) -> str:
     """The text of a page, with these tables in place of those between its marks."""
     lines = [f"- {note}" for note in notes]
     for table in found:
@@ -155,15 +155,17 @@ def written(page: str, found: Sequence[Table], notes: Sequence[str]) -> str:
     return f"{before}{_BEGIN}\n{text}\n\n{_END}{after}"
 
 
-def held_out(measured: Sequence[Point]) -> dict[tuple[str, str], list[tuple[Point, Device]]]:
+def held_out(
+    measured: Sequence[PublishedPoint],
+) -> dict[tuple[str, str], list[tuple[PublishedPoint, Device]]]:
     """Points, each with a machine that was fitted without the points of its source or its ranks.
 
     A source is left out only if another source measured the machine too. A number of ranks is left
     out only if others remain for the collective. If no measurement on several hosts remains, these
     are priced from one host and the network between hosts.
     """
-    found: dict[tuple[str, str], list[tuple[Point, Device]]] = {}
-    kinds: list[tuple[str, Callable[[Point], Any]]] = [
+    found: dict[tuple[str, str], list[tuple[PublishedPoint, Device]]] = {}
+    kinds: list[tuple[str, Callable[[PublishedPoint], Any]]] = [
         ("source", lambda one: one.source),
         ("ranks", lambda one: one.ranks),
     ]
@@ -183,11 +185,11 @@ def held_out(measured: Sequence[Point]) -> dict[tuple[str, str], list[tuple[Poin
     return found
 
 
-def _is_known(one: Point, fitted: Device) -> bool:
+def _is_known(one: PublishedPoint, fitted: Device) -> bool:
     return bool(fitted.curves.get((one.collective, one.hosts > 1)))
 
 
-def winners(measured: Sequence[Point]) -> tuple[int, int]:
+def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
     """In how many cases the model knows the faster of a ring of permutes and the built-in.
 
     It returns the number of right cases and of all cases: both were measured on one machine. A ring
@@ -210,7 +212,7 @@ def winners(measured: Sequence[Point]) -> tuple[int, int]:
     return right, pairs
 
 
-def _plot(path: str, measured: Sequence[Point]) -> None:
+def _plot(path: str, measured: Sequence[PublishedPoint]) -> None:
     """Plot all-gathers and all-reduces of the most ranks that each machine has on one host."""
     lines = []
     for name, some in grouped(measured, lambda one: (one.device, one.collective)).items():
@@ -228,11 +230,11 @@ def _plot(path: str, measured: Sequence[Point]) -> None:
     plot(path, title, "bytes", lines, lambda size: bytes_in_words(round(size)))
 
 
-def everything() -> tuple[list[Point], list[str]]:
+def everything() -> tuple[list[PublishedPoint], list[str]]:
     """The measurements to compare, and words about those that were left out."""
     published, untimed = points.read()
     notes = [f"left out: {untimed} without a time"] if untimed else []
-    inside: list[Point] = []
+    inside: list[PublishedPoint] = []
     try:
         inside = wheel.points()
     except wheel.TableError as error:
@@ -244,12 +246,12 @@ def everything() -> tuple[list[Point], list[str]]:
 
 
 @cache
-def modelled(one: Point) -> float:
+def modelled(one: PublishedPoint) -> float:
     """The seconds by the model. They are computed once, because every table needs them."""
     return modelled_on(one, one.device)
 
 
-def modelled_on(one: Point, device: str | Device) -> float:
+def modelled_on(one: PublishedPoint, device: str | Device) -> float:
     """The seconds by the model of a device."""
     hosts = f"{one.hosts} hosts" if one.hosts > 1 else None
     if one.device in cost.DEVICES:
@@ -257,19 +259,19 @@ def modelled_on(one: Point, device: str | Device) -> float:
     return cost.predict(one.collective, one.bytes, one.ranks, device, topology=hosts)
 
 
-def off(one: Point) -> float:
+def off(one: PublishedPoint) -> float:
     """How far the model is off, as a share of the measured time."""
     return abs(modelled(one) / one.seconds - 1)
 
 
-def row(one: Point) -> tuple[str, ...]:
+def row(one: PublishedPoint) -> tuple[str, ...]:
     took = seconds_in_words(one.seconds)
     ratio = f"{modelled(one) / one.seconds:.2f}"
     size = bytes_in_words(round(one.bytes))
     return one.device, one.collective, str(one.ranks), str(one.hosts), size, took, ratio
 
 
-def errors(some: Sequence[Point]) -> tuple[str, ...]:
+def errors(some: Sequence[PublishedPoint]) -> tuple[str, ...]:
     """The median errors of all points, of those from 1 MiB, of those below; the median ratio."""
     ratio = median(modelled(one) / one.seconds for one in some)
     return (*_medians([(one.bytes, off(one)) for one in some]), f"{ratio:.3f}")
@@ -282,8 +284,10 @@ def _medians(errors: Sequence[tuple[float, float]]) -> tuple[str, ...]:
     return tuple(f"{median(some):.1%}" if some else "-" for some in (every, large, small))
 
 
-def grouped(some: Iterable[Point], key: Callable[[Point], Any]) -> dict[Any, list[Point]]:
-    groups: dict[Any, list[Point]] = defaultdict(list)
+def grouped(
+    some: Iterable[PublishedPoint], key: Callable[[PublishedPoint], Any]
+) -> dict[Any, list[PublishedPoint]]:
+    groups: dict[Any, list[PublishedPoint]] = defaultdict(list)
     for one in some:
         groups[key(one)].append(one)
     return dict(sorted(groups.items()))
@@ -295,7 +299,7 @@ def _at_size(nbytes: float) -> str:
     return f"{least + 1}: from {bytes_in_words(_SIZES[least])}"
 
 
-BY: dict[str, Callable[[Point], Any]] = {
+BY: dict[str, Callable[[PublishedPoint], Any]] = {
     "machine": lambda one: one.device,
     "collective": lambda one: one.collective,
     "ranks": lambda one: one.ranks,

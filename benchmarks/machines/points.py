@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("points.csv")
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class PublishedPoint:
     """One measurement: its source, its machine, its call, and the seconds that it took."""
 
     source: str
@@ -40,7 +40,7 @@ class Point:
         return ""
 
 
-def read(path: Path = FILE) -> tuple[list[Point], int]:
+def read(path: Path = FILE) -> tuple[list[PublishedPoint], int]:
     """The points of a file, and the number of rows without a time."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -48,7 +48,7 @@ def read(path: Path = FILE) -> tuple[list[Point], int]:
     return [_point(row) for row in timed], len(rows) - len(timed)
 
 
-def merged(published: list[Point], inside: list[Point]) -> list[Point]:
+def merged(published: list[PublishedPoint], inside: list[PublishedPoint]) -> list[PublishedPoint]:
     """The points of the file and those of the table in the wheel, each only once.
 
     The file contains a part of that table, which is used if the wheel is not installed.
@@ -58,10 +58,10 @@ def merged(published: list[Point], inside: list[Point]) -> list[Point]:
     return [one for one in published if not one.source.startswith("XLA:GPU")] + inside
 
 
-def _point(row: dict[str, str]) -> Point:
+def _point(row: dict[str, str]) -> PublishedPoint:
     hosts = re.search(r"(\d+) (?:nodes|hosts)", row["topology"])
     device = "gloo_infiniband" if "verbs" in row["topology"] else row["hardware"]
-    return Point(
+    return PublishedPoint(
         row["source"],
         machines.find(device).name,
         in_lax(row["collective"]),

@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.machines.points import Point
+from benchmarks.machines.points import PublishedPoint
 from ringcoll.algorithms import in_lax
 
 WHEEL = "jax-cuda13-pjrt"
@@ -64,7 +64,7 @@ class TableError(ValueError):
     """The wheel is not installed, or has no such table."""
 
 
-def points() -> list[Point]:
+def points() -> list[PublishedPoint]:
     """All measurements in the table of the installed wheel.
 
     The table has bytes per second, from which seconds are computed. An entry whose rate was rounded
@@ -153,7 +153,7 @@ def _table(library: mmap.mmap, key: bytes) -> Iterator[bytes]:
     return iter(())
 
 
-def _point(entry: bytes, device: str) -> Point | None:
+def _point(entry: bytes, device: str) -> PublishedPoint | None:
     """One measurement; None if its rate is unknown."""
     fields = dict(_fields(entry))
     rate = fields.get(_THROUGHPUT, 0)
@@ -179,7 +179,9 @@ def _point(entry: bytes, device: str) -> Point | None:
         return None
     # The rate counts the bytes of the result for a gather, and those of the operand for a scatter.
     topology = f"{groups * ranks} on NVSwitch; {groups} groups of {ranks} at once"
-    return Point("XLA's table", device, name, ranks, 1, topology, size, size / float(rate), notes)
+    return PublishedPoint(
+        "XLA's table", device, name, ranks, 1, topology, size, size / float(rate), notes
+    )
 
 
 def _pattern(steps: list[tuple[int, int]], ranks: int) -> str:

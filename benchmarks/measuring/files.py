@@ -46,8 +46,8 @@ def _plain(value: Any) -> Any:
 
 
 def _fields(row: Measurement) -> dict[str, Any]:
-    made = {field.name: _plain(getattr(row, field.name)) for field in fields(row)}
+    figures = {field.name: _plain(getattr(row, field.name)) for field in fields(row)}
     if row.seconds:
         median = row.seconds.median
-        made |= {"algbw": row.algbw(median), "busbw": row.busbw(median)}
-    return made
+        figures |= {"algbw": row.algbw(median), "busbw": row.busbw(median)}
+    return figures

@@ -68,8 +68,8 @@ def together(
         files = [Path(folder, str(number)) for number in range(len(commands))]
         started = []
         for number, (command, own, file) in enumerate(zip(commands, devices, files, strict=True)):
-            with file.open("wb") as said:
-                output = None if shows_first and number == 0 else said
+            with file.open("wb") as kept:
+                output = None if shows_first and number == 0 else kept
                 process = subprocess.Popen(
                     command,
                     env=os.environ | here | {"JAX_NUM_CPU_DEVICES": str(own)},

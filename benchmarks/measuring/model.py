@@ -37,8 +37,8 @@ def paid(row: Measurement) -> Price | None:
     if row.collective in COLLECTIVES:
         name, shape = on_shape(row.resolved)
         return price(row.collective, name, shape or (row.ranks,))
-    whole = Fraction(row.ranks)
-    return Price(rounds=1, messages=1, startups=1, sent=whole, raw=whole, link=whole)
+    size = Fraction(row.ranks)
+    return Price(rounds=1, messages=1, startups=1, sent=size, raw=size, link=size)
 
 
 def predict(

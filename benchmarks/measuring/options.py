@@ -128,13 +128,13 @@ def sizes(args: argparse.Namespace) -> list[int]:
     """
     if args.stepfactor < 2 and not args.stepbytes:
         raise SystemExit(f"-f {args.stepfactor}: sizes would not grow; give 2 or more, or -i")
-    made, value = [], args.minbytes
+    found, value = [], args.minbytes
     while value <= args.maxbytes:
-        made.append(value)
+        found.append(value)
         value = value + args.stepbytes if args.stepbytes else value * args.stepfactor
-    if not made:
+    if not found:
         raise SystemExit(f"no sizes: -b {args.minbytes} is above -e {args.maxbytes}")
-    return made[1::2] + made[::2]
+    return found[1::2] + found[::2]
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:

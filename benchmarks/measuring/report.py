@@ -20,7 +20,7 @@ from ringcoll.collectives.table import BUILT_INS, LAX
 from ringcoll.io.text import bytes_in_words
 
 T = TypeVar("T")
-Place = tuple[Case, np.dtype, int]  # the collective, the dtype and the size
+Combination = tuple[Case, np.dtype, int]  # the collective, the dtype and the size
 
 #: Below the first value of vs_lax an algorithm counts as faster, above the second as slower.
 FASTER, SLOWER = 0.95, 1.05
@@ -65,7 +65,7 @@ def until_interrupted(args: argparse.Namespace, *found: Sized) -> Iterator[None]
         args.interrupted = True
 
 
-def point(shared: tuple[Place, float]) -> str:
+def point(shared: tuple[Combination, float]) -> str:
     """A point in words, without its share of the time."""
     (case, dtype, size), _ = shared
     return f"{case.name} {dtype.name} {bytes_in_words(size)}"
@@ -73,16 +73,16 @@ def point(shared: tuple[Place, float]) -> str:
 
 def table(*columns: str, left: int = 1) -> Table:
     """A table without vertical lines; the first columns are aligned left, the others right."""
-    made = Table(box=box.SIMPLE_HEAD)
+    empty = Table(box=box.SIMPLE_HEAD)
     for i, column in enumerate(columns):
-        made.add_column(column, justify="left" if i < left else "right", no_wrap=True)
-    return made
+        empty.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    return empty
 
 
-def show(title: str, made: Table) -> None:
+def show(title: str, rows: Table) -> None:
     """Print a table under a title."""
     console().print(f"[bold]{title}[/bold]")
-    console().print(made)
+    console().print(rows)
 
 
 def print_header(header: Mapping[str, Any]) -> None:
@@ -106,10 +106,10 @@ def print_checks(rows: Sequence[Measurement]) -> None:
     for row in rows:
         place = row.algorithm, row.collective
         wrong[place] = wrong.get(place, 0) + (row.wrong or 0)
-    made = table("algorithm", *collectives)
+    checks = table("algorithm", *collectives)
     for algorithm in dict.fromkeys(row.algorithm for row in rows):
-        made.add_row(algorithm, *(wrong_cell(wrong.get((algorithm, c)), "") for c in collectives))
-    show(f"#wrong, count {rows[0].count}, {types}", made)
+        checks.add_row(algorithm, *(wrong_cell(wrong.get((algorithm, c)), "") for c in collectives))
+    show(f"#wrong, count {rows[0].count}, {types}", checks)
 
 
 def print_rows(rows: Sequence[Measurement]) -> None:
@@ -118,12 +118,12 @@ def print_rows(rows: Sequence[Measurement]) -> None:
     units = ["B", "", "", "", "", "us", "", "GB/s", "GB/s"]
     heads = [f"{name}\n{unit}" for name, unit in zip(columns, units, strict=True)]
     for collective, some in groupby(rows, lambda row: row.collective):
-        made = table(*heads, "#wrong\n", "vs_lax\n", "±\n", "predicted\nus", left=0)
+        results = table(*heads, "#wrong\n", "vs_lax\n", "±\n", "predicted\nus", left=0)
         for _, point in groupby(some, lambda row: (row.type, row.size)):
             for row in point:
-                made.add_row(*_cells(row))
-            made.add_section()
-        show(collective, made)
+                results.add_row(*_cells(row))
+            results.add_section()
+        show(collective, results)
 
 
 def _cells(row: Measurement) -> list[str]:
@@ -143,7 +143,7 @@ def _cells(row: Measurement) -> list[str]:
 
 
 def print_summary(
-    rows: Sequence[Measurement], fitted: Mapping[str, Fitted], skipped: Sequence[Place]
+    rows: Sequence[Measurement], fitted: Mapping[str, Fitted], skipped: Sequence[Combination]
 ) -> None:
     """Print the fastest hand-written algorithm at every size, the models, and skipped points."""
     best = []
@@ -171,7 +171,7 @@ def print_models(fitted: Mapping[str, Fitted]) -> None:
         )
 
 
-def print_skipped(skipped: Sequence[Place]) -> None:
+def print_skipped(skipped: Sequence[Combination]) -> None:
     """Print the points for which no time was left, a line for each size."""
     for size, some in groupby(skipped, lambda place: place[2]):
         names = ", ".join(f"{case.name} {dtype.name}" for case, dtype, _ in some)
@@ -181,12 +181,12 @@ def print_skipped(skipped: Sequence[Place]) -> None:
 def print_matrix(title: str, rows: Sequence[Measurement]) -> None:
     """Print vs_lax and algorithm by size, a row for every collective and type."""
     sizes = sorted({row.asked for row in rows})
-    made = table("collective", "type", *map(bytes_in_words, sizes), left=2)
+    matrix = table("collective", "type", *map(bytes_in_words, sizes), left=2)
     for place, some in groupby(rows, lambda row: (row.collective, row.type)):
         cells = {row.asked: f"{ratio(row.vs_lax)} {row.algorithm}" for row in some}
-        made.add_row(*place, *(cells.get(size, "") for size in sizes))
+        matrix.add_row(*place, *(cells.get(size, "") for size in sizes))
     if rows:
-        show(title, made)
+        show(title, matrix)
 
 
 def print_verdict(rows: Iterable[Measurement]) -> int:

@@ -139,8 +139,8 @@ def ready(function: Callable, shapes: Any, deviation: Callable[[Any], float]) ->
     rng = np.random.default_rng(0)
 
     def drawn(of: Any) -> jax.Array:
-        made = rng.standard_normal(of.shape, np.float32) * deviation(of)
-        return jax.device_put(made.astype(of.dtype), of.sharding)
+        values = rng.standard_normal(of.shape, np.float32) * deviation(of)
+        return jax.device_put(values.astype(of.dtype), of.sharding)
 
     return Ready.of(function, jax.tree.map(drawn, shapes))
 
@@ -148,8 +148,8 @@ def ready(function: Callable, shapes: Any, deviation: Callable[[Any], float]) ->
 def _beside_plain(task: Task, make: Make, rounds: int, end: float) -> list[Timed]:
     """Measure plain and the algorithms, side by side."""
     names = (PLAIN, *task.algorithms)
-    made = {name: make(**task.which, algorithm=name) for name in names}
-    programs = {name: one.program for name, one in made.items()}
+    ready_of = {name: make(**task.which, algorithm=name) for name in names}
+    programs = {name: one.program for name, one in ready_of.items()}
     results = {name: jax.tree.leaves(program()) for name, program in programs.items()}
     times = interleave(programs, rounds, end)
     return [
@@ -161,7 +161,7 @@ def _beside_plain(task: Task, make: Make, rounds: int, end: float) -> list[Timed
             Quartiles.of(times[name] / times[PLAIN]),
             one.temporaries,
         )
-        for name, one in made.items()
+        for name, one in ready_of.items()
     ]
 
 
@@ -175,12 +175,12 @@ def _print(title: str, found: Sequence[Timed]) -> None:
     if not found:
         return
     heads = [f"{head}\n" for head in found[0].which]
-    made = report.table(*heads, *report.BESIDE_PLAIN, "error\n", left=len(heads))
+    table = report.table(*heads, *report.BESIDE_PLAIN, "error\n", left=len(heads))
     for one in found:
         error, of_plain = f"{one.error:.0e}", one.which["algorithm"] == PLAIN
-        made.add_row(
+        table.add_row(
             *one.which.values(),
             *report.beside_plain(one.seconds, one.over_plain, one.temporaries, of_plain),
             f"[red]{error}[/red]" if one.wrong else error,
         )
-    report.show(title, made)
+    report.show(title, table)

@@ -91,13 +91,13 @@ def _events(trace: Path, module: str) -> Iterator[tuple[str, str, tuple[float, f
 
 def union(spans: Iterable[tuple[float, float]]) -> Spans:
     """The union of spans, as spans that do not touch."""
-    made: Spans = []
+    joined: Spans = []
     for start, end in sorted(spans):
-        if made and start <= made[-1][1]:
-            made[-1] = made[-1][0], max(made[-1][1], end)
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
         else:
-            made.append((start, end))
-    return made
+            joined.append((start, end))
+    return joined
 
 
 def both(some: Spans, others: Spans) -> Spans:

@@ -28,7 +28,7 @@ NEAR, FAR = 0.01, 0.05
 NETWORKS = "16,8x8,4x4x4,hosts:8x8,tree:8x8,dragonfly:4x2x4x2"
 
 
-class Place(NamedTuple):
+class NamedMachine(NamedTuple):
     """A machine by its name in the command.
 
     `network` is a network of switches, as the simulator takes it; None is the machine's own.
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     network: Mapping[str, Any] | None = None
 
 
-def place(text: str) -> Place:
+def named_machine(text: str) -> NamedMachine:
     """Read a network: "8x8", "grid:4x4", "hosts:8x8", "tree:8x8", "dragonfly:4x2x4x2", "thin:...".
 
     Raises:
@@ -48,15 +48,15 @@ def place(text: str) -> Place:
     kind, _, of = text.rpartition(":")
     sizes = shape(of)
     if not kind:
-        return Place(text, Machine(sizes, MODELS[CHIP], network=sizes))
+        return NamedMachine(text, Machine(sizes, MODELS[CHIP], network=sizes))
     if kind == "grid":
         lines = (False,) * len(sizes)
-        return Place(text, Machine(sizes, MODELS[CHIP], network=sizes, closed=lines))
+        return NamedMachine(text, Machine(sizes, MODELS[CHIP], network=sizes, closed=lines))
     flat = Machine((prod(sizes),), MODELS[PORT])
     if kind == "hosts" and len(sizes) == 2:
-        return Place(text, Machine(sizes, MODELS[GPU], outer=MODELS[PORT], local=sizes[1]))
+        return NamedMachine(text, Machine(sizes, MODELS[GPU], outer=MODELS[PORT], local=sizes[1]))
     if kind == "tree" and len(sizes) == 2:
-        return Place(text, flat, {"kind": "fat_tree", "sizes": sizes})
+        return NamedMachine(text, flat, {"kind": "fat_tree", "sizes": sizes})
     if kind in ("dragonfly", "thin") and len(sizes) == 4:
         if sizes[2] < sizes[0]:  # SimGrid would read beyond its routers
             raise argparse.ArgumentTypeError(
@@ -64,7 +64,7 @@ def place(text: str) -> Place:
                 "chassis leads to one group, so give as many routers, or more"
             )
         links = prod(sizes[1:]) if kind == "dragonfly" else 1
-        return Place(text, flat, {"kind": "dragonfly", "sizes": sizes, "links": links})
+        return NamedMachine(text, flat, {"kind": "dragonfly", "sizes": sizes, "links": links})
     raise argparse.ArgumentTypeError(
         f"{text!r} is no network; write 4x4, grid:4x4, hosts:8x8, tree:8x8 or dragonfly:4x2x4x2"
     )
@@ -107,14 +107,14 @@ def run(args: argparse.Namespace) -> int:
     if wrong := [name for name in chosen if name not in known]:
         args.error(f"--algorithm {wrong[0]!r}: choose from {', '.join(known)} or all")
     try:
-        places = [place(text) for text in args.network.split(",")]
+        machines = [named_machine(text) for text in args.network.split(",")]
         if args.by != "price":
             judge.python()
     except (argparse.ArgumentTypeError, judge.NoSimGrid) as error:
         args.error(str(error))
     shown = BY if args.by == "both" else (args.by,)
     table = report.table("network", "algorithm", "bytes", *shown, "ratio", "", left=2)
-    todo = [(one, name, n) for one in places for name in chosen for n in args.bytes]
+    todo = [(one, name, n) for one in machines for name in chosen for n in args.bytes]
     status = 0
     for one, name, nbytes in report.progress(todo, len(todo), "simulating", lambda of: str(of[1])):
         try:
@@ -140,10 +140,10 @@ def _to_neighbours(paid: Any) -> bool:
 
 def seconds_of(bytes: str, network: str, collective: str, algorithm: str, by: str) -> float:
     """The seconds that the command prints in the cell that these flags name."""
-    return _seconds(place(network), collective, algorithm, size(bytes), by)
+    return _seconds(named_machine(network), collective, algorithm, size(bytes), by)
 
 
-def _seconds(one: Place, name: str, algorithm: str, nbytes: int, by: str) -> float:
+def _seconds(one: NamedMachine, name: str, algorithm: str, nbytes: int, by: str) -> float:
     if by == "simgrid":
         return judge.seconds(name, algorithm, one.machine, nbytes, one.network)
     return one.machine.seconds(one.machine.price(name, algorithm))(nbytes)

@@ -35,16 +35,16 @@ PARTS = 1000
 class Switched:
     """A network of switches; each rank has one port."""
 
-    def __init__(self, given, ranks):
-        self.given, self.ranks, self.places = given, ranks, range(ranks)
+    def __init__(self, described, ranks):
+        self.described, self.ranks, self.places = described, ranks, range(ranks)
 
     def build(self, pairs):
         """Make the hosts and links."""
-        made = simgrid.ClusterCallbacks(_host, None, None)
-        hop, rate = self.given["hop"], self.given["rate"] * PARTS
-        self.zone(made, rate, hop).seal()
+        callbacks = simgrid.ClusterCallbacks(_host, None, None)
+        hop, rate = self.described["hop"], self.described["rate"] * PARTS
+        self.zone(callbacks, rate, hop).seal()
 
-    def zone(self, made, rate, hop):
+    def zone(self, callbacks, rate, hop):
         """The network itself."""
         raise NotImplementedError
 
@@ -60,19 +60,23 @@ class Switched:
 class FatTree(Switched):
     """A fat tree of two levels; a switch has as many links up as it has ranks."""
 
-    def zone(self, made, rate, hop):
-        leaves, below = self.given["sizes"]
+    def zone(self, callbacks, rate, hop):
+        leaves, below = self.described["sizes"]
         params = simgrid.FatTreeParams(2, [below, leaves], [1, below], [1, 1])
-        return simgrid.NetZone.create_fatTree_zone("net", None, params, made, rate, hop, DUPLEX)
+        return simgrid.NetZone.create_fatTree_zone(
+            "net", None, params, callbacks, rate, hop, DUPLEX
+        )
 
 
 class Dragonfly(Switched):
     """Groups of chassis of routers, with given numbers of links between them."""
 
-    def zone(self, made, rate, hop):
-        *sizes, nodes = self.given["sizes"]
-        params = simgrid.DragonflyParams(*((n, self.given["links"]) for n in sizes), nodes)
-        return simgrid.NetZone.create_dragonfly_zone("net", None, params, made, rate, hop, DUPLEX)
+    def zone(self, callbacks, rate, hop):
+        *sizes, nodes = self.described["sizes"]
+        params = simgrid.DragonflyParams(*((n, self.described["links"]) for n in sizes), nodes)
+        return simgrid.NetZone.create_dragonfly_zone(
+            "net", None, params, callbacks, rate, hop, DUPLEX
+        )
 
 
 class Torus(Switched):
@@ -81,19 +85,19 @@ class Torus(Switched):
     Ranks may be on some of its places only.
     """
 
-    def __init__(self, given, ranks):
-        super().__init__(given, ranks)
-        self.places = given.get("places", self.places)
+    def __init__(self, described, ranks):
+        super().__init__(described, ranks)
+        self.places = described.get("places", self.places)
 
-    def zone(self, made, rate, hop):
-        sizes = [*reversed(self.given["sizes"])]  # SimGrid counts the first axis fastest
-        return simgrid.NetZone.create_torus_zone("net", None, sizes, made, rate, hop, DUPLEX)
+    def zone(self, callbacks, rate, hop):
+        sizes = [*reversed(self.described["sizes"])]  # SimGrid counts the first axis fastest
+        return simgrid.NetZone.create_torus_zone("net", None, sizes, callbacks, rate, hop, DUPLEX)
 
     def port(self, rank, target):
         """The first axis along which a message goes, and its direction: the shorter way."""
         here, there = self.places[rank], self.places[target]
-        stride = math.prod(self.given["sizes"])
-        for axis, size in enumerate(self.given["sizes"]):
+        stride = math.prod(self.described["sizes"])
+        for axis, size in enumerate(self.described["sizes"]):
             stride //= size
             ahead = (there // stride - here // stride) % size
             if ahead:
@@ -118,23 +122,23 @@ class Hosts(Switched):
 
         for source, target in sorted(pairs):
             crosses, _ = self.port(source, target)
-            ends, rate = (source, target), self.given["rate"]
+            ends, rate = (source, target), self.described["rate"]
             if crosses:
-                ends, rate = (self.host(source), self.host(target)), self.given["outer_rate"]
+                ends, rate = (self.host(source), self.host(target)), self.described["outer_rate"]
             out, into = (f"{crosses} {end}" for end in ends)
             way = [link(f"{out} out", rate), link(f"{into} in", rate)]
             zone.add_route(ranks[source], ranks[target], None, None, way, False)
         zone.seal()
 
     def host(self, rank):
-        return rank * self.given["hosts"] // self.ranks
+        return rank * self.described["hosts"] // self.ranks
 
     def port(self, rank, target):
         """The port of a rank; each rank starts its own messages, but hosts share the bytes."""
         return self.host(rank) != self.host(target), rank
 
     def start(self, port, start):
-        return self.given["outer_start"] if port[0] else start
+        return self.described["outer_start"] if port[0] else start
 
 
 def _host(zone, _coordinates, number):

@@ -52,7 +52,7 @@ def _values(
     kind = np.dtype(dtype)
     if jnp.issubdtype(kind, jnp.complexfloating):  # twice an exact number is exact
         return _values(call, shape, np.float32, what).astype(kind) * kind.type(1 + 2j)
-    ranks, n = prod(call.place.shape), call.teams().shape[1]
+    ranks, n = prod(call.setting.shape), call.teams().shape[1]
     most = 1 if kind.kind == "b" else min(n, largest(kind))
     if _is_wide(call, kind, what[0]):  # exact in the wide dtype; no overflow in the narrow one
         most = -(-largest(kind) * n // int(float(jnp.finfo(kind).max)))
@@ -77,7 +77,7 @@ def _is_wide(call: RandomCall, kind: np.dtype, what: int) -> bool:
     (A mean also divides, so it does not count. Of all gradients, only that of an all_gather with
     `to="varying"` is a sum by ringcoll.)
     """
-    wide = call.how.get("accumulate_dtype")
+    wide = call.options.get("accumulate_dtype")
     forth = what == _FORWARD and call.name in ("psum", "psum_scatter")
     back = what == _BACKWARD and call.name == "all_gather" and call.what.get("to") != "invarying"
     return bool(wide and np.dtype(wide).itemsize > kind.itemsize and (forth or back))

@@ -107,14 +107,14 @@ def draw(seed: int, number: int, devices: int = 8) -> RandomModel:
 
 def differing(model: RandomModel, devices: Sequence[jax.Device]) -> tuple[list[str], str]:
     """Words about what differs on which mesh, and a digest of the bits on one rank."""
-    made = [_bits(model, shape, devices) for shape in model.meshes]
+    of_meshes = [_bits(model, shape, devices) for shape in model.meshes]
     words = [
         f"{name} on (data, model) = {shape}"
-        for shape, of in zip(model.meshes[1:], made[1:], strict=True)
+        for shape, of in zip(model.meshes[1:], of_meshes[1:], strict=True)
         for name in of
-        if of[name] != made[0][name]
+        if of[name] != of_meshes[0][name]
     ]
-    return words, hashlib.sha256(b"".join(made[0].values())).hexdigest()[:16]
+    return words, hashlib.sha256(b"".join(of_meshes[0].values())).hexdigest()[:16]
 
 
 def _bits(
@@ -132,9 +132,9 @@ def _bits(
     mapped = jax.shard_map(
         partial(_loss, model, specs), mesh=mesh, in_specs=(specs, rows), out_specs=P()
     )
-    whole = NamedSharding(mesh, P())
+    replicated = NamedSharding(mesh, P())
     options = QUICKLY if model.quickly and mesh.devices.flat[0].platform == "cpu" else None
-    run = jax.jit(jax.value_and_grad(mapped), out_shardings=whole, compiler_options=options)
+    run = jax.jit(jax.value_and_grad(mapped), out_shardings=replicated, compiler_options=options)
     placed = jax.tree.map(
         lambda x, spec: _placed(x, NamedSharding(mesh, spec)), (params, tokens), (specs, rows)
     )
@@ -186,21 +186,21 @@ def _loss(model: RandomModel, specs: Params, params: Params, tokens: Array) -> A
     tree: Any = {"order": "tree", "leaves": model.leaves}
     if model.kind in ("tensor", "replicated"):
         return _of_rows(model, params, tokens) / model.batch
-    whole = fsdp.gather(params, specs, DATA, **tree)
-    total = layers.by_leaves(partial(_of_rows, model), whole, tokens, DATA, leaves=model.leaves)
+    gathered = fsdp.gather(params, specs, DATA, **tree)
+    total = layers.by_leaves(partial(_of_rows, model), gathered, tokens, DATA, leaves=model.leaves)
     return ringcoll.psum(total, DATA, **tree) / model.batch
 
 
 def _of_rows(model: RandomModel, params: Params, tokens: Array) -> Array:
     """The sum of the losses of rows; only the axis MODEL shards the computation."""
     tree: Any = {"axis_name": MODEL, "order": "tree", "leaves": model.leaves}
-    whole: Any = {**tree, "sequence_parallel": model.kind != "replicated"}
-    how: Any = {**whole, "accumulate_dtype": model.accumulate}
+    parallel: Any = {**tree, "sequence_parallel": model.kind != "replicated"}
+    summing: Any = {**parallel, "accumulate_dtype": model.accumulate}
     norm = getattr(tp, model.norm)
-    x = tp.embed(params["embed"], tokens[:, :-1], **whole)
+    x = tp.embed(params["embed"], tokens[:, :-1], **parallel)
     for half in model.halves:
         own = params["attention" if half == "attention" else "mlp"]
-        x = x + getattr(tp, half)(own, norm(params[f"norm of {half}"], x, **tree), **how)
-    logits = tp.unembed(params["unembed"], norm(params["norm"], x, **tree), **how)
+        x = x + getattr(tp, half)(own, norm(params[f"norm of {half}"], x, **tree), **summing)
+    logits = tp.unembed(params["unembed"], norm(params["norm"], x, **tree), **summing)
     losses = tp.cross_entropy(logits, tokens[:, 1:], **tree)
     return layers.compiled_apart(jnp.sum, losses)

@@ -1,6 +1,6 @@
 """Random calls of the drop-ins. Call i of a seed is always the same.
 
-Successive calls share a `Place`, so that they can be one program. jax.lax accepts all of these
+Successive calls share a `Setting`, so that they can be one program. jax.lax accepts all of these
 calls, and their results are exact.
 """
 
@@ -28,7 +28,7 @@ from ringcoll.collectives.table import BUILT_INS, choices, halves
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]]
 
-#: How many calls share a place. One program for each call would take several times as long to
+#: How many calls share a setting. One program for each call would take several times as long to
 #: compile.
 TOGETHER = 16
 #: Sizes of a rank's dimensions, and how often a size is 0.
@@ -46,7 +46,7 @@ _IS_AS = {"pswapaxes": "all_to_all"}
 
 
 @dataclass(frozen=True)
-class Place:
+class Setting:
     """Where calls run.
 
     Attributes:
@@ -78,21 +78,21 @@ class RandomCall:
         groups: its `axis_index_groups`.
         dtype, shapes: the dtype and the shapes of the leaves of a rank's operand.
         what: the arguments that determine the result.
-        how: the other arguments: `algorithm`, `accumulate_dtype`, `max_send`.
+        options: the other arguments: `algorithm`, `accumulate_dtype`, `max_send`.
         batch: the dimension of a `vmap` around the call; None without a `vmap`.
         pulls_back: whether it is also differentiated.
     """
 
     seed: int
     number: int
-    place: Place
+    setting: Setting
     name: str
     axes: str | tuple[str, ...]
     groups: Groups | None
     dtype: str
     shapes: tuple[tuple[int, ...], ...]
     what: Mapping[str, Any]
-    how: Mapping[str, Any]
+    options: Mapping[str, Any]
     batch: int | None
     pulls_back: bool
 
@@ -100,14 +100,14 @@ class RandomCall:
     def arguments(self) -> dict[str, Any]:
         """All arguments after the axes."""
         groups = {} if self.groups is None else {"axis_index_groups": self.groups}
-        return {**self.what, **groups, **self.how}
+        return {**self.what, **groups, **self.options}
 
     def teams(self) -> np.ndarray:
         """The ranks that communicate with each other, in order: a row for each team."""
-        names = "xyz"[: len(self.place.shape)]
+        names = "xyz"[: len(self.setting.shape)]
         order = [name for name in names if name not in self.axes] + list(self.axes)
-        ranks = np.arange(prod(self.place.shape)).reshape(self.place.shape)
-        n = prod(self.place.shape[names.index(axis)] for axis in self.axes)
+        ranks = np.arange(prod(self.setting.shape)).reshape(self.setting.shape)
+        n = prod(self.setting.shape[names.index(axis)] for axis in self.axes)
         teams = ranks.transpose([names.index(name) for name in order]).reshape(-1, n)
         return teams if self.groups is None else np.concatenate(teams[:, np.array(self.groups)])
 
@@ -115,11 +115,11 @@ class RandomCall:
         operand = ", ".join(f"{self.dtype}{list(shape)}" for shape in self.shapes)
         words = [operand, repr(self.axes)]
         words += [f"{name}={value!r}" for name, value in self.arguments.items()]
-        place = "x".join(map(str, self.place.shape))
-        around = [f"check_vma={self.place.check_vma}"] + ["x64"] * self.place.x64
+        ranks = "x".join(map(str, self.setting.shape))
+        around = [f"check_vma={self.setting.check_vma}"] + ["x64"] * self.setting.x64
         around += [] if self.batch is None else [f"vmap of dimension {self.batch}"]
         around += ["vjp"] * self.pulls_back
-        return f"{self.name}({', '.join(words)}) on {place} ranks, {', '.join(around)}"
+        return f"{self.name}({', '.join(words)}) on {ranks} ranks, {', '.join(around)}"
 
 
 def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall:
@@ -131,45 +131,45 @@ def draw(seed: int, number: int, devices: int, alone: bool = True) -> RandomCall
         devices: the number of devices.
         alone: whether a mesh may leave out devices; over several processes it may not.
     """
-    place = _place(np.random.default_rng([seed, 1, number // TOGETHER]), devices, alone)
+    setting = _setting(np.random.default_rng([seed, 1, number // TOGETHER]), devices, alone)
     rng = np.random.default_rng([seed, 2, number])
     name = pick(rng, list(REFERENCES))
-    sizes = dict(zip("xyz", place.shape, strict=False))
+    sizes = dict(zip("xyz", setting.shape, strict=False))
     axes = tuple(map(str, rng.permutation(list(sizes))[: rng.integers(1, len(sizes) + 1)]))
     shape = tuple(sizes[axis] for axis in axes)
-    typed = place.check_vma and name in _UNGROUPED_IF_TYPED
+    typed = setting.check_vma and name in _UNGROUPED_IF_TYPED
     groups = None if typed or name in _UNGROUPED else _maybe(rng, 0.3, _groups(rng, prod(shape)))
     shape = shape if groups is None else (len(groups[0]),)
     n = prod(shape)
-    dtype = np.dtype(pick(rng, _dtypes(name, n, place.x64)))
+    dtype = np.dtype(pick(rng, _dtypes(name, n, setting.x64)))
     least = 1 if name in (*_CUTS, _RAGGED) else 0
     ndim = int(rng.integers(least, 4))
     what = _what(rng, name, ndim, n)
-    how = _how(rng, name, shape, dtype, place.x64)
+    options = _options(rng, name, shape, dtype, setting.x64)
     if name == _RAGGED and rng.integers(2):
-        how["max_send"] = max(ragged.rows(what["sizes"])[2], 1)
+        options["max_send"] = max(ragged.rows(what["sizes"])[2], 1)
     if groups is None and name == "all_gather":
         what |= {"to": pick(rng, ["varying", "invarying"])}
     return RandomCall(
         seed,
         number,
-        place,
+        setting,
         name,
         axes[0] if len(axes) == 1 and rng.integers(2) else axes,
         groups,
         dtype.name,
         tuple(_shape(rng, name, of, n, what) for of in _ndims(rng, ndim)),
         what,
-        how,
+        options,
         _maybe(rng, 0.1, int(rng.integers(ndim + 1))),
         rng.random() < 0.25 and _has_exact_gradient(name, dtype, n),
     )
 
 
-def _place(rng: Generator, devices: int, alone: bool) -> Place:
+def _setting(rng: Generator, devices: int, alone: bool) -> Setting:
     shape = pick(rng, pick(rng, _meshes(devices, alone)))
     order = map(int, rng.permutation(devices)[: prod(shape)])
-    return Place(shape, tuple(order), bool(rng.integers(2)), rng.random() < 1 / 8)
+    return Setting(shape, tuple(order), bool(rng.integers(2)), rng.random() < 1 / 8)
 
 
 @lru_cache
@@ -237,23 +237,23 @@ def _shape(
     return tuple(sizes)
 
 
-def _how(
+def _options(
     rng: Generator, name: str, shape: tuple[int, ...], dtype: np.dtype, x64: bool
 ) -> dict[str, Any]:
     """An algorithm that can run on these ranks, and perhaps a wider dtype for sums."""
     collective = _IS_AS.get(name, name)
-    how: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if collective in COLLECTIVES:
         known = [
             algorithm
             for algorithm in choices(collective)
             if algorithm in BUILT_INS or exists(collective, halves(algorithm).reduces, *shape)
         ]
-        how["algorithm"] = pick(rng, ["auto", *known])
+        options["algorithm"] = pick(rng, ["auto", *known])
     if name in _WIDENED and jnp.issubdtype(dtype, jnp.floating) and rng.random() < 0.3:
         single = dtype.itemsize < 4 or (dtype == np.float32 and not x64)
-        how["accumulate_dtype"] = "float32" if single else "float64"
-    return how
+        options["accumulate_dtype"] = "float32" if single else "float64"
+    return options
 
 
 def _has_exact_gradient(name: str, dtype: np.dtype, n: int) -> bool:

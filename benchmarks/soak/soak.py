@@ -203,8 +203,8 @@ def _labels(call: RandomCall) -> list[str]:
         "vjp": call.pulls_back,
         "groups": call.groups is not None,
         "several axes": len(call.axes) > 1,
-        "check_vma": call.place.check_vma,
-        "x64": call.place.x64,
+        "check_vma": call.setting.check_vma,
+        "x64": call.setting.x64,
     }
     return ["calls", call.name, *(label for label, is_so in also.items() if is_so)]
 

@@ -44,7 +44,7 @@ class Fault:
 
 
 def faults(calls: Sequence[RandomCall]) -> list[Fault]:
-    """Run calls of one place in one program; then run each call with a wrong result by itself."""
+    """Run calls of one setting in one program; then run each call with a wrong result by itself."""
     together = attempt(calls)
     suspects = [(call, words) for call, words in zip(calls, together, strict=True) if words]
     if len(calls) == 1:
@@ -67,9 +67,9 @@ def attempt(calls: Sequence[RandomCall]) -> list[str]:
 
 
 def _compared(calls: Sequence[RandomCall]) -> list[str]:
-    place = calls[0].place
-    mesh = place.mesh()
-    with jax.enable_x64(place.x64):
+    setting = calls[0].setting
+    mesh = setting.mesh()
+    with jax.enable_x64(setting.x64):
         operands, expected = zip(*map(_data, calls), strict=True)
         options = QUICKLY if mesh.devices.flat[0].platform == "cpu" else None
 
@@ -77,8 +77,8 @@ def _compared(calls: Sequence[RandomCall]) -> list[str]:
             return [_one(call, mesh, *of) for call, of in zip(calls, operands, strict=True)]
 
         program = jax.jit(run, compiler_options=options)
-        made = program(jax.tree.map(partial(_placed, mesh), operands))
-        wrong = [_wrong(*both) for both in zip(made, expected, strict=True)]
+        results = program(jax.tree.map(partial(_placed, mesh), operands))
+        wrong = [_wrong(*both) for both in zip(results, expected, strict=True)]
     if not processes.total(sum(wrong)):
         return [""] * len(calls)
     words = []
@@ -121,7 +121,7 @@ def _one(call: RandomCall, mesh: Mesh, xs: list[Array], cts: list[Array]) -> tup
 
     spec = P(mesh.axis_names)
     mapped = jax.shard_map(
-        one_rank, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=call.place.check_vma
+        one_rank, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=call.setting.check_vma
     )
     if not call.pulls_back:
         return mapped(xs), []
@@ -135,12 +135,12 @@ def _called(call: RandomCall, xs: list[Array]) -> list[Array]:
     return getattr(our_lax, call.name)(xs, call.axes, **call.arguments)
 
 
-def _wrong(made: Any, right: Sequence[Any]) -> int:
+def _wrong(result: Any, right: Sequence[Any]) -> int:
     """The number of wrong elements on the ranks of this process.
 
     Ranks may match different ones of the results that count as right.
     """
-    arrays = zip(*map(jax.tree.leaves, (made, *right)), strict=True)
+    arrays = zip(*map(jax.tree.leaves, (result, *right)), strict=True)
     return sum(
         min(count_wrong(np.asarray(shard.data), truth[shard.index]) for truth in these)
         for y, *these in arrays

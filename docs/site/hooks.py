@@ -88,11 +88,11 @@ def _with_folders(nav: Any) -> Any:
         return {title: _with_folders(entry) for title, entry in nav.items()}
     if isinstance(nav, str):
         return _folder(nav) if nav.endswith("/") else nav
-    made: list[Any] = []
+    entries: list[Any] = []
     for entry in nav:
-        whole = _with_folders(entry)
-        made += whole if isinstance(entry, str) and isinstance(whole, list) else [whole]
-    return made
+        found = _with_folders(entry)
+        entries += found if isinstance(entry, str) and isinstance(found, list) else [found]
+    return entries
 
 
 def _folder(folder: str) -> list[str]:
@@ -162,8 +162,8 @@ def index(folder: str) -> str:
         name = Path(path).stem
         title = notebooks.read(ROOT / path).cells[0].source.partition("\n")[0].removeprefix("# ")
         row = rf"^(?:\| `|.*examples\.tutorials\.){name}`? +(?:\| )?(.*?)(?: \|)?$"
-        (said,) = re.findall(row, words, re.MULTILINE)
-        lines.append(f"- [{title}]({in_site(path)}): {said}")
+        (summary,) = re.findall(row, words, re.MULTILINE)
+        lines.append(f"- [{title}]({in_site(path)}): {summary}")
     return "\n".join(lines)
 
 
@@ -219,8 +219,8 @@ def made_of_sources(config: MkDocsConfig) -> dict[str, str]:
     """Pages and notebooks of lessons and tutorials, executed two at a time."""
     repository = config.extra["repository"]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
-        made = partial(_made, repository, folder, config.extra["execute"])
-        return {name: text for files in pool.map(made, _paths(SOURCES)) for name, text in files}
+        page_of = partial(_made, repository, folder, config.extra["execute"])
+        return {name: text for files in pool.map(page_of, _paths(SOURCES)) for name, text in files}
 
 
 def _made(repository: str, folder: str, is_executed: bool, path: str) -> list[tuple[str, str]]:

@@ -69,20 +69,20 @@ def for_readers(notebook: NotebookNode, name: str, repository: str) -> NotebookN
 
     Where the repository has no public address, the first cell asks for a wheel or a checkout.
     """
-    made = v4.new_notebook(metadata={"kernelspec": _KERNEL, "language_info": {"name": "python"}})
+    opened = v4.new_notebook(metadata={"kernelspec": _KERNEL, "language_info": {"name": "python"}})
     words = _INSTALL if repository else _INSTALL_FROM_FILE
     install = words.format(extras=EXTRAS.get(name, ""), repository=repository)
-    made.cells.append(v4.new_code_cell(install, id="install"))
+    opened.cells.append(v4.new_code_cell(install, id="install"))
     for number, cell in enumerate(notebook.cells):
         if is_solution(cell):
-            made.cells.append(v4.new_code_cell("# Your own:\n", id=f"own-{number}"))
+            opened.cells.append(v4.new_code_cell("# Your own:\n", id=f"own-{number}"))
             text = f"{_OPEN}```python\n{cell.source}\n```\n\n</details>"
-            made.cells.append(v4.new_markdown_cell(text, id=f"solution-{number}"))
+            opened.cells.append(v4.new_markdown_cell(text, id=f"solution-{number}"))
         else:
             copy = deepcopy(cell)
             copy.id = f"cell-{number}"
-            made.cells.append(copy)
-    return made
+            opened.cells.append(copy)
+    return opened
 
 
 _KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}

@@ -102,8 +102,8 @@ for name, matmul in {"by hand": by_hand, "all_gather_matmul": ours}.items():
     program, gradients = compiled(matmul), compiled_gradients(matmul)
     claim(f"{name}: the product", np.array_equal(program(*operands), y))
     claim("it takes 7 messages", messages(program) == N - 1)
-    made = gradients(*operands)
-    claim("the gradients", all(map(np.array_equal, made, (y @ w.T, x.T @ y))))
+    found = gradients(*operands)
+    claim("the gradients", all(map(np.array_equal, found, (y @ w.T, x.T @ y))))
     claim("they take 7 more, of partial sums", messages(gradients) == 2 * (N - 1))
 
 # %% [markdown]

@@ -74,8 +74,8 @@ print(", ".join(f"{name}: {spec}" for name, spec in specs.items()))
 @jax.shard_map(in_specs=(specs, P("x")), out_specs=(specs, P()))
 def step(parts: Params, x: Array) -> tuple[Params, Array]:
     def mean_loss(parts: Params) -> Array:
-        whole = fsdp.gather(parts, specs, "x", algorithm="ring")
-        return lax.pmean(loss(whole, x), "x")
+        weights = fsdp.gather(parts, specs, "x", algorithm="ring")
+        return lax.pmean(loss(weights, x), "x")
 
     value, gradients = jax.value_and_grad(mean_loss)(parts)
     return updated(parts, gradients), value

@@ -56,8 +56,8 @@ def both_ways(n: int) -> Schedule:
     return Schedule((n,), tuple(rounds))
 
 
-def compiled(collective: Callable[..., Array], x: Array, **how: Any) -> Compiled:
-    call = partial(collective, axis_name="x", tiled=True, **how)
+def compiled(collective: Callable[..., Array], x: Array, **options: Any) -> Compiled:
+    call = partial(collective, axis_name="x", tiled=True, **options)
     return jax.jit(jax.shard_map(call, in_specs=P("x"), out_specs=P("x"))).lower(x).compile()
 
 

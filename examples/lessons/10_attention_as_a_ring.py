@@ -78,7 +78,7 @@ class Passes:
 
     def __init__(self, attention: Attention, layout: str) -> None:
         over_ranks = jax.shard_map(attention, in_specs=P("x"), out_specs=P("x"))
-        *operands, ct = jax.device_put([cp.arrange(x, N, layout, dim=0) for x in given], P("x"))
+        *operands, ct = jax.device_put([cp.arrange(x, N, layout, dim=0) for x in inputs], P("x"))
         both = jax.jit(lambda *operands: jax.vjp(over_ranks, *operands))
         forward = both.lower(*operands).compile()
         out, pull_back = forward(*operands)
@@ -86,12 +86,12 @@ class Passes:
         self.messages: tuple[int, int] = messages(forward), messages(backward)
         #: What a rank keeps, in shards of keys and values.
         self.kept: float = sum(x.nbytes for x in jax.tree.leaves(pull_back)) / (4 * S * 2 * D)
-        made = (np.asarray(x) for x in (out, *backward(pull_back, ct)))
-        self.made = [cp.restore(jnp.asarray(x), N, layout, dim=0) for x in made]
+        results = (np.asarray(x) for x in (out, *backward(pull_back, ct)))
+        self.results = [cp.restore(jnp.asarray(x), N, layout, dim=0) for x in results]
 
     def is_right(self) -> bool:
         """Whether result and gradients are those of one device, up to rounding."""
-        return all(abs(a - b).max() < 1e-4 for a, b in zip(self.made, expected, strict=True))
+        return all(abs(a - b).max() < 1e-4 for a, b in zip(self.results, expected, strict=True))
 
 
 # %% [markdown]
@@ -101,9 +101,9 @@ class Passes:
 
 # %%
 rng = np.random.default_rng(0)
-given = [jnp.asarray(rng.standard_normal((S, D), np.float32)) for _ in range(4)]
-out, pull_back = jax.vjp(alone, *given[:3])
-expected = out, *pull_back(given[3])
+inputs = [jnp.asarray(rng.standard_normal((S, D), np.float32)) for _ in range(4)]
+out, pull_back = jax.vjp(alone, *inputs[:3])
+expected = out, *pull_back(inputs[3])
 loop = Passes(by_hand, "contiguous")
 claim("by hand: attention and its gradients as on one device", loop.is_right())
 claim("7 messages of keys and values forward, 7 backward", loop.messages == (7, 7))

@@ -50,8 +50,8 @@ def chosen_weights(x: Array, router: Array) -> Array:
 def mixed(x: Array, weights: Array, experts: dict[str, Array]) -> Array:
     """The weighted sum of the results of every expert on every token, which is wasteful."""
     gate, up = (jnp.einsum("td,edf->tef", x, experts[name]) for name in ("gate", "up"))
-    made = jnp.einsum("tef,efd->ted", jax.nn.silu(gate) * up, experts["down"])
-    return jnp.einsum("te,ted->td", weights, made)
+    results = jnp.einsum("tef,efd->ted", jax.nn.silu(gate) * up, experts["down"])
+    return jnp.einsum("te,ted->td", weights, results)
 
 
 expected = mixed(x, chosen_weights(x, router), experts)

@@ -152,9 +152,9 @@ for name in ("direct", "ring"):
     often = precision.encodings("psum_scatter", name, (N,))
     print(f"{name}: encoded {often} times at most; the error is {error:.5f}, its bound {bound:.5f}")
     claim("it is within the bound", error <= bound)
-    made = on_ranks(ours).lower(y).compile()
-    claim("a rank sends 7 messages", messages(made) == N - 1)
-    claim("1 byte per value, 4 per block", sent(made).permuted == (N - 1) * WIRE.nbytes(S))
+    program = on_ranks(ours).lower(y).compile()
+    claim("a rank sends 7 messages", messages(program) == N - 1)
+    claim("1 byte per value, 4 per block", sent(program).permuted == (N - 1) * WIRE.nbytes(S))
 
 # %% [markdown]
 """

@@ -57,15 +57,15 @@ def show_devices(x: Any) -> None:
 
 def placements() -> None:
     """One array in several layouts."""
-    mesh, whole = make_mesh(x=2, y=4), np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
+    mesh, values = make_mesh(x=2, y=4), np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
     print("the mesh, by device:", *np.vectorize(lambda d: d.id)(mesh.devices).tolist())
     for words, spec in SPECS.items():
-        x = jax.device_put(whole, NamedSharding(mesh, spec))
+        x = jax.device_put(values, NamedSharding(mesh, spec))
         copies = [shard for shard in x.addressable_shards if shard.replica_id]
         print(f"\n{spec}: {words}; a shard is {x.sharding.shard_shape(x.shape)}, ", end="")
         print(f"{8 - len(copies)} are different and {len(copies)} copies")
         show_devices(x)
-        agree("  each shard is its slice of the array", numpy=whole, device_put=x)
+        agree("  each shard is its slice of the array", numpy=values, device_put=x)
 
 
 placements()
@@ -83,12 +83,12 @@ def following() -> None:
     mesh = make_mesh(x=2, y=4)
     x = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, P("x", "y")))
     print("\nthe sharding of a result follows from its operand's: for x as P('x', 'y')")
-    for words, made in {
+    for words, result in {
         "2 x + 1": jax.jit(lambda x: 2 * x + 1)(x),
         "x.T": jax.jit(jnp.transpose)(x),
         "x.sum(1)": jax.jit(lambda x: x.sum(1))(x),  # this sum sends: see `collectives`
     }.items():
-        print(f"  {words:9} is {made.sharding.spec}")
+        print(f"  {words:9} is {result.sharding.spec}")
     moved = jax.device_put(x, NamedSharding(mesh, P(None, "y")))
     agree("a second device_put moves it", before=np.asarray(x), after=moved)
 
@@ -107,26 +107,29 @@ def collectives() -> None:
     """Inside shard_map: each rank's operand and result."""
     mesh = make_mesh(x=4)
     calls = {
-        "psum": lambda lib, x, **how: lib.psum(x, "x", **how),
-        "all_gather": lambda lib, x, **how: lib.all_gather(x, "x", tiled=True, **how),
-        "psum_scatter": lambda lib, x, **how: lib.psum_scatter(x, "x", tiled=True, **how),
-        "all_to_all": lambda lib, x, **how: lib.all_to_all(x, "x", 0, 0, tiled=True, **how),
+        "psum": lambda lib, x, **options: lib.psum(x, "x", **options),
+        "all_gather": lambda lib, x, **options: lib.all_gather(x, "x", tiled=True, **options),
+        "psum_scatter": lambda lib, x, **options: lib.psum_scatter(x, "x", tiled=True, **options),
+        "all_to_all": lambda lib, x, **options: lib.all_to_all(x, "x", 0, 0, tiled=True, **options),
         "ppermute": lambda lib, x: lib.ppermute(x, "x", [(r, (r + 1) % 4) for r in range(4)]),
     }
     x = np.array([[10 * rank + i for i in range(4)] for rank in range(4)], np.int32)
     print("\nranks 0 to 3 pass", *x.tolist())
     rows = []
     for name, call in calls.items():
-        how = {} if name == "ppermute" else {"algorithm": "bruck"}  # all others have it
+        options = {} if name == "ppermute" else {"algorithm": "bruck"}  # all others have it
 
-        def every(lib: Any, call: Any = call, **how: str) -> jax.Array:
+        def every(lib: Any, call: Any = call, **options: str) -> jax.Array:
             """The result of every rank, one after the other."""
             mapped = jax.shard_map(
-                lambda x: call(lib, x[0], **how)[None], mesh=mesh, in_specs=P("x"), out_specs=P("x")
+                lambda x: call(lib, x[0], **options)[None],
+                mesh=mesh,
+                in_specs=P("x"),
+                out_specs=P("x"),
             )
             return jax.jit(mapped)(x)
 
-        ours = every(lax, **how)
+        ours = every(lax, **options)
         agree(f"  {name}", lax=every(jax.lax), ringcoll=ours)
         results = np.asarray(ours).tolist()
         rows.append((name, x.shape[1:], ours.shape[1:], results[0], results[3]))
@@ -146,9 +149,9 @@ four rows, with each row on four devices?
 """
 
 # %% tags=["solution"]
-mesh, whole = make_mesh(x=2, y=4), np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
+mesh, values = make_mesh(x=2, y=4), np.arange(8 * 16, dtype=np.float32).reshape(8, 16)
 for spec, shape in {P(None, ("x", "y")): (8, 2), P("x"): (4, 16)}.items():
-    shard = jax.device_put(whole, NamedSharding(mesh, spec)).addressable_shards[0].data
+    shard = jax.device_put(values, NamedSharding(mesh, spec)).addressable_shards[0].data
     print(spec, "gives the first device", shard.shape)
     assert shard.shape == shape
 

@@ -69,9 +69,9 @@ def train(
         value, slope = gradient(weights, *data)
         return weights - rate * slope, value
 
-    whole = NamedSharding(mesh, P())
-    weights = jax.device_put(jnp.zeros((FEATURES, CLASSES)), whole)
-    program = jax.jit(step, out_shardings=(whole, whole)).lower(weights, *data).compile()
+    replicated = NamedSharding(mesh, P())
+    weights = jax.device_put(jnp.zeros((FEATURES, CLASSES)), replicated)
+    program = jax.jit(step, out_shardings=(replicated, replicated)).lower(weights, *data).compile()
     losses = []
     for _ in range(STEPS):
         weights, value = program(weights, *data)

@@ -42,16 +42,16 @@ def both(
     allowed: float = 0.0,
 ) -> Array:
     """Run a function of a rank's shards with both libraries; returns ringcoll's result."""
-    how = {"algorithm": algorithm} if algorithm else {}
+    options = {"algorithm": algorithm} if algorithm else {}
 
-    def run(library: Any, **how: str) -> Array:
+    def run(library: Any, **options: str) -> Array:
         def per_rank(*shards: Array) -> Array:
-            return function(library, *shards, **how)
+            return function(library, *shards, **options)
 
         mapped = jax.shard_map(per_rank, mesh=make_mesh(x=N), in_specs=specs, out_specs=out)
         return jax.jit(mapped)(*operands)
 
-    theirs, ours = run(jax.lax), run(lax, **how)
+    theirs, ours = run(jax.lax), run(lax, **options)
     agree(what, allowed=allowed, expected=expected, lax=theirs, ringcoll=ours)
     return ours
 
@@ -64,37 +64,37 @@ def both(
 # %%
 
 
-def total(lax: Any, x: Array, **how: str) -> Array:
+def total(lax: Any, x: Array, **options: str) -> Array:
     """Each rank sums its part. Then the ranks' sums are added up."""
-    return lax.psum(x.sum(), "x", **how)
+    return lax.psum(x.sum(), "x", **options)
 
 
-def mean(lax: Any, x: Array, **how: str) -> Array:
+def mean(lax: Any, x: Array, **options: str) -> Array:
     """The mean of equal parts."""
-    return lax.pmean(x.mean(), "x", **how)
+    return lax.pmean(x.mean(), "x", **options)
 
 
-def softmax(lax: Any, x: Array, **how: str) -> Array:
+def softmax(lax: Any, x: Array, **options: str) -> Array:
     """Over a sharded dimension: a rank sends two numbers for each row, and no element of x."""
-    largest = lax.pmax(x.max(-1, keepdims=True), "x", **how)
+    largest = lax.pmax(x.max(-1, keepdims=True), "x", **options)
     powers = jnp.exp(x - largest)
-    return powers / lax.psum(powers.sum(-1, keepdims=True), "x", **how)
+    return powers / lax.psum(powers.sum(-1, keepdims=True), "x", **options)
 
 
-def layer_norm(lax: Any, x: Array, **how: str) -> Array:
+def layer_norm(lax: Any, x: Array, **options: str) -> Array:
     """Two means, one after the other: the variance needs the centred values."""
-    centred = x - lax.pmean(x.mean(-1, keepdims=True), "x", **how)
-    return centred / jnp.sqrt(lax.pmean((centred**2).mean(-1, keepdims=True), "x", **how))
+    centred = x - lax.pmean(x.mean(-1, keepdims=True), "x", **options)
+    return centred / jnp.sqrt(lax.pmean((centred**2).mean(-1, keepdims=True), "x", **options))
 
 
-def weight_gathered(lax: Any, x: Array, w: Array, **how: str) -> Array:
+def weight_gathered(lax: Any, x: Array, w: Array, **options: str) -> Array:
     """`x: [m/n, k], w: [k/n, f] -> [m/n, f]`: each rank stores a part of w, and gathers it."""
-    return x @ lax.all_gather(w, "x", tiled=True, **how)
+    return x @ lax.all_gather(w, "x", tiled=True, **options)
 
 
-def scattered_sum(lax: Any, x: Array, w: Array, **how: str) -> Array:
+def scattered_sum(lax: Any, x: Array, w: Array, **options: str) -> Array:
     """`x: [m, k/n], w: [k/n, f] -> [m/n, f]`: a rank has a term of all sums, and gets some sums."""
-    return lax.psum_scatter(x @ w, "x", tiled=True, **how)
+    return lax.psum_scatter(x @ w, "x", tiled=True, **options)
 
 
 def rolled(lax: Any, x: Array) -> Array:
@@ -104,9 +104,9 @@ def rolled(lax: Any, x: Array) -> Array:
     return jnp.concatenate([edge, x[:-1]])
 
 
-def resharded(lax: Any, x: Array, **how: str) -> Array:
+def resharded(lax: Any, x: Array, **options: str) -> Array:
     """`[m/n, k] -> [m, k/n]`: the same array, cut along the other dimension."""
-    return lax.all_to_all(x, "x", split_axis=1, concat_axis=0, tiled=True, **how)
+    return lax.all_to_all(x, "x", split_axis=1, concat_axis=0, tiled=True, **options)
 
 
 def numbered(lax: Any, x: Array) -> Array:
@@ -188,16 +188,16 @@ sends one number per row. (Without the first one, `exp` overflows for x = 100.)"
 
 
 # %% tags=["solution"]
-def log_sum_exp(lax: Any, x: Array, **how: str) -> Array:
-    largest = lax.pmax(x.max(-1), "x", **how)
-    return largest + jnp.log(lax.psum(jnp.exp(x - largest[:, None]).sum(-1), "x", **how))
+def log_sum_exp(lax: Any, x: Array, **options: str) -> Array:
+    largest = lax.pmax(x.max(-1), "x", **options)
+    return largest + jnp.log(lax.psum(jnp.exp(x - largest[:, None]).sum(-1), "x", **options))
 
 
 large = values + 100
 expected = np.log(np.exp(large.astype(np.float64)).sum(1))
 allowed = 16 * EPS * float(expected.max())  # exp, sums and log: each a few roundings
-how = expected, "recursive_doubling", allowed
-both("log-sum-exp", log_sum_exp, (large,), (COLUMNS,), EVERYWHERE, *how)
+rest = expected, "recursive_doubling", allowed
+both("log-sum-exp", log_sum_exp, (large,), (COLUMNS,), EVERYWHERE, *rest)
 
 # %% [markdown]
 """
@@ -209,8 +209,8 @@ before it. Gather one number for each rank and column, not the array.
 
 
 # %% tags=["solution"]
-def running_sum(lax: Any, x: Array, **how: str) -> Array:
-    totals = lax.all_gather(x.sum(0), "x", **how)  # [n, columns]
+def running_sum(lax: Any, x: Array, **options: str) -> Array:
+    totals = lax.all_gather(x.sum(0), "x", **options)  # [n, columns]
     before = jnp.arange(totals.shape[0]) < lax.axis_index("x")
     return jnp.cumsum(x, 0) + jnp.where(before[:, None], totals, 0).sum(0)
 

@@ -50,11 +50,11 @@ chosen: dict[str, Any] = {}
 
 def layers(tokens: Array, up: Array, down: Array, hidden: P | None, out: P | None) -> Array:
     """Two layers; `hidden` and `out` constrain the shardings of their results."""
-    made = jax.nn.relu(tokens @ up)
+    activations = jax.nn.relu(tokens @ up)
     if hidden is not None:
-        made = jax.lax.with_sharding_constraint(made, NamedSharding(mesh, hidden))
-    jax.debug.inspect_array_sharding(made, callback=lambda s: chosen.update(hidden=s))
-    result = made @ down
+        activations = jax.lax.with_sharding_constraint(activations, NamedSharding(mesh, hidden))
+    jax.debug.inspect_array_sharding(activations, callback=lambda s: chosen.update(hidden=s))
+    result = activations @ down
     if out is not None:
         result = jax.lax.with_sharding_constraint(result, NamedSharding(mesh, out))
     return result
@@ -123,8 +123,8 @@ def reduced(tokens: Array, up: Array, down: Array) -> Array:
 
 def cut(tokens: Array, up: Array, down: Array) -> Array:
     """The same `-> [m/8, d]`: each rank keeps its part of the sum, and sends half the bytes."""
-    made = jax.nn.relu(tokens @ up) @ down
-    return lax.psum_scatter(made, "y", tiled=True, algorithm="ring")
+    terms = jax.nn.relu(tokens @ up) @ down
+    return lax.psum_scatter(terms, "y", tiled=True, algorithm="ring")
 
 
 def gathered(tokens: Array, up: Array, down: Array) -> Array:
@@ -145,8 +145,8 @@ def by_hand(function: Callable[..., Array], out: P) -> Any:
 
 
 print("by hand:")
-whole, half = by_hand(reduced, P("x")), by_hand(cut, P(("x", "y")))
-assert sent(half).bytes == sent(whole).bytes / 2
+full, half = by_hand(reduced, P("x")), by_hand(cut, P(("x", "y")))
+assert sent(half).bytes == sent(full).bytes / 2
 by_hand(gathered, P("x"))
 print("numpy = jit = jit with each constraint = ringcoll, exactly")
 

@@ -103,7 +103,7 @@ additions.
 x, w = integers(BATCH, WIDTH), integers(WIDTH, FEATURES, seed=1) / 64
 b, weights = integers(FEATURES, seed=2) / 64, integers(BATCH, FEATURES, seed=3)
 alone = with_gradients(layer, weights)(x, w, b)
-made, rows = {}, []
+results, rows = {}, []
 for name, form in (
     ("automatic", layer), ("explicit", explicit), ("manual", manual), ("ringcoll", overlapped)
 ):  # fmt: skip
@@ -117,7 +117,7 @@ for name, form in (
         ]
         placed = place(mesh, weights, OUT)
         step = with_gradients(form, placed).lower(*operands).compile()
-        made[name] = gradients, y = step(*operands)
+        results[name] = gradients, y = step(*operands)
     for gradient, operand in zip(gradients, operands, strict=True):
         same = gradient.sharding.is_equivalent_to(operand.sharding, operand.ndim)
         if name != "automatic" and not same:  # there the compiler chooses
@@ -141,7 +141,7 @@ sums = {
     "gradient by W": (BATCH + 8, np.abs(x).T @ slope),
     "gradient by b": (BATCH + 8, slope.sum(0)),
 }
-every = {name: (y, *gradients) for name, (gradients, y) in {"one device": alone, **made}.items()}
+every = {name: (y, *gradients) for name, (gradients, y) in {"one device": alone, **results}.items()}
 for i, (what, (terms, size)) in enumerate(sums.items()):
     allowed = 2 * gamma(terms) * float(size.max())  # both may have this error
     agree(what, allowed=allowed, **{name: result[i] for name, result in every.items()})

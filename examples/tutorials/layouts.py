@@ -109,8 +109,8 @@ def compared(work: Work) -> list[P]:
         mapped = jax.shard_map(per_rank(work, spec), mesh=mesh, in_specs=ins, out_specs=out)
         ratios = []
         for program in (by_jit, jax.jit(mapped)):
-            made, spent = timed(program, *operands)
-            np.testing.assert_array_equal(made, expected)
+            result, spent = timed(program, *operands)
+            np.testing.assert_array_equal(result, expected)
             ratios.append(f"{spent / alone:.1f}")
         added = axes_of(spec, work.added)
         silent += [] if added else [spec]

@@ -80,12 +80,12 @@ only line of your step that names the axis.
 """
 
 # %%
-rows, whole = place(mesh, batch, P("data")), place(mesh, weights, P())
+rows, initial = place(mesh, batch, P("data")), place(mesh, weights, P())
 jitted = jax.jit(lambda weights, rows: weights - RATE * jax.grad(loss)(weights, rows))
-made = trained(jitted, whole, rows)
-results["jit"] = np.asarray(made)
-print(f"jit:       weights {made.shape}, batch {rows.shape}")
-agree("weights after three steps", pmap=results["pmap"], jit=made)
+final = trained(jitted, initial, rows)
+results["jit"] = np.asarray(final)
+print(f"jit:       weights {final.shape}, batch {rows.shape}")
+agree("weights after three steps", pmap=results["pmap"], jit=final)
 
 # %% [markdown]
 """
@@ -107,12 +107,12 @@ def over_mesh(of_rank: Callable[..., Array]) -> jax.stages.Wrapped:
     return jax.jit(jax.shard_map(of_rank, mesh=mesh, in_specs=in_specs, out_specs=P()))
 
 
-def mapped(pmean: Callable[..., Array], **how: str) -> jax.stages.Wrapped:
+def mapped(pmean: Callable[..., Array], **options: str) -> jax.stages.Wrapped:
     """The step with a function that averages over ranks."""
 
     def of_rank(weights: Array, rows: Array) -> Array:
         own = jax.lax.pcast(weights, "data", to="varying")
-        return weights - RATE * pmean(jax.grad(loss)(own, rows), "data", **how)
+        return weights - RATE * pmean(jax.grad(loss)(own, rows), "data", **options)
 
     return over_mesh(of_rank)
 
@@ -122,11 +122,11 @@ programs = {
     "ringcoll": mapped(ringcoll.pmean, algorithm="ring"),
 }
 for name, step in programs.items():
-    made = trained(step, whole, rows)
-    results[name] = np.asarray(made)
-    found = sent(step.lower(whole, rows).compile())
-    print(f"{name + ':':10} weights {made.shape}, batch {rows.shape}, {found}")
-    ways: dict[str, Any] = {"pmap": results["pmap"], name: made}
+    final = trained(step, initial, rows)
+    results[name] = np.asarray(final)
+    found = sent(step.lower(initial, rows).compile())
+    print(f"{name + ':':10} weights {final.shape}, batch {rows.shape}, {found}")
+    ways: dict[str, Any] = {"pmap": results["pmap"], name: final}
     agree("weights after three steps", **ways)
 
 # %% [markdown]
@@ -193,6 +193,6 @@ def summed(weights: Array, rows: Array) -> Array:
 
 
 without = over_mesh(summed)
-agree("weights", pmap=results["pmap"], shard_map=trained(without, whole, rows))
-assert messages(without.lower(whole, rows).compile()) == 0  # the sum is JAX's all-reduce, not ours
+agree("weights", pmap=results["pmap"], shard_map=trained(without, initial, rows))
+assert messages(without.lower(initial, rows).compile()) == 0  # JAX's own all-reduce sums
 print("divide by the number of ranks: a mean of equal sums is the sum")

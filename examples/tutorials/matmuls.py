@@ -95,7 +95,7 @@ def in_two_halves() -> None:
         part = lax.psum_scatter(x, "x", tiled=True, **ring)
         return lax.all_gather(part, "x", tiled=True, **ring)
 
-    made, found = {}, {}
+    results, found = {}, {}
     for name, function in {
         "lax": lambda x: jax.lax.psum(x, "x"),
         "two_halves": two_halves,
@@ -107,16 +107,16 @@ def in_two_halves() -> None:
 
         mapped = jax.shard_map(per_rank, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
         program = jax.jit(mapped).lower(x).compile()
-        made[name], found[name] = program(x), sent(program).bytes
-    agree("an all-reduce in two halves", numpy=host.sum(0), **made)
+        results[name], found[name] = program(x), sent(program).bytes
+    agree("an all-reduce in two halves", numpy=host.sum(0), **results)
     shard = host[0].size // n
     halves = [
         pricing.wire_bytes(half, "ring", (n,), shard, x.itemsize)
         for half in ("psum_scatter", "all_gather")
     ]
-    whole = pricing.wire_bytes("psum", "ring", (n,), shard, x.itemsize)
-    print(f"bytes by the schedules: {halves[0]:g} + {halves[1]:g} = {whole:g}; compiled: {found}")
-    if not found["two_halves"] == found["ringcoll"] == whole == sum(halves):
+    total = pricing.wire_bytes("psum", "ring", (n,), shard, x.itemsize)
+    print(f"bytes by the schedules: {halves[0]:g} + {halves[1]:g} = {total:g}; compiled: {found}")
+    if not found["two_halves"] == found["ringcoll"] == total == sum(halves):
         raise AssertionError("the bytes of the compiled programs are not those of the schedules")
 
 

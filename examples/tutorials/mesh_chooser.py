@@ -114,8 +114,8 @@ class Transformer:
         mine = self.weights / model
         kept = 16 * mine / data + 4 * self.block / model if fsdp else 18 * mine
         inputs = 2 * share * of.width * of.layers + 2 * tokens * of.width
-        made = share * (2 * (6 * of.width + 3 * of.features) + 8 * of.vocabulary)
-        return Step(compute, wire, exposed, kept + inputs + made)
+        activations = share * (2 * (6 * of.width + 3 * of.features) + 8 * of.vocabulary)
+        return Step(compute, wire, exposed, kept + inputs + activations)
 
     def obstacles(self, data: int, model: int) -> str:
         """Dimensions that this mesh does not divide, in words; "" if none."""

@@ -58,9 +58,9 @@ class MLP(nnx.Module):
     """Two linear layers."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        how: Any = {"use_bias": False, "rngs": rngs}
-        self.up = nnx.Linear(WIDTH, FEATURES, kernel_metadata=named("width", "features"), **how)
-        self.down = nnx.Linear(FEATURES, WIDTH, kernel_metadata=named("features", "width"), **how)
+        same: Any = {"use_bias": False, "rngs": rngs}
+        self.up = nnx.Linear(WIDTH, FEATURES, kernel_metadata=named("width", "features"), **same)
+        self.down = nnx.Linear(FEATURES, WIDTH, kernel_metadata=named("features", "width"), **same)
 
     def __call__(self, x: Array) -> Array:
         return self.down(nnx.gelu(self.up(x)))
@@ -106,8 +106,8 @@ class Transformer(nnx.Module):
 
 with nnx.use_eager_sharding(False):
     definition, state = nnx.split(Transformer(nnx.Rngs(0)))
-whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-print(f"{whole} B of parameters")
+total = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+print(f"{total} B of parameters")
 
 # %% [markdown]
 """
@@ -172,20 +172,20 @@ def loss_whole(state: Any, tokens: Array) -> Array:
 
 def loss_over(mesh: jax.sharding.Mesh, specs: Any) -> Callable[[Any, Array], Array]:
     """The same over a mesh."""
-    how: Any = {"algorithm": RING}
+    ring: Any = {"algorithm": RING}
 
     def of_rank(state: Any, tokens: Array) -> Array:
-        weights = fsdp.gather(state, specs, "data", **how)
-        x = tp.embed(weights["embed"], tokens[:, :-1], "model", **how)  # [b/data, s/model, d]
+        weights = fsdp.gather(state, specs, "data", **ring)
+        x = tp.embed(weights["embed"], tokens[:, :-1], "model", **ring)  # [b/data, s/model, d]
         for block in weights["blocks"].values():
             normed = tp.rms_norm(block["norm_1"], x, "model")
-            x = x + tp.attention(block["attention"], normed, "model", rotary_base=None, **how)
-            x = x + tp.mlp(block["mlp"], tp.rms_norm(block["norm_2"], x, "model"), "model", **how)
+            x = x + tp.attention(block["attention"], normed, "model", rotary_base=None, **ring)
+            x = x + tp.mlp(block["mlp"], tp.rms_norm(block["norm_2"], x, "model"), "model", **ring)
         x = tp.rms_norm(weights["norm"], x, "model")
         table = {"unembedding": weights["embed"]["embedding"].T}
-        logits = tp.unembed(table, x, "model", **how)  # [b/data, s, v/model]
-        loss = tp.cross_entropy(logits, tokens[:, 1:], "model", **how)
-        return lax.pmean(loss.mean(), "data", **how)
+        logits = tp.unembed(table, x, "model", **ring)  # [b/data, s, v/model]
+        loss = tp.cross_entropy(logits, tokens[:, 1:], "model", **ring)
+        return lax.pmean(loss.mean(), "data", **ring)
 
     return jax.shard_map(of_rank, mesh=mesh, in_specs=(specs, P("data")), out_specs=P())
 

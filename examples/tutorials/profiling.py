@@ -66,8 +66,8 @@ def names(program: Any) -> dict[str, str]:
     for computation in parse(program.as_text()).computations.values():
         for instruction in computation.instructions:
             # If the round is in a loop, JAX puts names of its own between collective and round.
-            whole = instruction.attribute("op_name") or ""
-            if name := re.search(r"(ringcoll\..*rounds? [\d to]*\d)/ppermute", whole):
+            op_name = instruction.attribute("op_name") or ""
+            if name := re.search(r"(ringcoll\..*rounds? [\d to]*\d)/ppermute", op_name):
                 found[instruction.name] = name[1]
     return found
 

@@ -135,13 +135,13 @@ def row(mesh: Mesh, change: Change) -> tuple[object, ...]:
     by_compiler = jax.jit(lambda x: x.sum(0) if sums else x, out_shardings=wanted)
     theirs = by_compiler.lower(x).compile()
 
-    made = {"jit": theirs(x), "ringcoll": ours(x)}
+    results = {"jit": theirs(x), "ringcoll": ours(x)}
     if not sums:
-        made["device_put"] = jax.device_put(x, wanted)
-    for name, result in made.items():
+        results["device_put"] = jax.device_put(x, wanted)
+    for name, result in results.items():
         if not result.sharding.is_equivalent_to(wanted, 2):
             raise AssertionError(f"{words}: {name} leaves it {result.sharding}")
-    agree(words, numpy=host.sum(0) if sums else host, **made)
+    agree(words, numpy=host.sum(0) if sums else host, **results)
     if (counted := sent(ours).permuted) != by_schedule:
         raise AssertionError(f"{words}: {counted} B are sent, by the schedule {by_schedule}")
     found = sent(theirs)

@@ -83,7 +83,7 @@ def per_rank(specs: dict[str, P]) -> Callable[..., Any]:
     return step
 
 
-def whole(params: Params, x: Array) -> Any:
+def on_one_device(params: Params, x: Array) -> Any:
     """Loss and gradients on one device, or distributed by the compiler."""
 
     def loss(params: Params, x: Array) -> Array:
@@ -110,15 +110,15 @@ def priced(of: Strategy) -> dict[str, float]:
     weights = 2 * WIDTH * FEATURES // of.model  # on all ranks along `data` together
     both_ways = price("all_gather", of.model, activations)
     both_ways += price("psum_scatter", of.model, activations)
-    made = {"activations": 2 * both_ways}  # of the layer, and of its gradient
+    by_purpose = {"activations": 2 * both_ways}  # of the layer, and of its gradient
     if of.sharded:
-        made["weights"] = price("all_gather", of.data, weights)
-        made["gradients"] = price("psum_scatter", of.data, weights)
+        by_purpose["weights"] = price("all_gather", of.data, weights)
+        by_purpose["gradients"] = price("psum_scatter", of.data, weights)
     else:
-        made["gradients"] = price("psum", of.data, weights)
+        by_purpose["gradients"] = price("psum", of.data, weights)
     axes = tuple(n for n in (of.data, of.model) if n > 1)
-    made["loss"] = wire_bytes("psum", RING, axes, 1, 4)  # one number, padded to one per rank
-    return made
+    by_purpose["loss"] = wire_bytes("psum", RING, axes, 1, 4)  # one number, padded to one per rank
+    return by_purpose
 
 
 # %% [markdown]
@@ -143,16 +143,16 @@ def run(name: str, host: dict[str, np.ndarray], x: np.ndarray) -> tuple[list[Any
     ins, outs = (specs, along), (P(), (specs, along))
     places = jax.tree.map(lambda spec: NamedSharding(mesh, spec), outs)
     forms = {
-        "jit": jax.jit(whole, out_shardings=places),
+        "jit": jax.jit(on_one_device, out_shardings=places),
         "ringcoll": jax.jit(
             jax.shard_map(per_rank(specs), mesh=mesh, in_specs=ins, out_specs=outs)
         ),
     }
     operands = fsdp.shard(host, specs, mesh), place(mesh, x, along)
     programs = {form: f.lower(*operands).compile() for form, f in forms.items()}
-    made = {form: program(*operands) for form, program in programs.items()}
-    expected = jax.jit(whole)(host, x)
-    agree(f"{name}: loss {float(expected[0]):g}, and gradients", alone=expected, **made)
+    results = {form: program(*operands) for form, program in programs.items()}
+    expected = jax.jit(on_one_device)(host, x)
+    agree(f"{name}: loss {float(expected[0]):g}, and gradients", alone=expected, **results)
 
     kept = sum(w.addressable_shards[0].data.nbytes for w in operands[0].values())
     arguments = kept + x.nbytes // 8

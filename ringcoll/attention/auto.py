@@ -82,8 +82,8 @@ def seconds(
         ranks = prod(sizes[axis] for axis in exchanged)
         if shape.heads % ranks or shape.groups % ranks:
             continue
-        whole = len(exchanged) == len(sizes)
-        for gather in (ULYSSES,) if whole else (*GATHERS, LAX):
+        exchanges_all = len(exchanged) == len(sizes)
+        for gather in (ULYSSES,) if exchanges_all else (*GATHERS, LAX):
             names = tuple(ULYSSES if axis in exchanged else gather for axis in axes)
             found[names] = _seconds(shape, mask, layout, sizes, exchanged, gather, device_kind)
     return found
@@ -102,10 +102,10 @@ def _seconds(
     together = prod(sizes[axis] for axis in exchanged)
     others = tuple(n for axis, n in enumerate(sizes) if axis not in exchanged)
     heads, n = shape.heads // together, prod(others)
-    made = plan(
+    tiles = plan(
         *(mask, layout, shape.length, sizes, exchanged, shape.heads // shape.groups, others or (1,))
     )
-    scores = shape.batch * heads * made.tile**2
+    scores = shape.batch * heads * tiles.tile**2
     flops = 2 * scores * (shape.width + shape.value_width)
     of_tile = max(scores * OF_SCORE, flops * DEVICES[device].delta)
     rows = shape.batch * shape.length * shape.itemsize
@@ -114,9 +114,9 @@ def _seconds(
     exchange = 0.0
     if together > 1:
         exchange = sum(predict("all_to_all", x, together, device) for x in (of_keys, of_queries))
-    needed = made.needed()
+    needed = tiles.needed()
     if n == 1 or gather == LAX:
-        counts = [made.counted(offset) for offset in (0, *needed)]
+        counts = [tiles.counted(offset) for offset in (0, *needed)]
         wire = predict("all_gather", n * of_keys, n, device) if n > 1 else 0.0
         return exchange + wire + of_tile * float(np.sum(counts, 0).max())
     # Over several axes, a schedule is assumed to send as much as one over all ranks in a row.
@@ -125,13 +125,13 @@ def _seconds(
     schedule = cut(_gather(gather, others), needed)
     visits = [[0] * schedule.lanes]
     visits += [[o for m in moves for o in schedule.arrivals(m)] for moves in schedule.rounds]
-    counted = [np.sum([made.counted(offset) for offset in visit], 0) for visit in visits]
+    counted = [np.sum([tiles.counted(offset) for offset in visit], 0) for visit in visits]
     rounds = [of_tile / schedule.lanes * float(count.max()) for count in counted]
     hop = wire / max(len(schedule.rounds), 1)
     return exchange + sum(max(hop, computing) for computing in rounds[:-1]) + rounds[-1]
 
 
 def _gather(name: str, shape: tuple[int, ...]) -> Schedule:
-    made = build("all_gather", name, shape)
-    assert isinstance(made, Schedule)  # only all-reduces have stages
-    return made
+    schedule = build("all_gather", name, shape)
+    assert isinstance(schedule, Schedule)  # only all-reduces have stages
+    return schedule

@@ -86,10 +86,10 @@ def _attend(
 
 def _gathered(work: Visits, kv: Array) -> Iterator[Shard]:
     """The shards of all ranks after the built-in gather; this rank's own shard is the first."""
-    whole = built_in.all_gather(kv, work.options.axes, axis=0, tiled=False)
+    kv_of_all = built_in.all_gather(kv, work.options.axes, axis=0, tiled=False)
     for offset in (0, *sorted(work.plan.needed())):
         origin = work.ranks.origin(offset)
-        yield Shard(lax.dynamic_index_in_dim(whole, origin, 0, False), origin, 0, (offset,))
+        yield Shard(lax.dynamic_index_in_dim(kv_of_all, origin, 0, False), origin, 0, (offset,))
 
 
 def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None) -> Any:
@@ -105,10 +105,10 @@ def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None)
     in_a_tile = 0 if options.kernel else heads
     together = prod(options.sizes[axis] for axis in options.exchanged)
     where = options.layout, length // together, options.sizes, options.exchanged
-    made = plan(options.mask, *where, in_a_tile, ranks.shape)
+    tiles = plan(options.mask, *where, in_a_tile, ranks.shape)
     if options.mask.window is not None and options.algorithm != LAX:
-        schedule = cut(schedule, made.needed())
-    fill = made.positions.shape[1] - length
+        schedule = cut(schedule, tiles.needed())
+    fill = tiles.positions.shape[1] - length
 
     def filled(x: Array, dim: int) -> Array:
         return jnp.pad(x, [(0, fill * (d == dim)) for d in range(x.ndim)]) if fill else x
@@ -121,7 +121,7 @@ def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None)
         return x[:, :, :length].reshape(batch, groups, heads, length, *x.shape[3:])
 
     ids = None if ids is None else filled(ids, 2)
-    work = Visits(options, made, schedule, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
+    work = Visits(options, tiles, schedule, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
     return work, by_rows, back
 
 
@@ -138,24 +138,24 @@ def _attend_backward(options, residuals, ct):
     exact, length = wide(q.dtype), q.shape[3]
     inner = (out.astype(exact) * ct.astype(exact)).sum(-1)
     work, by_rows, back = _prepared(options, q, kv, ids)
-    given = [by_rows(x) for x in (q, ct.astype(q.dtype), lse, inner)]
+    by_row = [by_rows(x) for x in (q, ct.astype(q.dtype), lse, inner)]
     kv_rows = by_rows(kv, 1)
     rows = work.shares(kv_rows.shape[0])
-    of_lanes = [tuple(x[start : start + count] for x in given) for start, count in rows]
+    of_lanes = [tuple(x[start : start + count] for x in by_row) for start, count in rows]
     dq = [like(jnp.zeros(x[0].shape, exact), x[0]) for x in of_lanes]
 
     def visit(dq: list[Array], shards: Sequence[Shard]) -> tuple[list[Array], list[Array]]:
-        dq, made = list(dq), []
+        dq, gradients = list(dq), []
         for shard in shards:
             lane, first, count = shard.lane, shard.first, len(shard.value)
-            given, so_far = jax.tree.map(
+            by_row, so_far = jax.tree.map(
                 lambda x, first=first, count=count: lax.slice_in_dim(x, first, first + count),
                 (of_lanes[lane], dq[lane]),
             )
-            added, dkv = work.differentiated(given, so_far, shard, rows[lane][0] + first)
+            added, dkv = work.differentiated(by_row, so_far, shard, rows[lane][0] + first)
             dq[lane] = lax.dynamic_update_slice_in_dim(dq[lane], added, first, 0)
-            made.append(dkv)
-        return dq, made
+            gradients.append(dkv)
+        return dq, gradients
 
     with named("attention_gradient", options.algorithm, "all_gather"):
         if options.algorithm == LAX:

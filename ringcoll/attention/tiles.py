@@ -98,15 +98,15 @@ class TilePlan:
         q_first, q_last = self.first[rank][:, None], self.last[rank][:, None]
         k_first, k_last = self.first[origin], self.last[origin]
         seen = (q_last >= 0) & (k_last >= 0)
-        whole = ~self.is_filled_up[rank][:, None] & ~self.is_filled_up[origin]
+        all_seen = ~self.is_filled_up[rank][:, None] & ~self.is_filled_up[origin]
         if self.mask.causal:
             seen &= k_first <= q_last
-            whole &= k_last <= q_first
+            all_seen &= k_last <= q_first
         if self.mask.window is not None:
             window = self.mask.window
             seen &= (q_first - k_last < window) & (k_first - q_last < window)
-            whole &= (q_last - k_first < window) & (k_last - q_first < window)
-        return np.where(seen, 1 + whole, 0)
+            all_seen &= (q_last - k_first < window) & (k_last - q_first < window)
+        return np.where(seen, 1 + all_seen, 0)
 
     def origins(self, offset: int) -> np.ndarray:
         """For every rank, the rank whose shard has this offset."""
@@ -137,7 +137,7 @@ class TilePlan:
                 for masked, known in lists.items():
                     found = np.argwhere(kinds == (1 if masked else 2)).astype(np.int32)
                     which[masked][rank, origin] = known.setdefault(found.tobytes(), len(known))
-        made = {}
+        listed = {}
         for masked, known in lists.items():
             pairs = [np.frombuffer(found, np.int32).reshape(-1, 2) for found in known]
             counts = np.array([len(found) for found in pairs], np.int32)
@@ -145,8 +145,8 @@ class TilePlan:
             for number, found in enumerate(pairs):
                 table[number, : len(found)] = found
             if counts.max():
-                made[masked] = Tiles(table, counts, which[masked])
-        return made
+                listed[masked] = Tiles(table, counts, which[masked])
+        return listed
 
     def counted(self, offset: int) -> np.ndarray:
         """How many tiles each rank computes of the shard of this offset: `[ranks]`."""

@@ -117,13 +117,13 @@ class Visits:
         if together == count:
             return function(0, state, lambda x: x)
 
-        def block(whole: Any, first: Array) -> tuple[Any, None]:
+        def block(state: Any, first: Array) -> tuple[Any, None]:
             def rows_of(x: Array) -> Array:
                 return lax.dynamic_slice_in_dim(x, first, together)
 
-            made = function(first, jax.tree.map(rows_of, whole), rows_of)
+            updated = function(first, jax.tree.map(rows_of, state), rows_of)
             put = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
-            return jax.tree.map(put, whole, made), None
+            return jax.tree.map(put, state, updated), None
 
         return lax.scan(block, state, jnp.arange(0, count, together, dtype=jnp.int32))[0]
 
@@ -221,8 +221,8 @@ class Visits:
         """The softmax of one part, computed by the caller's kernel."""
         assert self.options.kernel is not None
         queries = q.transpose(0, 2, 1, 3)
-        how = {"mask": mask} if self.options.masks_blocks else {"causal": mask is not None}
-        out, lse = self.options.kernel(queries, k[:, :, None], v[:, :, None], **how)
+        masking = {"mask": mask} if self.options.masks_blocks else {"causal": mask is not None}
+        out, lse = self.options.kernel(queries, k[:, :, None], v[:, :, None], **masking)
         exact = wide(q.dtype)
         lse = lse.astype(exact).transpose(0, 2, 1)
         values = out.astype(exact).transpose(0, 2, 1, 3)
@@ -234,17 +234,17 @@ class Visits:
         return Softmax(jnp.where(sees, lse, lowest(exact)), sees.astype(exact), values)
 
     def differentiated(
-        self, given: tuple[Array, ...], dq: Array, shard: Shard, start: int
+        self, by_query: tuple[Array, ...], dq: Array, shard: Shard, start: int
     ) -> tuple[Array, Array]:
         """Add a shard to the gradient of the queries; also the gradient of its keys and values.
 
-        `given` has the queries, the cotangent of the result, its log-sum-exps, and for each query
-        the sum of the products of result and cotangent. `start` is the first row of the lane.
+        `by_query` has the queries, the cotangent of the result, its log-sum-exps, and the sum over
+        each row of result times cotangent. `start` is the first row of the lane.
         """
         tile, exact = self.plan.tile, dq.dtype
 
         def of_rows(first: Any, state: Any, rows_of: Callable[[Array], Array]) -> Any:
-            block, kv = [rows_of(x) for x in given], rows_of(shard.value)
+            block, kv = [rows_of(x) for x in by_query], rows_of(shard.value)
 
             def body(state: Any, i: Array, j: Array, seen: Array | None) -> Any:
                 dq, dkv = state

@@ -153,8 +153,8 @@ def all_gather(
     >>> print(whole(jnp.arange(8)))
     [0 1 2 3 4 5 6 7]
     """
-    said = {"axis": axis, "tiled": tiled, "to": to, "order": order, "leaves": leaves}
-    call = Call("all_gather", axis_name, axis_index_groups, said)
+    arguments = {"axis": axis, "tiled": tiled, "to": to, "order": order, "leaves": leaves}
+    call = Call("all_gather", axis_name, axis_index_groups, arguments)
     return each(
         call,
         x,
@@ -211,13 +211,13 @@ def psum_scatter(
     [256 260 260 256]
     [260 260 260 260]
     """
-    said = {
+    arguments = {
         "scatter_dimension": scatter_dimension,
         "tiled": tiled,
         "order": order,
         "leaves": leaves,
     }
-    call = Call("psum_scatter", axis_name, axis_index_groups, said)
+    call = Call("psum_scatter", axis_name, axis_index_groups, arguments)
     return each(
         call,
         x,

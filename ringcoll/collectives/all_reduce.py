@@ -48,8 +48,8 @@ class AllReduce(ScheduledCollective):
         of_one = partial(ScheduledCollective.by_hand, by, where)
         if len(xs) == 1 or algorithm == LAX:
             return [y for x in xs for y in of_one(x)]
-        (whole,) = of_one(jnp.concatenate([x.reshape(-1) for x in xs]))
-        parts = jnp.split(whole, list(itertools.accumulate(x.size for x in xs[:-1])))
+        (joined,) = of_one(jnp.concatenate([x.reshape(-1) for x in xs]))
+        parts = jnp.split(joined, list(itertools.accumulate(x.size for x in xs[:-1])))
         return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
 
     def run(self, x: Array, schedule: Schedule | algorithms.Stages | Wire, ranks: Ranks) -> Array:
@@ -82,8 +82,8 @@ class AllReduce(ScheduledCollective):
 
         def gathered(x: Array) -> Array:
             bits, back = as_bits(x)
-            whole = AllGather(axes=self.axes, dims=(0,), groups=self.groups)
-            return back(marked(whole.by_lax, bits, self.axes, self.groups))
+            all_gather = AllGather(axes=self.axes, dims=(0,), groups=self.groups)
+            return back(marked(all_gather.by_lax, bits, self.axes, self.groups))
 
         if is_small(x) or sharded_dims(x):  # each rank adds all vectors
             return summed_along(self.widen(gathered(x[None])), 0)
@@ -99,8 +99,8 @@ class AllReduce(ScheduledCollective):
     def _padded(self, x: Array, dim: int, schedule: Schedule | Wire, ranks: Ranks) -> Array:
         size = x.shape[dim]
         padding = [(0, -size % ranks.size if d == dim else 0, 0) for d in range(x.ndim)]
-        whole = self._chunked(lax.pad(x, jnp.zeros((), x.dtype), padding), dim, schedule, ranks)
-        return lax.slice_in_dim(whole, 0, size, axis=dim)
+        total = self._chunked(lax.pad(x, jnp.zeros((), x.dtype), padding), dim, schedule, ranks)
+        return lax.slice_in_dim(total, 0, size, axis=dim)
 
     def _chunked(self, x: Array, dim: int, schedule: Schedule | Wire, ranks: Ranks) -> Array:
         """Reduce-scatter and all-gather of chunks. The owner of a chunk rounds it, once.
@@ -119,8 +119,8 @@ class AllReduce(ScheduledCollective):
             if self.gathers_as_bits:
                 if self.wire:
                     return as_bytes.gathered(mine, dim, ranks, self.wire)
-                whole = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
-                return marked(partial(moved_as_bits, whole), mine, self.axes, self.groups)
+                all_gather = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
+                return marked(partial(moved_as_bits, all_gather), mine, self.axes, self.groups)
             return gather_along(mine, dim, schedule, ranks, self.wire)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:

@@ -111,8 +111,8 @@ def all_to_all(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    said = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
-    call = Call("all_to_all", axis_name, axis_index_groups, said)
+    arguments = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
+    call = Call("all_to_all", axis_name, axis_index_groups, arguments)
     exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=tiled)
     dims = ("split_axis", "concat_axis")
     return each(call, x, exchange, dims, algorithm=algorithm, wire=wire)

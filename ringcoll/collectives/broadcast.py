@@ -98,7 +98,7 @@ def pbroadcast(
     >>> print(send(jnp.array([3, 1, 4, 1])))
     [4 4 4 4]
     """
-    call = Call("pbroadcast", axis_name, said={"source": source})
+    call = Call("pbroadcast", axis_name, arguments={"source": source})
     is_traced = isinstance(source, jax.core.Tracer)
     source = source if is_traced else call.integer("source")
     broadcast = Pbroadcast(axes=call.axes, source=source)

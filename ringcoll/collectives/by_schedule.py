@@ -80,8 +80,8 @@ class ScheduledCollective(Collective):
         if algorithm in BUILT_INS:
             send = partial(by.run, schedule=by.wire, ranks=ranks)
             return marked(send, x, self.axes, self.groups)
-        made, ranks = built(self.collective, algorithm, self.axes, self.groups)
-        return (self if isinstance(made, tuple) else by).run(x, made, ranks)
+        found, ranks = built(self.collective, algorithm, self.axes, self.groups)
+        return (self if isinstance(found, tuple) else by).run(x, found, ranks)
 
     def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
         """The algorithm for operands of these types together: the user's choice, or the table's."""
@@ -211,5 +211,5 @@ def built(
     the order in which they were written.
     """
     ranks = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str))
-    made = algorithms.build(collective, algorithm, ranks.shape)
-    return made, ranks if isinstance(made, tuple) else replace(ranks, shape=made.shape)
+    schedule = algorithms.build(collective, algorithm, ranks.shape)
+    return schedule, ranks if isinstance(schedule, tuple) else replace(ranks, shape=schedule.shape)

@@ -21,8 +21,8 @@ class Call:
     Attributes:
         name: the name of the function.
         axis_name, groups: as the user gave them.
-        said: other arguments that a refusal shows, by name. `order` and `leaves` are shown together
-            or not at all.
+        arguments: other arguments that a refusal shows, by name. `order` and `leaves` are shown
+            together or not at all.
         operands: the text for the operands in error messages.
         axes, grouped: the axes and the groups, as tuples.
     """
@@ -30,7 +30,7 @@ class Call:
     name: str
     axis_name: AxisName
     groups: Groups = None
-    said: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     operands: str = "x"
     axes: tuple[Hashable, ...] = field(init=False)
     grouped: Grouped | None = field(init=False, default=None)
@@ -42,13 +42,13 @@ class Call:
 
     def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
         """The exception to raise; it names the call, the wrong value and the cure."""
-        args = {"axis_name": self.axis_name, **self.said}
+        args = {"axis_name": self.axis_name, **self.arguments}
         if args.get("order") is None:
             args = {name: args[name] for name in args if name not in ("order", "leaves")}
         if self.groups is not None:
             args["axis_index_groups"] = self.groups
-        said = [self.operands, *(f"{name}={value!r}" for name, value in args.items())]
-        call = ", ".join(filter(None, said))  # some functions have no operand
+        shown = [self.operands, *(f"{name}={value!r}" for name, value in args.items())]
+        call = ", ".join(filter(None, shown))  # some functions have no operand
         cure = cure or cure_of(words)
         words = words or f"not supported by jax.lax.{self.name}"
         if "{n}" in cure:
@@ -61,7 +61,7 @@ class Call:
 
         With `ndim` it is one of `ndim` dimensions, and is returned as a number from 0.
         """
-        value = self.said[name]
+        value = self.arguments[name]
         try:
             number = operator.index(value)
         except TypeError as error:

@@ -61,19 +61,19 @@ def each(
     if call.grouped is not None:
         call.ask(check_groups, call.grouped, call.ask(call.rank_count))
     types = [call.ask(jax.typeof, leaf) for leaf in leaves]
-    every = [collective] * len(leaves)
+    collectives = [collective] * len(leaves)
     if dims:
         added = collective.stacks and not collective.tiled
         of_leaves = [[call.integer(name, of.ndim + added) for name in dims] for of in types]
-        every = [replace(collective, dims=tuple(of_leaf)) for of_leaf in of_leaves]
+        collectives = [replace(collective, dims=tuple(of_leaf)) for of_leaf in of_leaves]
     try:
         # A single leaf is bound as it was given, and the bind itself asks lax.
         if len(leaves) > 1 or isinstance(call.axis_name, list):  # which it may not take
-            _ask_lax(call, leaves, every)
+            _ask_lax(call, leaves, collectives)
         settings: dict[str, Any] = {}
         if accumulate_dtype is not None:
             settings["accumulate_dtype"] = wide_dtype(call, accumulate_dtype, *types)
-        tree = None if call.said.get("order") is None else leaves_of_call(call, wire)
+        tree = None if call.arguments.get("order") is None else leaves_of_call(call, wire)
         for_lax = [is_only_lax_s or _is_for_lax(call, leaf, algorithm) for leaf in leaves]
         if isinstance(collective, ScheduledCollective):
             settings |= dict.fromkeys(collective.in_order, tree)
@@ -83,31 +83,32 @@ def each(
         if wire is not None:
             settings["wire"] = call.ask(wires.settled, wire)
             call.ask(wires.check_operands, leaves, for_lax)
-        done: list[Any] = []
-        joined: dict[Hashable, list[int]] = defaultdict(list)
-        for i, (leaf, own) in enumerate(zip(leaves, every, strict=True)):
+        results: dict[int, Any] = {}
+        operands: dict[int, Array] = {}
+        joined: dict[Hashable, list[int]] = defaultdict(list)  # the leaves that share messages
+        for i, (leaf, own) in enumerate(zip(leaves, collectives, strict=True)):
             if for_lax[i]:
-                done.append(_by_lax(call, leaf, own, accumulate_dtype))
+                results[i] = _by_lax(call, leaf, own, accumulate_dtype)
                 continue
             array = jnp.asarray(leaf)
             counts = collective.counts and array.dtype == bool
-            done.append(varying(array.astype(jnp.int32) if counts else array, call.axes))
-            if len(leaves) == 1 and jax.typeof(done[i]) != types[i]:
-                _ask_lax(call, leaves, every)  # it may refuse what is the same on all ranks
+            operands[i] = varying(array.astype(jnp.int32) if counts else array, call.axes)
+            if len(leaves) == 1 and jax.typeof(operands[i]) != types[i]:
+                _ask_lax(call, leaves, collectives)  # it may refuse what is the same on all ranks
             # With a wire, leaves do not share messages: in one message, they would share scales.
-            joins = collective.joins and wire is None and is_small(done[i])
-            joined[done[i].dtype if joins else i].append(i)
+            joins = collective.joins and wire is None and is_small(operands[i])
+            joined[operands[i].dtype if joins else i].append(i)
         for members in joined.values():
-            bound = replace(every[members[0]], **settings)  # joined ones have no dims
-            if jnp.issubdtype(done[members[0]].dtype, jax.dtypes.prng_key):
-                done[members[0]] = _of_key(bound, done[members[0]])
-                continue
-            for i, y in zip(members, bound(*(done[i] for i in members)), strict=True):
-                done[i] = y
+            first = members[0]
+            bound = replace(collectives[first], **settings)  # joined ones have no dims
+            if jnp.issubdtype(operands[first].dtype, jax.dtypes.prng_key):
+                results[first] = _of_key(bound, operands[first])
+            else:
+                results |= zip(members, bound(*(operands[i] for i in members)), strict=True)
     except (*REFUSALS, AssertionError):  # an error of lax comes first
-        _ask_lax(call, leaves, every)
+        _ask_lax(call, leaves, collectives)
         raise
-    return jax.tree.unflatten(structure, done)
+    return jax.tree.unflatten(structure, [results[i] for i in range(len(leaves))])
 
 
 def together(
@@ -140,11 +141,11 @@ def ask_lax(call: Call, collective: Collective, *avals: Any) -> None:
     call.ask(_let_lax_type, replace(collective, axes=as_written), call.axes, *avals)
 
 
-def _ask_lax(call: Call, leaves: Sequence[Any], every: Sequence[Collective]) -> None:
+def _ask_lax(call: Call, leaves: Sequence[Any], collectives: Sequence[Collective]) -> None:
     """Refuse leaves that lax refuses. For each type of leaves, lax is asked only once."""
     types = {
         (collective.dims, jax.typeof(leaf)): collective
-        for leaf, collective in zip(leaves, every, strict=True)
+        for leaf, collective in zip(leaves, collectives, strict=True)
         if call.name not in _OF_CONSTANTS or isinstance(leaf, jax.core.Tracer)
     }
     for (_, aval), collective in types.items():
@@ -173,7 +174,7 @@ def wide_dtype(call: Call, accumulate_dtype: Any, *types: Any) -> np.dtype:
     for dtype in (of.dtype for of in types):
         if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
             words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
-            raise call.refusal(ValueError, words, "pass one with as many digits and exponents")
+            raise call.refusal(ValueError, words, "pass a dtype with as many digits and exponents")
     return wide
 
 

@@ -28,9 +28,9 @@ def leaf_by_leaf(
         shared: a pytree that all leaves need.
         of_leaves: the leaves, all of one type; their number is a power of two.
     """
-    explicit, given = closed(function, shared, of_leaves[0])
+    explicit, captured = closed(function, shared, of_leaves[0])
     apart = compiled_apart(explicit)
-    copies = _copies(len(of_leaves), (shared, given))
+    copies = _copies(len(of_leaves), (shared, captured))
     return [apart(own, leaf, kept) for (own, kept), leaf in zip(copies, of_leaves, strict=True)]
 
 
@@ -48,8 +48,8 @@ def slices_by_leaf(
     arrays, structure = jax.tree.flatten(parts)
     cut = [lax.split(x, [x.shape[dim] // count] * count, axis=dim % x.ndim) for x in arrays]
     of_leaves = [jax.tree.unflatten(structure, leaf) for leaf in zip(*cut, strict=True)]
-    made = leaf_by_leaf(function, shared, of_leaves)
-    return jax.tree.map(lambda *ys: lax.concatenate(ys, dim % ys[0].ndim), *made)
+    results = leaf_by_leaf(function, shared, of_leaves)
+    return jax.tree.map(lambda *ys: lax.concatenate(ys, dim % ys[0].ndim), *results)
 
 
 def sum_of_leaves(leaves: Sequence[Pytree]) -> Pytree:
@@ -58,18 +58,18 @@ def sum_of_leaves(leaves: Sequence[Pytree]) -> Pytree:
 
 
 def closed(function: Callable[..., T], *operands: Pytree) -> tuple[Callable[..., T], list[Array]]:
-    """A function of (*operands, given) that equals `function`, and the list `given`.
+    """A function of (*operands, captured) that equals `function`, and the list `captured`.
 
-    `given` has all the arrays that `function` closes over. A `custom_vjp` must not close over
+    `captured` has all the arrays that `function` closes over. A `custom_vjp` must not close over
     traced values, and gives no gradient to arrays that it closes over; a user's function may close
     over arrays, and may need their gradients.
     """
-    program, made = jax.make_jaxpr(function, return_shape=True)(*operands)
-    structure = jax.tree.structure(made)
+    program, shapes = jax.make_jaxpr(function, return_shape=True)(*operands)
+    structure = jax.tree.structure(shapes)
 
     def explicit(*operands: Pytree) -> T:
-        *own, given = operands
-        leaves = jax.core.eval_jaxpr(program.jaxpr, given, *jax.tree.leaves(own))
+        *own, captured = operands
+        leaves = jax.core.eval_jaxpr(program.jaxpr, captured, *jax.tree.leaves(own))
         return jax.tree.unflatten(structure, leaves)
 
     return explicit, [jnp.asarray(leaf) for leaf in program.consts]

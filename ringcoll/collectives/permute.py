@@ -37,7 +37,7 @@ def ppermute(
     >>> print(send(jnp.array([3, 1, 4, 1])))
     [0 3 1 0]
     """
-    call = Call("ppermute", axis_name, said={"perm": perm})
+    call = Call("ppermute", axis_name, arguments={"perm": perm})
     _refuse(call, algorithm)
     pairs = call.ask(_pairs, perm)  # read it only once: it may be an iterator
     call.ask(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes only lists and tuples
@@ -63,7 +63,7 @@ def pshuffle(
     >>> print(turn(jnp.array([3, 1, 4, 1])))
     [1 4 1 3]
     """
-    call = Call("pshuffle", axis_name, said={"perm": perm})
+    call = Call("pshuffle", axis_name, arguments={"perm": perm})
     _refuse(call, algorithm)
     try:
         is_permutation = are_all_ranks(perm, len(perm))

@@ -50,8 +50,8 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         if self.adds:
             exchange = partial(built_in.all_to_all, split_axis=0, concat_axis=0, tiled=True)
             to = exchange(to, self.axes, axis_index_groups=self.groups)
-        how = {"axis_name": self.axes, "axis_index_groups": self.groups}
-        return built_in.ragged_all_to_all(x, output, at, sends, to, gets, **how)
+        ranks = {"axis_name": self.axes, "axis_index_groups": self.groups}
+        return built_in.ragged_all_to_all(x, output, at, sends, to, gets, **ranks)
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         operand, output, *integers = xs
@@ -121,8 +121,8 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         (y,), moving = self(*primals), tangents[:2]
         if all(type(t) is ad.Zero for t in moving):
             return [y], [ad.Zero(jax.typeof(y).to_tangent_aval())]
-        whole = [zeros(_type_of(t)) if type(t) is ad.Zero else t for t in moving]
-        return [y], self(*whole, *primals[2:])
+        as_arrays = [zeros(_type_of(t)) if type(t) is ad.Zero else t for t in moving]
+        return [y], self(*as_arrays, *primals[2:])
 
     def pulled_back(self, cts: Sequence[Any], *xs: Any) -> list[Any]:
         (ct,), (operand, output, at, sends, to, gets) = cts, xs
@@ -151,12 +151,12 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
             )
         size = axis.size
 
-        def whole(x: Array, dim: int | None, to: int) -> Array:
+        def batched(x: Array, dim: int | None, to: int) -> Array:
             return jnp.moveaxis(x, dim, to) if dim is not None else jnp.stack([x] * size, to)
 
-        operand, output = (whole(x, dim, 0) for x, dim in zip(xs[:2], dims[:2], strict=True))
+        operand, output = (batched(x, dim, 0) for x, dim in zip(xs[:2], dims[:2], strict=True))
         integers = [
-            whole(x.astype(jnp.int32), dim, 1) for x, dim in zip(xs[2:], dims[2:], strict=True)
+            batched(x.astype(jnp.int32), dim, 1) for x, dim in zip(xs[2:], dims[2:], strict=True)
         ]
         at, sends, to, gets = integers  # [slices, size]
         calls = jnp.arange(size, dtype=jnp.int32)[None]
@@ -234,9 +234,9 @@ def ragged_all_to_all(
     [ 1 -1  3 -1  1 -1  4 -1]
     """
     xs = operand, output, input_offsets, send_sizes, output_offsets, recv_sizes
-    said = {} if max_send is None else {"max_send": max_send}
+    arguments = {} if max_send is None else {"max_send": max_send}
     operands = ", ".join(("operand", "output", *_INTEGERS))
-    call = Call("ragged_all_to_all", axis_name, axis_index_groups, said, operands)
+    call = Call("ragged_all_to_all", axis_name, axis_index_groups, arguments, operands)
     collective = RaggedAllToAll(axes=call.axes, groups=call.grouped)
     types = [call.ask(jax.typeof, x) for x in xs]
     ask_lax(call, collective, *types)
@@ -254,7 +254,7 @@ def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:
     shapes = operand.shape, output.shape
     if () in shapes or operand.shape[1:] != output.shape[1:]:
         words = f"operand and output are {shapes[0]} and {shapes[1]}"
-        cure = "let them differ in their first dimension alone"
+        cure = "let them differ only in their first dimension"
         raise call.refusal(ValueError, words, cure)
     if operand.dtype != output.dtype:
         words = f"operand is {operand.dtype} and output is {output.dtype}"
@@ -262,11 +262,11 @@ def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:
     n = len(call.grouped[0]) if call.grouped else call.ask(call.rank_count)
     sizes = [x.shape[0] for x in integers]
     if len(set(sizes)) > 1 or sizes[0] % n:
-        said = ", ".join(f"{name}: {size}" for name, size in zip(_INTEGERS, sizes, strict=True))
-        words = f"offsets and sizes are of other lengths than k times {n} ranks ({said})"
+        lengths = ", ".join(f"{name}: {size}" for name, size in zip(_INTEGERS, sizes, strict=True))
+        words = f"the lengths of offsets and sizes are not one multiple of {n} ranks ({lengths})"
         raise call.refusal(ValueError, words, f"pass a multiple of {n} of each")
-    if call.said and call.integer("max_send") < 1:
-        raise call.refusal(ValueError, f"max_send={call.said['max_send']}", "pass 1 or more")
+    if call.arguments and call.integer("max_send") < 1:
+        raise call.refusal(ValueError, f"max_send={call.arguments['max_send']}", "pass 1 or more")
 
 
 def _refuse_more(bound: int, most: Array) -> np.ndarray:

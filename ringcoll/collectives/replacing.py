@@ -108,11 +108,11 @@ def _dispatcher(ours: Callable[..., Any]) -> Callable[..., Any]:
         options = dict(_around.value).get(name)
         if options is None:
             return theirs(*args, **kwargs)
-        said = options._asdict()
+        settings = options._asdict()
         # A name is set as a context: if the function cannot run by it, the call stays "auto".
         is_named = options.algorithm != "auto" and isinstance(options.algorithm, str)
-        with choice.algorithm(said.pop("algorithm")) if is_named else nullcontext():
-            return ours(*args, **{k: v for k, v in said.items() if k in takes} | kwargs)
+        with choice.algorithm(settings.pop("algorithm")) if is_named else nullcontext():
+            return ours(*args, **{k: v for k, v in settings.items() if k in takes} | kwargs)
 
     return dispatcher
 
@@ -210,7 +210,9 @@ def _restore(replaced: Iterable[Attribute]) -> None:
 def _attributes(module: ModuleType, names: Collection[str]) -> list[Attribute]:
     """The attributes of a module that are these functions of jax.lax, under any name."""
     if not isinstance(module, ModuleType):
-        raise TypeError(f"ringcoll.replacing({module!r}): is not a module; pass such as jax.lax")
+        raise TypeError(
+            f"ringcoll.replacing({module!r}): is not a module; pass one such as jax.lax"
+        )
     named = ((key, _NAMES.get(id(value))) for key, value in vars(module).items())
     found = [(module, key) for key, name in named if name is not None and name in names]
     if not found:

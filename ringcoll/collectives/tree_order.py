@@ -41,7 +41,7 @@ def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | No
 
 def leaves_of_call(call: Call, *wires: Any) -> int | None:
     """The same for a call with `order` and `leaves`; refusals are those of the call."""
-    order, leaves = call.said["order"], call.said["leaves"]
+    order, leaves = call.arguments["order"], call.arguments["leaves"]
     if order is None:
         return None
     if any(isinstance(axis, int) for axis in call.axes) or not call.axes:

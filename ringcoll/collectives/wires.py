@@ -48,13 +48,13 @@ def settled_to_nearest(wire: Any) -> Wire | None:
     Raises:
         TypeError, ValueError: as `settled`; or it rounds at random.
     """
-    made = None if wire is None else settled(wire)
-    if made is not None and made.stochastic is not None:
+    chosen = None if wire is None else settled(wire)
+    if chosen is not None and chosen.stochastic is not None:
         raise ValueError(
-            "wire: a collective matmul or a layer rounds to nearest alone; leave stochastic out, "
+            "wire: a collective matmul or a layer only rounds to nearest; leave stochastic out, "
             "or call the collective and the product one after the other"
         )
-    return made
+    return chosen
 
 
 def settled_pair(wire: Any, gradient_wire: Any) -> tuple[Wire | None, Wire | None]:

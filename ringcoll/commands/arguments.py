@@ -138,8 +138,8 @@ def add_algorithm(which: Any) -> None:
 def add_wire(parser: argparse.ArgumentParser) -> None:
     """Declare --wire."""
     known = ", ".join(CODES)
-    how = f"what messages hold in place of bfloat16: {known}"
-    parser.add_argument("--wire", choices=CODES, metavar="DTYPE", help=how)
+    meaning = f"what messages hold in place of bfloat16: {known}"
+    parser.add_argument("--wire", choices=CODES, metavar="DTYPE", help=meaning)
 
 
 def wire(codes: str | None, collective: str) -> Wire | None:
@@ -197,9 +197,9 @@ def ranks(text: str) -> tuple[int, ...]:
     Raises:
         argparse.ArgumentTypeError: it is not a shape, or has more ranks.
     """
-    made = shape(text)
-    check_ranks(made)
-    return made
+    sizes = shape(text)
+    check_ranks(sizes)
+    return sizes
 
 
 def check_ranks(shape: tuple[int, ...]) -> None:
@@ -249,7 +249,7 @@ def function(text: str) -> Callable[..., Any]:
     """
     module, _, name = text.partition(":")
     try:
-        made = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # importing a module may raise anything
         if isinstance(error, SyntaxError) or _frames(error)[1:]:  # the module exists and failed
             raise argparse.ArgumentTypeError(
@@ -257,7 +257,7 @@ def function(text: str) -> Callable[..., Any]:
             ) from error
         raise argparse.ArgumentTypeError(f"{text!r} is not a module:function ({error})") from error
     try:
-        return getattr(made, name)
+        return getattr(imported, name)
     except AttributeError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a module:function ({error})") from error
 
@@ -267,13 +267,13 @@ def in_a_line(error: BaseException) -> str:
 
     The user's code is neither this package nor installed.
     """
-    said = " ".join(f"{type(error).__name__}: {error}".split())
+    words = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # its message already names the line
-        return f"{said} ({error.filename})"
+        return f"{words} ({error.filename})"
     ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
     places = [f"{frame.filename}, line {frame.lineno}" for frame in _frames(error)]
     theirs = [at for at in places if "site-packages" not in at and not at.startswith(ours)]
-    return f"{said} ({theirs[-1]})" if theirs else said
+    return f"{words} ({theirs[-1]})" if theirs else words
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
@@ -303,29 +303,29 @@ def program(text: str) -> Callable[..., Any]:
     return _called(text, "a mesh to a function and its operands", "the mesh")
 
 
-def _called(text: str, does: str, given: str) -> Callable[..., Any]:
+def _called(text: str, does: str, called_with: str) -> Callable[..., Any]:
     """Import a user's function and wrap it, so that whatever it raises becomes a `ScheduleError`.
 
     Args:
         text: "module:function".
         does: what the function should map to what, for the message if it is not a function.
-        given: the operands of a call, for the message if the call fails.
+        called_with: the operands of a call, for the message if the call fails.
     """
-    made = function(text)
-    if not callable(made):
+    user_function = function(text)
+    if not callable(user_function):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is a {type(made).__name__}; name a function from {does}"
+            f"{text!r} is a {type(user_function).__name__}; name a function from {does}"
         )
 
-    @wraps(made)
+    @wraps(user_function)
     def called(*operands: Any) -> Any:
         try:
-            return made(*operands)
+            return user_function(*operands)
         except ScheduleError:  # its message already says what is wrong
             raise
         except (Exception, SystemExit) as error:
             raise ScheduleError(
-                f"--function {text}: called with {given.format(operands)}: {in_a_line(error)}"
+                f"--function {text}: called with {called_with.format(operands)}: {in_a_line(error)}"
             ) from error
 
     called.__name__ = text.partition(":")[2]

@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--order", choices=["tree"], help="print the additions of each rank")
 
 
-def _as_tree(args: argparse.Namespace, made: Plan) -> str:
+def _as_tree(args: argparse.Namespace, drawn_plan: Plan) -> str:
     """The balanced tree by which each rank adds, as text.
 
     Raises:
@@ -105,12 +105,12 @@ def _as_tree(args: argparse.Namespace, made: Plan) -> str:
     if args.svg or args.animate or args.html:
         raise ValueError("--order tree is printed; leave out --svg, --animate and --html")
     try:
-        check_balanced(made.made)
+        check_balanced(drawn_plan.made)
     except ScheduleError as error:
-        names = ", ".join(balanced_algorithms(collective, made.shape)) or "none of this size"
+        names = ", ".join(balanced_algorithms(collective, drawn_plan.shape)) or "none of this size"
         raise ValueError(f"--order tree: {error}; choose from {names}") from error
-    ranks = range(prod(made.shape))
-    return "\n".join(f"rank {rank}: {tree(made.made, rank)}" for rank in ranks)
+    ranks = range(prod(drawn_plan.shape))
+    return "\n".join(f"rank {rank}: {tree(drawn_plan.made, rank)}" for rank in ranks)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,17 +118,17 @@ def run(args: argparse.Namespace) -> int:
     algorithm = args.function if args.algorithm is None else args.algorithm
     try:
         wire = arguments.wire(args.wire, args.collective)
-        made = plan(args.collective, algorithm, args.ranks, wire)
+        drawn_plan = plan(args.collective, algorithm, args.ranks, wire)
         if args.order:
-            print(_as_tree(args, made))
+            print(_as_tree(args, drawn_plan))
             return 0
         if args.round is not None and not args.svg:
             raise ValueError("--round selects a round of a picture: give --svg too")
         if args.follow is not None and not (args.animate or args.html):
             raise ValueError("--follow is for what moves: give --animate or --html too")
-        drawn = as_svg(made, args.round) if args.svg else ""
-        moving = as_motion(made, args.follow) if args.animate else ""
-        page = as_page(made, args.follow) if args.html else ""
+        drawn = as_svg(drawn_plan, args.round) if args.svg else ""
+        moving = as_motion(drawn_plan, args.follow) if args.animate else ""
+        page = as_page(drawn_plan, args.follow) if args.html else ""
     except ValueError as error:
         args.error(str(error))
     if args.svg:
@@ -142,5 +142,5 @@ def run(args: argparse.Namespace) -> int:
         with arguments.writing(args, "html"):
             files.write(args.html, page)
     if not (args.svg or args.animate or args.html):
-        print(as_text(made, shutil.get_terminal_size().columns))
+        print(as_text(drawn_plan, shutil.get_terminal_size().columns))
     return 0

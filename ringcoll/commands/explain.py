@@ -52,15 +52,15 @@ class About(NamedTuple):
     does: str
     when: str
     source: str
-    whole: str
+    docstring: str
 
 
 def about(algorithm: Callable[..., Any]) -> About:
     """What the docstring of an algorithm says, in parts."""
     does, *others = paragraphs(algorithm)
     told = dict(paragraph.partition(": ")[::2] for paragraph in others)
-    whole = inspect.getdoc(algorithm) or ""
-    return About(does, told.get("When", ""), told.get("Source", ""), whole)
+    docstring = inspect.getdoc(algorithm) or ""
+    return About(does, told.get("When", ""), told.get("Source", ""), docstring)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     """Print, and return the exit status."""
     if args.wire and not args.name:
         args.error(f"--wire {args.wire} needs an algorithm; give its NAME")
-    lines = whole(args.name, args.wire) if args.name else markdown() if args.markdown else index()
+    lines = in_full(args.name, args.wire) if args.name else markdown() if args.markdown else index()
     print(*lines, sep="\n")
     return 0
 
@@ -114,7 +114,7 @@ def markdown() -> Iterator[str]:
         yield ""
 
 
-def whole(name: str, codes: str | None = None) -> Iterator[str]:
+def in_full(name: str, codes: str | None = None) -> Iterator[str]:
     """All about the algorithms of a name: their docstrings, schedules and prices.
 
     With `codes`, also what changes if messages hold these codes.
@@ -124,7 +124,7 @@ def whole(name: str, codes: str | None = None) -> Iterator[str]:
         if its_name not in kind:
             continue
         algorithm = kind[its_name]
-        yield from (f"{_names(kind, its_name)} ({title})", "", about(algorithm).whole, "")
+        yield from (f"{_names(kind, its_name)} ({title})", "", about(algorithm).docstring, "")
         yield f"At n = {SHOWN}, a line a round; every move as (shift, offsets):"
         yield from (f"  {line}" for line in _rounds(served[0], algorithm))
         yield ""
@@ -141,15 +141,15 @@ def whole(name: str, codes: str | None = None) -> Iterator[str]:
                 yield ""
 
 
-def _additions(made: Schedule | Stages) -> str:
+def _additions(schedule: Schedule | Stages) -> str:
     """The tree by which rank 0 adds, and whether `order="tree"` takes it."""
     try:
-        check_balanced(made)
+        check_balanced(schedule)
     except ScheduleError:
         ends = 'not balanced, so order="tree" refuses it'
     else:
         ends = 'balanced, so order="tree" takes it'
-    return f"At n = {SHOWN} the sum of rank 0 is {tree(made)}: {ends}."
+    return f"At n = {SHOWN} the sum of rank 0 is {tree(schedule)}: {ends}."
 
 
 def _names(kind: Mapping[str, Any], name: str, quote: str = "") -> str:
@@ -175,8 +175,8 @@ def _counted(collective: str, algorithm: Algorithm) -> tuple[str, str]:
 
 def _rounds(collective: str, algorithm: Algorithm) -> Iterator[str]:
     """The moves of each round, in a line."""
-    made = build(collective, algorithm, (SHOWN,))
-    for schedule in made if isinstance(made, tuple) else (made,):
+    built = build(collective, algorithm, (SHOWN,))
+    for schedule in built if isinstance(built, tuple) else (built,):
         for moves in schedule.rounds:
             yield "  ".join(
                 f"({move.shift:+d}, {[*move.offsets]})"

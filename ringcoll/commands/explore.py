@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page, and return the exit status."""
     try:
-        made = as_explorer(args.ranks)
+        page = as_explorer(args.ranks)
     except ValueError as error:
         args.error(str(error))
     with arguments.writing(args, "html"):
-        files.write(args.html, made)
+        files.write(args.html, page)
     return 0

@@ -110,19 +110,19 @@ def _check(args: argparse.Namespace) -> None:
 def _program(args: argparse.Namespace) -> Program:
     """The program of the arguments, proved."""
     if args.program:
-        made = read(args.program)
+        found = read(args.program)
     else:
         algorithm = args.function if args.algorithm is None else args.algorithm
-        made = program(args.collective, algorithm, args.ranks)
-    prove(made)
-    return made
+        found = program(args.collective, algorithm, args.ranks)
+    prove(found)
+    return found
 
 
-def _written(args: argparse.Namespace, made: Program) -> dict[str, str | bytes]:
+def _written(args: argparse.Namespace, proved: Program) -> dict[str, str | bytes]:
     """The content of each file, by what to append to the name in --output."""
     if args.format == "msccl":
-        return {"": to_msccl(made)}
+        return {"": to_msccl(proved)}
     if args.format == "mscclpp":
-        return {"": to_mscclpp(made)}
-    traces = to_chakra(made, args.bytes)
+        return {"": to_mscclpp(proved)}
+    traces = to_chakra(proved, args.bytes)
     return {f".{rank}.et": trace for rank, trace in enumerate(traces)}

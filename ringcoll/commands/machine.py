@@ -139,7 +139,7 @@ def machines(args: argparse.Namespace) -> list[Machine]:
         raise ValueError(
             "--outer is the network between hosts: give --local, the ranks of a host, too"
         )
-    made = []
+    found = []
     for shape in args.ranks:
         wanted = args.network or ("slice" if model.axes and not args.local else "switch")
         network = {"slice": shape, "torus": shape, "switch": None}.get(wanted, wanted)
@@ -163,8 +163,8 @@ def machines(args: argparse.Namespace) -> list[Machine]:
                 f"a torus of {name}: {args.device} has links along {model.axes} axes; give "
                 "another --device, or in --network the torus that the ranks are on"
             )
-        made.append(machine)
-    return made
+        found.append(machine)
+    return found
 
 
 def described(args: argparse.Namespace) -> Iterator[str]:
@@ -191,12 +191,12 @@ def _constants(model: Model) -> str:
     if wire := model.wire:
         some = (f"{seconds_in_words(wire(b))} of {bytes_in_words(b)}" for b in _SOME_SIZES)
         return f"a message, measured: {', '.join(some)}"
-    said = f"alpha {seconds_in_words(model.alpha)}"
+    words = f"alpha {seconds_in_words(model.alpha)}"
     if model.hop:
-        said += f", hop {seconds_in_words(model.hop)}"
+        words += f", hop {seconds_in_words(model.hop)}"
     for name, second in (("beta", model.beta), ("gamma", model.gamma)):
-        said += f", {name} 1/({1e-9 / second:.4g} GB/s)" if second else f", {name} 0"
-    return said
+        words += f", {name} 1/({1e-9 / second:.4g} GB/s)" if second else f", {name} 0"
+    return words
 
 
 def _outer(args: argparse.Namespace) -> Model:
@@ -205,8 +205,8 @@ def _outer(args: argparse.Namespace) -> Model:
 
 def _changed(model: Model, args: argparse.Namespace, prefix: str) -> Model:
     """The model with the constants that the options with this prefix give."""
-    given = {name: getattr(args, prefix + name, None) for name in _CONSTANTS}
-    changes = {name: value for name, value in given.items() if value is not None}
+    values = {name: getattr(args, prefix + name, None) for name in _CONSTANTS}
+    changes = {name: value for name, value in values.items() if value is not None}
     if "alpha" in changes or "beta" in changes:  # they replace the measured times of messages
         changes["wire"] = None
     return replace(model, **changes)
@@ -218,10 +218,10 @@ def shapes(text: str) -> list[Shape]:
     Raises:
         argparse.ArgumentTypeError: it is not such a list, or a shape has too many ranks.
     """
-    made = [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
-    for shape in made:
+    listed = [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
+    for shape in listed:
         arguments.check_ranks(shape)
-    return made
+    return listed
 
 
 def network(text: str) -> str | Shape:

@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             above.append(_reported(args, *_program(args.function, mesh)))
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))
-    (program, made), reports = above[-1], [one for _, one in above]
+    (program, last), reports = above[-1], [one for _, one in above]
     if args.json and args.against:
         print(json.dumps([one.to_dict() for one in reports], indent=2))
     else:
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
     try:
-        breaches = budget.breaches(made) if budget else []
+        breaches = budget.breaches(last) if budget else []
     except ValueError as error:  # seconds are limited, but there are no times
         args.error(str(error))
     print(*breaches, sep="\n", end="\n" * bool(breaches), file=sys.stderr)
@@ -191,8 +191,8 @@ def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
     Raises:
         ValueError: it does not return a function and operands, or they are on other devices.
     """
-    made = function(mesh)
-    match made:
+    returned = function(mesh)
+    match returned:
         case (program, tuple() | list() as operands) if callable(program):
             for leaf in jax.tree.leaves(operands):
                 sharding = getattr(leaf, "sharding", None)
@@ -203,7 +203,7 @@ def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
                     )
             return program, tuple(operands)
     raise ValueError(
-        f"--function: {function.__name__} returned {repr(made)[:80]}; return a function and "
+        f"--function: {function.__name__} returned {repr(returned)[:80]}; return a function and "
         "a tuple of its operands"
     )
 
@@ -225,13 +225,13 @@ def _reported(
             compiler_options=dict(args.option),
         )
     except Exception as error:  # from JAX, the compiler, or the user's function
-        said = f"cannot compile it: {arguments.in_a_line(error)}"
+        words = f"cannot compile it: {arguments.in_a_line(error)}"
         for name, value in args.option:
             if name in str(error):
-                said += f"; --option {name}={value}: give an option and a value that it knows"
+                words += f"; --option {name}={value}: give an option and a value that it knows"
         if args.function and isinstance(error, TypeError):
-            said += "; let --function return operands that fit its function"
-        raise ValueError(said) from error
+            words += "; let --function return operands that fit its function"
+        raise ValueError(words) from error
     constants = dict(args.constant)
     changed = replace(chip(program.kind or ""), **constants) if constants else None
     return program, report(program, chip=changed)

@@ -41,8 +41,8 @@ def plot(
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
     """
-    made = figure("plot", path, (8, 4.6))
-    axes = made.subplots()
+    plotted = figure("plot", path, (8, 4.6))
+    axes = plotted.subplots()
     for i, line in enumerate(lines):
         colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i // len(_COLOURS) % len(_STYLES)]
         axes.plot(line.places, line.seconds, color=colour, linestyle=style, label=line.name)
@@ -62,4 +62,4 @@ def plot(
     axes.grid(True, color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small")
-    save(made, path)
+    save(plotted, path)

@@ -43,8 +43,8 @@ def environment() -> list[str]:
     options = [f"{name}={getattr(jax.config, f'jax_{name}', None)}" for name in _OPTIONS]
 
     def flags(name: str) -> str:
-        given = os.environ.get(name, "").split()
-        return " ".join(flag for flag in given if not flag.startswith(_OWN_FLAGS))
+        set_flags = os.environ.get(name, "").split()
+        return " ".join(flag for flag in set_flags if not flag.startswith(_OWN_FLAGS))
 
     return [
         f"jax {jax.__version__}, ringcoll of sources {_digest(repr(sources))}",
@@ -175,8 +175,8 @@ def _algorithm(
         words.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
         half = halves(chosen).reduces
         if half not in BUILT_INS:
-            made, _ = built(collective.collective, half, collective.axes, collective.groups)
-            words.append(f" (schedule {_digest(repr(made))})")
+            schedule, _ = built(collective.collective, half, collective.axes, collective.groups)
+            words.append(f" (schedule {_digest(repr(schedule))})")
 
     # Trace it, so that the axes have the same sizes as in the program.
     jax.make_jaxpr(choose, axis_env=[(axis, sizes[axis]) for axis in collective.axes])()

@@ -83,8 +83,8 @@ def _difference(around: Sequence[str], found: Description) -> str:
     for i, line in enumerate(lines):
         digests[i] = np.frombuffer(hashlib.sha256(line.encode()).digest()[:_DIGEST], np.uint8)
     # Most programs are equal. Then each process sends only one digest of all its digests.
-    whole = np.frombuffer(hashlib.sha256(digests.tobytes()).digest(), np.uint8)
-    if len(np.unique(_gathered(whole), axis=0)) == 1:
+    digest_of_all = np.frombuffer(hashlib.sha256(digests.tobytes()).digest(), np.uint8)
+    if len(np.unique(_gathered(digest_of_all), axis=0)) == 1:
         return ""
     everyones = [[bytes(digest) for digest in own] for own in _gathered(digests)]
     at = next(i for i, each in enumerate(zip(*everyones, strict=True)) if len(set(each)) > 1)

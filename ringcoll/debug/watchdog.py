@@ -106,7 +106,7 @@ class _Watch:
         """Write to stderr where each rank was last, and then the lines `more`."""
         me = f"{socket.gethostname()}, process {os.getpid()}"
         heading = f"ringcoll.debug.deadline({self.seconds:g}) {what} on {me}:"
-        where = progress.LOG.said() or ["no rank has come to a collective of ringcoll"]
+        where = progress.LOG.last_marks() or ["no rank has come to a collective of ringcoll"]
         print("\n".join([heading, *where, *more]), file=sys.stderr, flush=True)
 
     def limit_leaving(self) -> None:

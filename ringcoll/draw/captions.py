@@ -45,8 +45,8 @@ class Names:
         if self._by_digit:
             every = [digits(offset, self.shape) for offset in offsets]
             sets = [set(along) for along in zip(*every, strict=True)]
-            whole = all(len(s) in (1, n) for s, n in zip(sets, self.shape, strict=True))
-            if whole and prod(map(len, sets)) == len(offsets):
+            is_product = all(len(s) in (1, n) for s, n in zip(sets, self.shape, strict=True))
+            if is_product and prod(map(len, sets)) == len(offsets):
                 return self._digits(sets, sign)
         return _listed([self.of(offset, sign) for offset in offsets])
 
@@ -109,29 +109,29 @@ def in_codes(wire: Wire, collective: str, algorithm: Algorithm, shape: Sequence[
 
 def counted(plan: Plan) -> str:
     """How many rounds there are, and of what: "6 rounds: 3 of reduce-scatter, 3 of all-gather"."""
-    whole = _counted(plan.paid.rounds, "round")
+    total = _counted(plan.paid.rounds, "round")
     if len(plan.phases) < 2:
-        return whole
+        return total
     each = (f"{len(phase.rounds)} of {phase.name}" for phase in plan.phases)
     if plan.tour:
-        return f"{whole}: {' and '.join(each)}, side by side"
-    return f"{whole}: {', then '.join(each)}"
+        return f"{total}: {' and '.join(each)}, side by side"
+    return f"{total}: {', then '.join(each)}"
 
 
 def parts(plan: Plan, phase: Phase, number: int) -> list[str]:
     """The messages of a rank in a round (from 0) of a phase: "to r+1: shard r"."""
-    made = []
+    messages = []
     for what, moves in groupby(phase.rounds[number], lambda m: _what(plan, phase, number, m)):
         steps = [(phase.schedule.step(0, m.axis, m.shift), 1 if m.shift > 0 else -1) for m in moves]
         targets = _listed([Names(phase.schedule.shape).of(*step) for step in steps], "each of ")
-        made.append(f"to {targets}: {what}")
-    return made or ["nothing"]
+        messages.append(f"to {targets}: {what}")
+    return messages or ["nothing"]
 
 
 def sentence(plan: Plan, now: Sequence[Running]) -> str:
     """The messages of a round as one sentence."""
-    _, rank, said = running(plan, now)
-    return f"every rank {rank} sends " + "; ".join(said)
+    _, rank, messages = running(plan, now)
+    return f"every rank {rank} sends " + "; ".join(messages)
 
 
 def running(plan: Plan, now: Sequence[Running]) -> tuple[str, str, list[str]]:

@@ -68,7 +68,7 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
     for shape in shapes:
         if not 2 <= prod(shape) <= MOST_RANKS:
             raise ValueError(
-                f"explore: ranks {_name(shape)}: pictures are of 2 to {MOST_RANKS} ranks"
+                f"explore: ranks {_name(shape)}: pictures can show 2 to {MOST_RANKS} ranks"
             )
     if not shapes:
         raise ValueError("explore: no ranks to choose from; give one shape or more, such as 4")
@@ -76,8 +76,8 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
     for collective in COLLECTIVES:
         for shape in shapes:
             plans = dict(_plans(collective, shape))
-            for name, made in plans.items():
-                pictures[f"{collective}|{name}|{_name(shape)}"] = packed(_drawn(made))
+            for name, drawn_plan in plans.items():
+                pictures[f"{collective}|{name}|{_name(shape)}"] = packed(_drawn(drawn_plan))
             for machine in MACHINES:
                 if found := _priced(collective, plans, shape, machine):
                     priced[f"{collective}|{_name(shape)}|{machine}"] = found
@@ -136,7 +136,7 @@ def _plans(collective: str, shape: Shape) -> Iterator[tuple[str, Plan]]:
 
 def _algorithms(collective: str) -> list[dict[str, str]]:
     """What the page shows of each algorithm that does not depend on the ranks."""
-    made = []
+    entries = []
     for name in names(collective):
         function = algorithms_of(collective)[name]
         summary, *prose = paragraphs(function)
@@ -144,7 +144,7 @@ def _algorithms(collective: str) -> list[dict[str, str]]:
             where: closed_form(prices(collective, name, on_a_ring))
             for where, on_a_ring in (("switch", False), ("ring", True))
         }
-        made.append(
+        entries.append(
             {
                 "name": name,
                 "summary": summary,
@@ -153,17 +153,17 @@ def _algorithms(collective: str) -> list[dict[str, str]]:
                 "forms": "; ".join(f"on a {w}: {form}" for w, form in forms.items() if form),
             }
         )
-    return made
+    return entries
 
 
-def _drawn(made: Plan) -> dict[str, Any]:
+def _drawn(drawn_plan: Plan) -> dict[str, Any]:
     return {
-        "picture": shortened(moving(Film(made))),
-        "legend": legend(made),
-        "rounds": rounds(made),
-        "counted": counted(made),
-        "explained": in_words(made),
-        "shards": made.size,
+        "picture": shortened(moving(Film(drawn_plan))),
+        "legend": legend(drawn_plan),
+        "rounds": rounds(drawn_plan),
+        "counted": counted(drawn_plan),
+        "explained": in_words(drawn_plan),
+        "shards": drawn_plan.size,
     }
 
 

@@ -95,8 +95,8 @@ def _mp4(images: Iterator[Any], lasts: Sequence[float]) -> bytes:
     with TemporaryDirectory() as folder:
         file = path.join(folder, "film.mp4")
         taken = f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {_RATE} -i -".split()
-        made = ["-pix_fmt", "yuv420p", "-movflags", "+faststart", file]
-        command = ["ffmpeg", "-v", "error", "-y", *taken, *made]
+        written = ["-pix_fmt", "yuv420p", "-movflags", "+faststart", file]
+        command = ["ffmpeg", "-v", "error", "-y", *taken, *written]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as ffmpeg:
             assert ffmpeg.stdin is not None  # a pipe was asked for
             for image, seconds in zip(chain([first], images), lasts, strict=True):

@@ -29,31 +29,31 @@ def entries(plan: Plan) -> list[tuple[Glyph, str]]:
     """The entries: a function that draws a square of `SIDE`, and what the square means."""
     stripes = min(plan.size, 4)
     some = frozenset(range(stripes // 2 + 1))
-    made: list[tuple[Glyph, str]] = []
+    listed: list[tuple[Glyph, str]] = []
     carries = {phase.carries for phase in plan.phases}
     if plan.tour:
         every, none = frozenset(range(stripes)), frozenset[int]()
-        made.append((_cell([every, none], stripes), "upper half: the shard"))
-        made.append(
+        listed.append((_cell([every, none], stripes), "upper half: the shard"))
+        listed.append(
             (_cell([none, some], stripes), "lower half, stripe s: rank s has added to its sum")
         )
     elif Carries.BLOCKS in carries:
-        made.append((_cell([some], stripes), "cell d, stripe s: the block from rank s for d"))
+        listed.append((_cell([some], stripes), "cell d, stripe s: the block from rank s for d"))
     elif plan.whole:
         rainbow = _cell([some], stripes, COLOURS[:stripes])
-        made.append((rainbow, "stripe s: the data of rank s is in the sum"))
+        listed.append((rainbow, "stripe s: the data of rank s is in the sum"))
     elif plan.adds:
-        made.append((_cell([some], stripes), "stripe s: the data of rank s is in the sum"))
-        made.append((_cell([frozenset(range(stripes))], stripes), "complete"))
+        listed.append((_cell([some], stripes), "stripe s: the data of rank s is in the sum"))
+        listed.append((_cell([frozenset(range(stripes))], stripes), "complete"))
     else:
-        made.append((_cell([frozenset([0])], 1), "shard held"))
-    made.append((_cell([frozenset()], 1), "nothing"))
-    made.append((_cell([frozenset()], 1, is_new=True), "new in this round"))
+        listed.append((_cell([frozenset([0])], 1), "shard held"))
+    listed.append((_cell([frozenset()], 1), "nothing"))
+    listed.append((_cell([frozenset()], 1, is_new=True), "new in this round"))
     lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
     if lanes > 1:
         bands = [frozenset([0]) if lane % 2 == 0 else frozenset[int]() for lane in range(lanes)]
-        made.append((_cell(bands, 1), f"bands: {lanes} lanes, 1/{lanes} of a shard each"))
-    return made
+        listed.append((_cell(bands, 1), f"bands: {lanes} lanes, 1/{lanes} of a shard each"))
+    return listed
 
 
 def _cell(

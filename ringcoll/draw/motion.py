@@ -56,24 +56,24 @@ def as_motion(plan: Plan, follow: int | None = None) -> str:
     film = Film(plan, follow)
     root = document(plan.title, style.dark() + _STILL)
     width, height = film.picture.size
-    said = [wrap(line, int(max(width, 330.0) / 6.2)) for line in film.captions]
+    wrapped = [wrap(line, int(max(width, 330.0) / 6.2)) for line in film.captions]
     wide = max(width, 8.4 * len(plan.title), 330.0) + 2 * MARGIN
     moving = shape(root, "g", **{"class": "moving"})
     label(moving, (wide / 2, 30), plan.title, 15, font_weight="600")
     film.draw(shape(moving, "g", transform=f"translate({(wide - width) / 2:.1f} {_TOP - 20})"))
     bottom = _TOP - 12 + height
-    for number, lines in enumerate(said):
+    for number, lines in enumerate(wrapped):
         shown = shape(moving, "g")
         film.between(shown, number, number + 1 + (number == film.last))
         label(shown, (wide / 2, 51), film.picture.heading(number), 13, fill=style.FAINT)
         for i, line in enumerate(lines):
             label(shown, (wide / 2, bottom + _LINE * i), line, 12)
-    below = bottom + _LINE * max(map(len, said))
+    below = bottom + _LINE * max(map(len, wrapped))
     film.bar(moving, (wide / 2 - 90, below - 4, 180.0, 3.0))
     at = shape(moving, "g", transform=f"translate({MARGIN} {below + 12:.1f})")
-    whole = below + 12 + legend(at, plan, wide - 2 * MARGIN) + MARGIN
-    _still(film.picture, shape(root, "g", **{"class": "still"}), (wide, whole))
-    return finished(root, wide, whole)
+    total_height = below + 12 + legend(at, plan, wide - 2 * MARGIN) + MARGIN
+    _still(film.picture, shape(root, "g", **{"class": "still"}), (wide, total_height))
+    return finished(root, wide, total_height)
 
 
 class Film:
@@ -141,10 +141,10 @@ class Film:
         states = list(self._states(rank, column))
         ends = [start for start, _, _ in states[1:]] + [float(self.lasts)]
         for (start, held, is_new), end in zip(states, ends, strict=True):
-            whole = self.picture.plan.whole
+            sends_vectors = self.picture.plan.whole
             shown = self.picture.column(into, rank, column, held, is_new)
-            self._mark(shown, sorted(frozenset().union(*held)) if whole else [column])
-            shown.set("data-follow", str(rank if whole else column))
+            self._mark(shown, sorted(frozenset().union(*held)) if sends_vectors else [column])
+            shown.set("data-follow", str(rank if sends_vectors else column))
             self.between(shown, start, end)
 
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
@@ -216,8 +216,8 @@ class Film:
             way += f"{'M' if i else 'L'}{ax:.0f} {ay:.0f}Q{tx:.0f} {ty:.0f} {bx:.0f} {by:.0f}"
             lengths.append(sum(dist(one.at(t / 8), one.at((t + 1) / 8)) for t in range(8)))
         way += f"L{b[0]:.0f} {b[1]:.0f}"
-        whole = sum(lengths) + dist(route.ways[-1].end, b)
-        out, home = lengths[0] / whole, sum(lengths) / whole
+        total_length = sum(lengths) + dist(route.ways[-1].end, b)
+        out, home = lengths[0] / total_length, sum(lengths) / total_length
         start, end = number + LEAVE, number + ARRIVE
         times = (start, start + _INSIDE, end - _INSIDE, end)
         self.between(glyph, start, end)
@@ -238,11 +238,11 @@ class Film:
         done = shape(into, "rect", x=x, y=y, width=0, height=height, rx=1.5, fill=style.MUTED)
         self._animated(done, "animate", attributeName="width", values=f"0;{width:g}")
 
-    def _animated(self, element: Element, tag: str, **how: str) -> None:
+    def _animated(self, element: Element, tag: str, **attributes: str) -> None:
         lasts = f"{self.lasts * SECONDS:g}s"
-        made = shape(element, tag)
-        for name, value in {**how, "dur": lasts, "repeatCount": "indefinite"}.items():
-            made.set(name, value)
+        animation = shape(element, tag)
+        for name, value in {**attributes, "dur": lasts, "repeatCount": "indefinite"}.items():
+            animation.set(name, value)
 
     def _share(self, time: float) -> str:
         return f"{time / self.lasts:.5f}".rstrip("0")

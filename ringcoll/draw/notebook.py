@@ -30,10 +30,10 @@ def of_schedule(schedule: Schedule) -> str | None:
         return None
 
 
-def of_plan(made: Plan) -> str | None:
+def of_plan(drawn_plan: Plan) -> str | None:
     """The picture of a plan; None if it is too large to draw."""
     try:
-        return as_svg(made)
+        return as_svg(drawn_plan)
     except ValueError:
         return None
 

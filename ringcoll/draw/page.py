@@ -86,24 +86,24 @@ def in_words(plan: Plan) -> str:
 
 def legend(plan: Plan) -> str:
     """What the squares of the picture mean, as HTML."""
-    made = []
+    spans = []
     for glyph, text in entries(plan):
         root = document(text, "")
         glyph(root)
-        made.append(f"<span>{finished(root, SIDE, SIDE)}{escape(text)}</span>")
-    return "".join(made)
+        spans.append(f"<span>{finished(root, SIDE, SIDE)}{escape(text)}</span>")
+    return "".join(spans)
 
 
 def rounds(plan: Plan) -> str:
     """The list of rounds, as HTML; each round is a button that shows it."""
-    made, named = [_entry(0, "", "", [])], ""
+    items, named = [_entry(0, "", "", [])], ""
     for number, now in plan.numbered():
-        name, rank, said = running(plan, now)
+        name, rank, messages = running(plan, now)
         if name != named:
             named = name
-            made.append(f'<li class="phase">{escape(named)}</li>')
-        made.append(_entry(number, named, rank, said))
-    return "\n".join(made)
+            items.append(f'<li class="phase">{escape(named)}</li>')
+        items.append(_entry(number, named, rank, messages))
+    return "\n".join(items)
 
 
 def _entry(number: int, phase: str, rank: str, texts: Sequence[str]) -> str:

@@ -117,13 +117,13 @@ def plan(
     ['reduce-scatter', 'all-gather']
     """
     kind, shape = in_lax(collective), tuple(shape)
-    made = build(kind, algorithm, shape)
-    run = tuple(phases(kind, made))
-    way = tour(made) if kind == TOUR and isinstance(made, Schedule) else None
+    schedule = build(kind, algorithm, shape)
+    run = tuple(phases(kind, schedule))
+    way = tour(schedule) if kind == TOUR and isinstance(schedule, Schedule) else None
     if isinstance(algorithm, str):
         name = listed_name(kind, algorithm)
-        return Plan(collective, name, shape, run, made, algorithms_of(kind)[name], way, wire)
+        return Plan(collective, name, shape, run, schedule, algorithms_of(kind)[name], way, wire)
     if not callable(algorithm):
-        return Plan(collective, "a schedule", shape, run, made, None, way, wire)
+        return Plan(collective, "a schedule", shape, run, schedule, None, way, wire)
     name = getattr(algorithm, "__name__", "a function")
-    return Plan(collective, name, shape, run, made, algorithm, way, wire)
+    return Plan(collective, name, shape, run, schedule, algorithm, way, wire)

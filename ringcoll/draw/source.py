@@ -16,12 +16,16 @@ def source(function: Callable[..., Any]) -> str:
     """The source of a function without wrappers and docstring; "" if Python cannot find it."""
     try:
         code = textwrap.dedent(inspect.getsource(_written(function)))
-        (made,) = ast.parse(code).body
+        (definition,) = ast.parse(code).body
     except (OSError, TypeError, SyntaxError, ValueError):
         return ""
     lines = code.splitlines(keepends=True)
-    if isinstance(made, ast.FunctionDef) and ast.get_docstring(made) and len(made.body) > 1:
-        doc = made.body[0]
+    if (
+        isinstance(definition, ast.FunctionDef)
+        and ast.get_docstring(definition)
+        and len(definition.body) > 1
+    ):
+        doc = definition.body[0]
         del lines[doc.lineno - 1 : doc.end_lineno]
     return "".join(lines).rstrip()
 
@@ -35,21 +39,21 @@ def paragraphs(function: Callable[..., Any]) -> list[str]:
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function inside decorators and partials."""
-    while isinstance(made := inspect.unwrap(function), partial):
-        function = made.func
-    return made
+    while isinstance(unwrapped := inspect.unwrap(function), partial):
+        function = unwrapped.func
+    return unwrapped
 
 
 def highlighted(code: str) -> str:
     """The code as HTML, with a span for each keyword, string, comment, number and name."""
     lines = code.splitlines(keepends=True)
-    made, row, column = [], 1, 0
+    spans, row, column = [], 1, 0
     for kind, (start_row, start), (end_row, end) in _words(code):
-        made.append(escape(_between(lines, (row, column), (start_row, start))))
+        spans.append(escape(_between(lines, (row, column), (start_row, start))))
         word = escape(_between(lines, (start_row, start), (end_row, end)))
-        made.append(f'<span class="{kind}">{word}</span>')
+        spans.append(f'<span class="{kind}">{word}</span>')
         row, column = end_row, end
-    return "".join(made) + escape(_between(lines, (row, column), (len(lines) + 1, 0)))
+    return "".join(spans) + escape(_between(lines, (row, column), (len(lines) + 1, 0)))
 
 
 def _words(code: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:

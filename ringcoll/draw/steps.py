@@ -79,14 +79,14 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
     for rank in range(plan.size):
         started = _start(plan, first, rank)
         state.append([dict(started) for _ in range(first.schedule.lanes if first else 1)])
-    made = [Frame(0, first, (), _seen(plan, state))]
+    found = [Frame(0, first, (), _seen(plan, state))]
     for phase in plan.phases:
         if phase.carries is Carries.VECTORS:
             state = _added(state, phase.schedule.lanes)
         for moves in phase.rounds:
             messages = tuple(_deliver(phase, moves, state))
-            made.append(Frame(len(made), phase, messages, _seen(plan, state)))
-    return tuple(made)
+            found.append(Frame(len(found), phase, messages, _seen(plan, state)))
+    return tuple(found)
 
 
 def _of_tour(plan: Plan, tour: Tour) -> Iterator[Frame]:

@@ -57,8 +57,8 @@ def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[
         cells = "the shards that a rank holds, and who has added to the sums that it holds"
     yield [*wrap(f"Cells: {cells}{columns}; {_NEW} is new, . is nothing.", width), "", *tables[0]]
     for (number, now), table in zip(plan.numbered(), tables[1:], strict=True):
-        name, said = running(plan, now)[0], sentence(plan, now)
-        text = f"round {number} of {plan.paid.rounds}, {name}: {said}"
+        name, messages = running(plan, now)[0], sentence(plan, now)
+        text = f"round {number} of {plan.paid.rounds}, {name}: {messages}"
         yield [*wrap(text, width, then="  "), *table]
 
 
@@ -69,12 +69,12 @@ def _tables(plan: Plan, width: int) -> list[list[str]] | None:
     """
     run = frames(plan)
     for lanes_apart in (False, True)[bool(plan.tour) :]:
-        made = [
+        tables = [
             _table(plan, frame, before, lanes_apart)
             for before, frame in zip((run[0], *run), run, strict=False)
         ]
-        if max(len(line) for table in made for line in table) <= width:
-            return made
+        if max(len(line) for table in tables for line in table) <= width:
+            return tables
     return None
 
 
@@ -158,9 +158,9 @@ def _run_of_rounds(plan: Plan, phase: Phase, run: tuple[int, int], done: int) ->
     if first == last:
         yield f"round {done + first + 1}: {sentence(plan, [(phase, first)])}"
         return
-    said, then = (sentence(plan, [(phase, number)]) for number in run)
-    yield f"rounds {done + first + 1} to {done + last + 1}, first: {said}"
-    yield f"... last: {then}"
+    first_round, last_round = (sentence(plan, [(phase, number)]) for number in run)
+    yield f"rounds {done + first + 1} to {done + last + 1}, first: {first_round}"
+    yield f"... last: {last_round}"
 
 
 def _alike(rounds: Sequence[Round]) -> list[list[Round]]:

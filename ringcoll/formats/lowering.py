@@ -68,10 +68,10 @@ class _Lowering:
 
     def __init__(self, collective: str, run: list[Phase], size: int) -> None:
         self.collective, self.run, self.size = collective, run, size
-        self.whole = all(phase.carries is Carries.VECTORS for phase in run)
+        self.sends_vectors = all(phase.carries is Carries.VECTORS for phase in run)
         #: The number of chunks of a shard (or of a vector): the lanes of every phase divide it.
         self.share = lcm(*(phase.schedule.lanes for phase in run))
-        self.chunks = self.share * (1 if self.whole else size)
+        self.chunks = self.share * (1 if self.sends_vectors else size)
         self.ranks = [_Steps() for _ in range(size)]
         self.rounds = 0
 
@@ -86,11 +86,11 @@ class _Lowering:
                 self._rounds(phase)
         for rank, steps in enumerate(self.ranks):
             self._end(rank, steps)
-        whole, shard = self.chunks, self.chunks // self.size
-        inputs = shard if self.collective == "all_gather" else whole
-        outputs = shard if self.collective == "psum_scatter" else whole
-        made = tuple(steps.program(inputs, outputs) for steps in self.ranks)
-        return Program(name, self.collective, made)
+        vector, shard = self.chunks, self.chunks // self.size
+        inputs = shard if self.collective == "all_gather" else vector
+        outputs = shard if self.collective == "psum_scatter" else vector
+        programs = tuple(steps.program(inputs, outputs) for steps in self.ranks)
+        return Program(name, self.collective, programs)
 
     def _start(self, rank: int, steps: "_Steps") -> None:
         """Copy the input to the place where the rounds work on it."""

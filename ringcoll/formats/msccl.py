@@ -98,7 +98,7 @@ def from_msccl(text: str | bytes, file: str = "MSCCL XML") -> Program:
     """
     root = _parsed(text, file)
     if root.tag != "algo":
-        raise root.wrong("is the whole of the file; an MSCCL file is an <algo>")
+        raise root.wrong("is the outermost element; that of an MSCCL file is an <algo>")
     gpus = root.numbered("gpu", "id")
     if len(gpus) != root.number("ngpus"):
         raise root.wrong(f'ngpus="{root.text("ngpus")}", but it has {len(gpus)} <gpu>')
@@ -150,7 +150,7 @@ def _collective(root: _Element) -> str:
         if plain == name.replace("_", ""):
             return ours
     known = ", ".join(_COLLECTIVES.values())
-    raise root.wrong(f'coll="{given:.40}": what it must end with is known of {known} alone')
+    raise root.wrong(f'coll="{given:.40}" is not one of {known}: only their results are known')
 
 
 def _protocol(root: _Element) -> str:

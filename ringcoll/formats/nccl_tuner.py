@@ -86,20 +86,20 @@ def _row(line: str) -> TableRow:
     cells = [cell.strip() for cell in line.split(",")]
     if not _LEAST_COLUMNS <= len(cells) <= len(_COLUMNS):
         raise ValueError(f"{len(cells)} columns; there are {', '.join(_COLUMNS)}")
-    given = dict(zip(_COLUMNS, cells, strict=False))
-    collective, algorithm = given["colltype"].lower(), given["algorithm"].lower()
+    cell_of = dict(zip(_COLUMNS, cells, strict=False))
+    collective, algorithm = cell_of["colltype"].lower(), cell_of["algorithm"].lower()
     _check("colltype", collective, (*_COLLECTIVES, *_OTHERS))
     _check("algorithm", algorithm, _ALGORITHMS)
-    _check("protocol", given["protocol"].lower(), _PROTOCOLS)
-    least, most = (_number(name, given[name], 0) for name in ("minbytes", "maxbytes"))
+    _check("protocol", cell_of["protocol"].lower(), _PROTOCOLS)
+    least, most = (_number(name, cell_of[name], 0) for name in ("minbytes", "maxbytes"))
     if least > most:
         raise ValueError(f"minbytes {least} is above maxbytes {most}")
-    any_ = {name: _number(name, text, -1) for name, text in given.items() if name in _COLUMNS[5:]}
+    any_ = {name: _number(name, text, -1) for name, text in cell_of.items() if name in _COLUMNS[5:]}
     if collective in _OTHERS:
         raise _CannotSay(f"a table has no rows of {collective}")
     for name in ("numPipeOps", "regBuff"):
         if any_.get(name, -1) != -1:
-            raise _CannotSay(f"{name}={any_[name]}, which a table does not look at")
+            raise _CannotSay(f"{name}={any_[name]}, which a table ignores")
     ranks = any_["nRanks"]
     bounds: Bounds = (least or None, most + 1 if most < _MOST else None)
     if collective == "allgather" and bounds != (None, None):
@@ -108,7 +108,7 @@ def _row(line: str) -> TableRow:
         bounds = (-(-least // ranks) or None, most // ranks + 1 if most < _MOST else None)
         if None not in bounds and bounds[0] == bounds[1]:
             raise _CannotSay(f"no operand on {ranks} ranks has {least} to {most} bytes in all")
-    why = f"NCCL: {algorithm}, {given['protocol'].lower()}"
+    why = f"NCCL: {algorithm}, {cell_of['protocol'].lower()}"
     why += f", {any_['channels']} channels" if any_["channels"] > 0 else ""
     return TableRow(
         _COLLECTIVES[collective],
@@ -170,7 +170,7 @@ def to_nccl_tuner(table: Table, protocol: str = "simple") -> TunerText:
                 passed.append(row)
                 continue
             if any(_overlap(row, other) for other in passed):
-                raise _CannotSay("an earlier row that has no line covers some of its calls")
+                raise _CannotSay("an earlier row, which has no line, covers some of its calls")
             lines += _lines(row, protocol)
         except _CannotSay as reason:
             passed.append(row)
@@ -182,14 +182,14 @@ def _lines(row: TableRow, protocol: str) -> list[str]:
     if row.collective not in _OURS:
         raise _CannotSay(f"NCCL tunes no {row.collective}")
     if row.algorithm != "ring":
-        raise _CannotSay(f"of these algorithms NCCL has the ring alone, no {row.algorithm}")
+        raise _CannotSay(f"of these algorithms NCCL has only the ring, not {row.algorithm}")
     for name, value in (
         ("dtypes", row.dtypes),
         ("jax", row.jax),
         ("ranks_a_host", row.ranks_a_host),
     ):
         if value not in ((), (None, None)):
-            raise _CannotSay(f"NCCL does not look at {name}")
+            raise _CannotSay(f"NCCL ignores {name}")
     ranks, hosts = _each("ranks", row.ranks), _each("hosts", row.hosts)
     if row.collective == "all_gather" and row.bytes != (None, None) and ranks == [-1]:
         raise _CannotSay("NCCL's bytes are those of all ranks: give their number")
@@ -211,7 +211,9 @@ def _each(name: str, bounds: Bounds) -> list[int]:
     if (first or 0) <= 1 and end is None:
         return [-1]
     if end is None or end - (first or 1) > _MOST_LINES:
-        raise _CannotSay(f"a line is of one number of {name}, and a row of {bounds} has too many")
+        raise _CannotSay(
+            f"a line has one number of {name}, and a row of {bounds} would need too many lines"
+        )
     return list(range(max(first or 1, 1), end))
 
 

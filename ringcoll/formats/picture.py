@@ -29,17 +29,17 @@ def svg_of(proof: Proof) -> str:
     """
     program = proof.program
     size, chunks = program.size, program.chunks
-    whole = chunks == 1 and program.collective == "psum"
-    if chunks % size and not whole:
+    sends_vectors = chunks == 1 and program.collective == "psum"
+    if chunks % size and not sends_vectors:
         raise ValueError(
             f"{chunks} chunks on {size} ranks: a picture has a column for each shard, and as many "
             "chunks in each; read the rounds as text"
         )
-    lanes = 1 if whole else chunks // size
-    carries = Carries.VECTORS if whole else _CARRIES.get(program.collective, Carries.SUMS)
+    lanes = 1 if sends_vectors else chunks // size
+    carries = Carries.VECTORS if sends_vectors else _CARRIES.get(program.collective, Carries.SUMS)
     phase = Phase("as in the file", carries, Schedule((size,), (), lanes))
     plan = Plan(program.collective, program.name, (size,), (phase,), phase.schedule, None)
-    columns = 1 if whole else size
+    columns = 1 if sends_vectors else size
     held = [
         tuple(_cells(program.collective, values, lanes, columns) for values in ranks)
         for ranks in proof.held()

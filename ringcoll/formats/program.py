@@ -251,7 +251,9 @@ class Program:
         if step.does.sends and block.to is None:
             raise self.wrong(at, f"{step.kind} sends, but its thread block sends to no rank")
         if step.does.receives and block.source is None:
-            raise self.wrong(at, f"{step.kind} receives, but its thread block does so from no rank")
+            raise self.wrong(
+                at, f"{step.kind} receives, but its thread block receives from no rank"
+            )
         if step.count < 1 and any(step.does):
             raise self.wrong(at, f"{step.kind} of {step.count} chunks; give 1 or more")
         for place in [step.source] * step.does.reads + [step.target] * step.does.writes:

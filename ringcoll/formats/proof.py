@@ -245,8 +245,8 @@ def in_words(value: Value) -> str:
     by_chunk = defaultdict[int, list[int]](list)
     for rank, chunk in sorted(value):
         by_chunk[chunk].append(rank)
-    said = [
+    parts = [
         f"chunk {chunk} of rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         for chunk, ranks in sorted(by_chunk.items())
     ]
-    return " and ".join(said if len(said) < 4 else [*said[:2], f"{len(said) - 2} more chunks"])
+    return " and ".join(parts if len(parts) < 4 else [*parts[:2], f"{len(parts) - 2} more chunks"])

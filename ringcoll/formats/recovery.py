@@ -49,7 +49,7 @@ class Part(NamedTuple):
     """A schedule (or stages), and the collective that it runs."""
 
     collective: str
-    made: Schedule | Stages
+    schedule: Schedule | Stages
 
 
 _Rounds = list[list[_Piece]]
@@ -71,7 +71,7 @@ def schedule_of(proof: Proof) -> Schedule | Stages | None:
     True
     """
     found = schedules_of(proof)
-    return found[0].made if len(found) == 1 else None
+    return found[0].schedule if len(found) == 1 else None
 
 
 def schedules_of(proof: Proof) -> list[Part]:
@@ -105,8 +105,8 @@ def plans_of(proof: Proof) -> list[Plan]:
         shape: tuple[int, ...] = (proof.program.size,)
         if isinstance(found, Schedule) and max(found.shape) > 2:
             shape = found.shape
-        made = plan(collective, found, shape)
-        plans.append(replace(made, algorithm=proof.program.name))
+        of_schedule = plan(collective, found, shape)
+        plans.append(replace(of_schedule, algorithm=proof.program.name))
     return plans
 
 
@@ -117,7 +117,7 @@ def _by_shards(proof: Proof) -> list[Part]:
     for shape in factorizations(program.size) if rounds is not None else []:
         parts = _in_shape(program.collective, rounds or [], shape, lanes)
         if parts and all(_is_run_by(*part) for part in parts):
-            return [Part(collective, made) for made, collective, _ in parts]
+            return [Part(collective, schedule) for schedule, collective, _ in parts]
     return []
 
 
@@ -168,20 +168,24 @@ def _in_shape(
 ) -> list[tuple[Schedule, str, _Rounds]]:
     """The schedules on ranks of a shape, each with its rounds, if all ranks do the same in it."""
     if collective == "all_to_all":
-        made = _moves(shape, lanes, ([_slot(p) for p in one] for one in rounds))
-        return [(AllToAllSchedule(shape, made.rounds, lanes), collective, rounds)] if made else []
-    made = _moves(shape, lanes, ([_shard(p) for p in one] for one in rounds))
-    if made is None:
+        schedule = _moves(shape, lanes, ([_slot(p) for p in one] for one in rounds))
+        return (
+            [(AllToAllSchedule(shape, schedule.rounds, lanes), collective, rounds)]
+            if schedule
+            else []
+        )
+    schedule = _moves(shape, lanes, ([_shard(p) for p in one] for one in rounds))
+    if schedule is None:
         return []
     if collective != "psum":
         is_sum = collective == "psum_scatter"
-        return [(_backward(made) if is_sum else made, collective, rounds)]
+        return [(_backward(schedule) if is_sum else schedule, collective, rounds)]
     complete = [{len(piece.ranks) == prod(shape) for piece in one} for one in rounds]
     half = complete.count({False})
     if complete != [{False}] * half + [{True}] * (len(rounds) - half):
         return []
-    scatter = _backward(replace(made, rounds=made.rounds[:half]))
-    gather = replace(made, rounds=made.rounds[half:])
+    scatter = _backward(replace(schedule, rounds=schedule.rounds[:half]))
+    gather = replace(schedule, rounds=schedule.rounds[half:])
     if _canonical(scatter) == _canonical(gather):
         return [(gather, "psum", rounds)]
     shards = [[p._replace(ranks=frozenset([p.shard])) for p in one] for one in rounds[half:]]
@@ -201,7 +205,7 @@ def _moves(
     shape: tuple[int, ...], lanes: int, rounds: Iterable[Sequence[_Sent]]
 ) -> Schedule | None:
     """A schedule of these rounds, if in each of them every rank sends what rank 0 sends."""
-    made = []
+    found = []
     for sent in rounds:
         by_rank: list[defaultdict[tuple[int, int, int], set[int]]]
         by_rank = [defaultdict(set) for _ in range(prod(shape))]
@@ -221,8 +225,8 @@ def _moves(
         if any(moves != by_rank[0] for moves in by_rank):
             return None
         moves = sorted(by_rank[0].items())
-        made.append(tuple(Move(s, tuple(sorted(sent)), a, lane) for (lane, a, s), sent in moves))
-    return Schedule(shape, tuple(made), lanes)
+        found.append(tuple(Move(s, tuple(sorted(sent)), a, lane) for (lane, a, s), sent in moves))
+    return Schedule(shape, tuple(found), lanes)
 
 
 def _difference(first: int, second: int, shape: tuple[int, ...]) -> list[int]:
@@ -269,8 +273,8 @@ def _stages(rounds: _Rounds, size: int, lanes: int) -> Stages | None:
         if stage is None:
             return None
         stages.append(stage)
-    made = tuple(stages)
-    return made if _is_run_by(made, "psum", rounds) else None
+    found = tuple(stages)
+    return found if _is_run_by(found, "psum", rounds) else None
 
 
 def _stage(rounds: _Rounds, shape: tuple[int, ...], axis: int, lanes: int) -> Schedule | None:
@@ -289,16 +293,16 @@ def _stage(rounds: _Rounds, shape: tuple[int, ...], axis: int, lanes: int) -> Sc
         for one in rounds
     ]
     for finer in factorizations(shape[axis]):
-        if (made := _moves(finer, lanes, along)) is not None:
-            return made
+        if (schedule := _moves(finer, lanes, along)) is not None:
+            return schedule
     return None
 
 
-def _is_run_by(made: Schedule | Stages, collective: str, rounds: _Rounds) -> bool:
+def _is_run_by(schedule: Schedule | Stages, collective: str, rounds: _Rounds) -> bool:
     """Whether a schedule sends exactly these messages, with the same data in them."""
-    size = prod(s.size for s in made) if isinstance(made, tuple) else made.size
+    size = prod(s.size for s in schedule) if isinstance(schedule, tuple) else schedule.size
     try:
-        run = frames(plan(collective, made, (size,)))
+        run = frames(plan(collective, schedule, (size,)))
     except ValueError:  # the schedule is wrong, or ringcoll cannot run it
         return False
     if len(run) != len(rounds) + 1:

@@ -110,8 +110,10 @@ def attention(
     >>> ranks(attend, (spec, spec, spec), spec)(x, x, jnp.cumsum(x, 1))[0, :, 0, 0]
     Array([1. , 1.5, 2. , 2.5, 3. , 3.5, 4. , 4.5], dtype=float32)
     """
-    said = {"causal": causal, "layout": layout, "window": window}
-    call = Call("layers.context_parallel.attention", axis_name, said=said, operands="q, k, v")
+    arguments = {"causal": causal, "layout": layout, "window": window}
+    call = Call(
+        "layers.context_parallel.attention", axis_name, arguments=arguments, operands="q, k, v"
+    )
     _check_arrays(call, q, k, v, segment_ids)
     sizes = tuple(call.ask(lax.axis_size, axis) for axis in call.axes)
     mask = _mask(call, causal, window)
@@ -139,7 +141,7 @@ def attention(
         n = prod(sizes[i] for i in exchanged)
         if heads % n or groups % n:
             words = f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}"
-            raise call.refusal(ValueError, words, "both must be multiples of the ranks; or gather")
+            raise call.refusal(ValueError, words, "make both multiples of the ranks, or gather")
         q, kv = (all_to_all(x, across, 2, 1, tiled=True) for x in (q, kv))
     options = AttentionOptions(
         gathered,
@@ -220,8 +222,8 @@ def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -
     >>> print(ranks(lambda: cp.position_ids("x", 2, "zigzag"), ())())
     [0 7 1 6 2 5 3 4]
     """
-    said = {"length": length, "layout": layout}
-    call = Call("layers.context_parallel.position_ids", axis_name, said=said, operands="")
+    arguments = {"length": length, "layout": layout}
+    call = Call("layers.context_parallel.position_ids", axis_name, arguments=arguments, operands="")
     _check_layout(call, layout, call.integer("length"))
     table = jnp.asarray(positions(layout, call.ask(call.rank_count), length))
     return table[lax.axis_index(call.axes)]
@@ -296,7 +298,7 @@ def _scale(call: Call, scale: Any, width: int) -> float:
     except (TypeError, ValueError) as error:  # also if it is traced
         words = f"scale={scale!r} is not a number"
         raise call.refusal(
-            TypeError, words, "pass a Python float; multiply q by another"
+            TypeError, words, "pass a Python float, or multiply q by the number"
         ) from error
 
 
@@ -306,7 +308,7 @@ def _check_layout(call: Call, layout: Any, length: int) -> None:
         raise call.refusal(ValueError, words, f"choose from {', '.join(LAYOUTS)}")
     if length < 1 or length % PARTS[layout]:
         words = f"{length} positions on a rank, layout={layout!r}"
-        cure = f"a rank's positions must be a multiple of {PARTS[layout]}, and not none"
+        cure = f"a rank's positions must be a multiple of {PARTS[layout]}, and more than 0"
         raise call.refusal(ValueError, words, cure)
 
 
@@ -323,7 +325,7 @@ def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
         return tuple(algorithm)
     if isinstance(algorithm, Table):
         cure = f"pass a name, a Schedule, {ULYSSES!r}, or one for each axis"
-        raise call.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
+        raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
     if algorithm == "auto":  # unless `ringcoll.algorithm` names one for all calls
         algorithm = call.ask(choice.settled, algorithm, OF_SUMS, call.axes)
     return None if algorithm == "auto" else (algorithm,) * len(call.axes)
@@ -332,14 +334,14 @@ def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
 def _checked(call: Call, kernel: Kernel) -> Kernel:
     """The kernel with a check that its results fit its operands."""
 
-    def checked(q: Array, k: Array, v: Array, **how: Any) -> tuple[Array, Array]:
-        made = kernel(q, k, v, **how)
+    def checked(q: Array, k: Array, v: Array, **masking: Any) -> tuple[Array, Array]:
+        results = kernel(q, k, v, **masking)
         wanted = [(*q.shape[:3], v.shape[3]), q.shape[:3]]
-        if (shapes := [jnp.shape(x) for x in jax.tree.leaves(made)]) != wanted:
-            given = ", ".join(str([*shape]) for shape in shapes) or "nothing"
+        if (shapes := [jnp.shape(x) for x in jax.tree.leaves(results)]) != wanted:
+            returned = ", ".join(str([*shape]) for shape in shapes) or "nothing"
             cure = f"of {[*q.shape]}, return (out, lse) of {[*wanted[0]]} and {[*wanted[1]]}"
-            raise call.refusal(ValueError, f"the kernel returned {given}", cure)
-        out, lse = jax.tree.leaves(made)
+            raise call.refusal(ValueError, f"the kernel returned {returned}", cure)
+        out, lse = jax.tree.leaves(results)
         return out, lse
 
     return checked
@@ -350,9 +352,9 @@ def _ids(
 ) -> Array:
     """The segments of the positions of all ranks: `[ranks that gather, batch, s]`."""
     batch, length = ids.shape
-    whole = all_gather(jnp.asarray(ids), tuple(axes)).reshape(*sizes, batch, length)
+    gathered = all_gather(jnp.asarray(ids), tuple(axes)).reshape(*sizes, batch, length)
     others = [axis for axis in range(len(sizes)) if axis not in exchanged]
     n = len(sizes)
-    whole = whole.transpose(*others, n, *exchanged, n + 1)
+    gathered = gathered.transpose(*others, n, *exchanged, n + 1)
     held = length * prod(sizes[i] for i in exchanged)
-    return whole.reshape(prod(sizes[i] for i in others), batch, held)
+    return gathered.reshape(prod(sizes[i] for i in others), batch, held)

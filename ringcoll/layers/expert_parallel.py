@@ -150,15 +150,15 @@ def moe(
     [[  3.  75. 243. 507.]
      [  3.  75. 243. 507.]] 1.0
     """
-    said = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
-    call = Call("layers.moe", axis_name, said=said, operands="x, router, experts")
+    arguments = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
+    call = Call("layers.moe", axis_name, arguments=arguments, operands="x, router, experts")
     axes, n = call.axes, call.ask(call.rank_count)
     x, router = array_of("moe", "x", x), array_of("moe", "router", router)
     top_k = _checked(call, x, router, algorithm, n)
     if max_send is not None and (max_send := call.integer("max_send")) < 1:
         raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
-    how = {"activation": activation, "precision": precision, "kernel": kernel}
-    own = experts_of("moe", experts, x, router.shape[1], n, **how)
+    options = {"activation": activation, "precision": precision, "kernel": kernel}
+    own = experts_of("moe", experts, x, router.shape[1], n, **options)
     x, router = copied((x, router), axes)
     tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
@@ -189,7 +189,7 @@ def _checked(call: Call, x: Array, router: Array, algorithm: Any, n: int) -> int
     total = router.shape[1]
     if total % n or not total:
         words = f"{total} experts do not divide by the {n} ranks of {call.axis_name!r}"
-        cure = "use a multiple of the ranks; a router's columns are all the experts"
+        cure = "use a multiple of the ranks; a router has a column for each expert"
         raise call.refusal(ValueError, words, cure)
     number = call.integer("top_k")
     if not 1 <= number <= total:
@@ -206,10 +206,10 @@ def _by_gather(
 ) -> Array:
     """Send all tokens to all ranks; each rank computes the weighted sum of its experts' results."""
     everywhere = partial(all_gather, axis_name=axes, axis=0, tiled=True)
-    whole, ids, weights = everywhere((x, routing.ids, routing.weights))
+    tokens, ids, weights = everywhere((x, routing.ids, routing.weights))
     first = lax.axis_index(axes) * experts.count
-    most = None if max_send is None else max_send * len(whole) // max(len(x), 1)
-    y = experts.weighted(whole, *slots_of(ids, weights, first, experts.count), most)
+    most = None if max_send is None else max_send * len(tokens) // max(len(x), 1)
+    y = experts.weighted(tokens, *slots_of(ids, weights, first, experts.count), most)
     return psum_scatter(y, axes, scatter_dimension=0, tiled=True)
 
 

@@ -43,11 +43,11 @@ def by_ring(
     algorithm: str,
 ) -> Array:
     """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`."""
-    given = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
-    x, ids, weights, *own = typed_alike(given, axes)
+    operands = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
+    x, ids, weights, *own = typed_alike(operands, axes)
     table = all_gather((weights, ids), axes, axis=0)  # [n, t, k]
-    how = {name: getattr(experts, name) for name in ("activation", "precision", "kernel")}
-    ring = _Ring(axes, algorithm, max_send, max(len(x), 1), partial(Experts, **how))
+    options = {name: getattr(experts, name) for name in ("activation", "precision", "kernel")}
+    ring = _Ring(axes, algorithm, max_send, max(len(x), 1), partial(Experts, **options))
     return _mixed(ring, x, *table, tuple(own))
 
 
@@ -74,8 +74,8 @@ class _Ring:
             ends = np.cumsum([len(x) for x, _, _ in parts])
             together = jnp.concatenate([x for x, _, _ in parts])
             where = [(origin, first, len(x)) for x, origin, first in parts]
-            carry, made = make(carry, together, where)
-            return carry, jnp.split(made, ends[:-1])
+            carry, results = make(carry, together, where)
+            return carry, jnp.split(results, ends[:-1])
 
         return toured(x, joined, self.axes, self.algorithm, carry)
 
@@ -114,11 +114,11 @@ def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) ->
 
     def make(_: None, x: Array, where: Where) -> tuple[None, Array]:
         if ring.keeps():
-            made, of_round = _keeping(ring, where, ids, x, weights, experts)
+            result, of_round = _keeping(ring, where, ids, x, weights, experts)
         else:
-            made, of_round = ring.work(where, ids, x, weights, experts), x
+            result, of_round = ring.work(where, ids, x, weights, experts), x
         kept.append(of_round)
-        return None, made
+        return None, result
 
     return ring.tour(x, make)[1], (kept, weights, ids, own)
 
@@ -176,13 +176,13 @@ def _keeping(
 
         def product(rows: Array, w: Array, sizes: Array) -> Array:
             multiplied.append((rows, sizes))
-            made = experts.product(rows, w, sizes)
-            return made + next(added).astype(made.dtype)
+            y = experts.product(rows, w, sizes)
+            return y + next(added).astype(y.dtype)
 
         return ring.work(where, ids, x, weights, replace(experts, kernel=product)), multiplied
 
-    made, pull, multiplied = jax.vjp(work, x, weights, zeros, has_aux=True)
-    return made, (pull, multiplied)
+    result, pull, multiplied = jax.vjp(work, x, weights, zeros, has_aux=True)
+    return result, (pull, multiplied)
 
 
 def _of_weights(product: Kernel, weights: Array, rounds: Sequence[tuple[Array, ...]]) -> Array:
@@ -202,5 +202,5 @@ def _of_weights(product: Kernel, weights: Array, rounds: Sequence[tuple[Array, .
     order = jnp.argsort(jnp.concatenate(experts), stable=True)
     together, ct = (jnp.take(jnp.concatenate(x), order, axis=0, mode="clip") for x in (rows, cts))
     total = sum(sizes[1:], sizes[0])
-    made, pull = jax.vjp(lambda w: product(together, w, total), weights)
-    return pull(ct.astype(made.dtype))[0]
+    y, pull = jax.vjp(lambda w: product(together, w, total), weights)
+    return pull(ct.astype(y.dtype))[0]

@@ -82,7 +82,9 @@ class Experts:
         return jnp.where(total <= most, y, jnp.nan)
 
 
-def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **how: Any) -> Experts:
+def experts_of(
+    function: str, params: Any, x: Array, total: int, ranks: int, **options: Any
+) -> Experts:
     """Find this rank's experts by name. They must fit the tokens and the `total` experts."""
     weights = {
         name: array_of(function, name, field(params, name)) for name in ("gate", "up", "down")
@@ -100,11 +102,16 @@ def experts_of(function: str, params: Any, x: Array, total: int, ranks: int, **h
         raise refusal(ValueError, function, f"on a rank: {shapes}", cure)
     if gate.shape[1] != d:
         words = f"x has {d} features, experts {gate.shape[1]}"
-        raise refusal(ValueError, function, words, "x must end in the features of the experts")
+        raise refusal(
+            ValueError,
+            function,
+            words,
+            "the last dimension of x must have the features of the experts",
+        )
     if gate.shape[0] != count:
         words = f"a rank has {gate.shape[0]} experts, and {total} over {ranks} ranks are {count}"
         raise refusal(ValueError, function, words, "shard the experts by partition_specs")
-    return Experts(gate, up, down, **how)
+    return Experts(gate, up, down, **options)
 
 
 def slots_of(ids: Array, weights: Array, first: Array, count: int) -> tuple[Array, Array]:
@@ -211,9 +218,9 @@ def _product(precision: Any, rows: Array, weights: Array, sizes: Array) -> Array
 
 def _product_backward(precision: Any, residuals: tuple[Array, ...], ct: Array) -> tuple[Any, ...]:
     rows, weights, sizes = residuals
-    how = {"precision": precision}
-    of_rows = _each(partial(lax.ragged_dot, **how))(ct, weights.swapaxes(1, 2), sizes)
-    general = partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=_OF_WEIGHTS, **how)
+    exact = {"precision": precision}
+    of_rows = _each(partial(lax.ragged_dot, **exact))(ct, weights.swapaxes(1, 2), sizes)
+    general = partial(lax.ragged_dot_general, ragged_dot_dimension_numbers=_OF_WEIGHTS, **exact)
     return of_rows, _each(general)(rows, ct, sizes), None
 
 
@@ -237,8 +244,8 @@ def _each(call: Callable[..., Array]) -> Callable[..., Array]:
 
         def one(moving: list[Array]) -> Array:
             rest = iter(moving)
-            given = zip(operands, is_batched, strict=True)
-            return _each(call)(*(next(rest) if batch else x for x, batch in given))
+            pairs = zip(operands, is_batched, strict=True)
+            return _each(call)(*(next(rest) if batch else x for x, batch in pairs))
 
         return lax.map(one, moving), True
 

@@ -101,10 +101,10 @@ def specs(
     ranks = prod(mesh.shape[axis] for axis in axes)
     entry = axes[0] if len(axes) == 1 else axes
 
-    def spec(name: str, leaf: Any, given: PartitionSpec) -> PartitionSpec:
-        entries = [*given, *[None] * (len(leaf.shape) - len(given))]
+    def spec(name: str, leaf: Any, base_spec: PartitionSpec) -> PartitionSpec:
+        entries = [*base_spec, *[None] * (len(leaf.shape) - len(base_spec))]
         if any(axis in axes for there in entries for axis in axes_in(there)):
-            words = f"{name}: base has it sharded over {axis_name!r} already: {given}"
+            words = f"{name}: base has it sharded over {axis_name!r} already: {base_spec}"
             raise refusal(ValueError, "fsdp.specs", words, "leave that axis out of base")
         sizes = {
             d: leaf.shape[d]
@@ -113,13 +113,13 @@ def specs(
         }
         is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
         if not is_float or not sizes or prod(leaf.shape[leading:]) < min_size:
-            return given
+            return base_spec
         wanted = dim + len(leaf.shape) if dim is not None and dim < 0 else dim
         chosen = wanted if wanted in sizes else max(sizes, key=lambda d: sizes[d])
         return PartitionSpec(*[entry if d == chosen else e for d, e in enumerate(entries)])
 
     if base is None:
         base = jax.tree.map(lambda _: PartitionSpec(), params)
-    made = map_with_specs("fsdp.specs", spec, params, base)
-    check_specs("fsdp.specs", params, made, mesh)
-    return made
+    found = map_with_specs("fsdp.specs", spec, params, base)
+    check_specs("fsdp.specs", params, found, mesh)
+    return found

@@ -155,8 +155,8 @@ def gather(
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
         sums = narrowed(to, reduce_dtype)
         exchange = Exchange(axes, dim, algorithm, encoded, back, order, leaves)
-        whole = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
-        return Gathered(lax.stop_gradient(whole), leaf, reduce_dtype, back) if is_fused else whole
+        y = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
+        return Gathered(lax.stop_gradient(y), leaf, reduce_dtype, back) if is_fused else y
 
     def widened(leaf: Array) -> Array:
         # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
@@ -175,7 +175,7 @@ def gather(
 
 
 def _copied_if_sharded(
-    params: Pytree, specs: Pytree, axes: tuple[Hashable, ...], everywhere: AxisName, **how: Any
+    params: Pytree, specs: Pytree, axes: tuple[Hashable, ...], everywhere: AxisName, **options: Any
 ) -> Pytree:
     """`copied` of the leaves that are sharded over these axes."""
     dims: list[int | None] = []
@@ -183,8 +183,8 @@ def _copied_if_sharded(
     map_with_specs("fsdp.gather", note, params, specs)
     leaves, structure = jax.tree.flatten(params)
     sharded = [i for i, dim in enumerate(dims) if dim is not None]
-    made = copied([leaves[i] for i in sharded], everywhere, **how)
-    for i, leaf in zip(sharded, made, strict=True):
+    copies = copied([leaves[i] for i in sharded], everywhere, **options)
+    for i, leaf in zip(sharded, copies, strict=True):
         leaves[i] = leaf
     return jax.tree.unflatten(structure, leaves)
 
@@ -264,10 +264,10 @@ def linear(
     n, features = rank_count(axis_name), x.shape[-1]
     if shard.ndim != 2 or shard.shape[0] not in (features, features // n):
         words = f"x is {x.shape}, the kernel {shard.shape} on each of {n} ranks"
-        cure = "pass one of [d, f/n] or [d/n, f], d being the features of x"
+        cure = "pass a kernel of [d, f/n] or [d/n, f], where d are the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
     if order is not None and (replicas or isinstance(kernel, Gathered)):
-        words = f"order={order!r} with replicas={replicas!r}, or a kernel that has arrived"
+        words = f"order={order!r} with replicas={replicas!r}, or a gathered kernel"
         cure = "shard the batch over axis_name alone, and pass the shard of the kernel"
         raise refusal(ValueError, "fsdp.linear", words, cure)
     dimension = -1 if shard.shape[0] == features else -2
@@ -312,18 +312,18 @@ class _Linear:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiplied(options: _Linear, x: Array, whole: Array, shard: Array) -> Array:
-    """x @ whole; the shard gets the gradient of the kernel."""
-    return options.product(x, whole)
+def _multiplied(options: _Linear, x: Array, kernel: Array, shard: Array) -> Array:
+    """x @ kernel; the shard gets the gradient of the kernel."""
+    return options.product(x, kernel)
 
 
-def _multiplied_forward(options: _Linear, x: Array, whole: Array, shard: Array) -> tuple:
+def _multiplied_forward(options: _Linear, x: Array, kernel: Array, shard: Array) -> tuple:
     # Not inside another function: a checkpoint policy must see that it is a product.
-    return options.product(x, whole), (x, whole, shard)
+    return options.product(x, kernel), (x, kernel, shard)
 
 
 def _multiplied_backward(options: _Linear, residuals: tuple, ct: Array) -> tuple:
-    x, whole, shard = residuals
+    x, kernel, shard = residuals
     mine = einsum_reduce_scatter(
         "mk,mf->kf",
         x.reshape(-1, x.shape[-1]),
@@ -336,7 +336,7 @@ def _multiplied_backward(options: _Linear, residuals: tuple, ct: Array) -> tuple
         accumulate_dtype=options.accumulate_dtype,
         wire=options.gradient_wire,
     )
-    return options.product(ct, whole.T), jnp.zeros_like(whole), mine.astype(shard.dtype)
+    return options.product(ct, kernel.T), jnp.zeros_like(kernel), mine.astype(shard.dtype)
 
 
 _multiplied.defvjp(_multiplied_forward, _multiplied_backward)

@@ -61,7 +61,9 @@ def leaves_in(function: str, batch: Pytree, axis_name: AxisName, leaves: int) ->
     for x in jax.tree.leaves(batch):
         if not x.ndim or x.shape[0] % count:
             words = f"a rank's batch is {x.shape}, and it has {count} leaves"
-            raise refusal(ValueError, function, words, "let its first dimension divide by them")
+            raise refusal(
+                ValueError, function, words, "make its first dimension a multiple of them"
+            )
     return count
 
 
@@ -81,5 +83,5 @@ def compiled_apart(function: Callable[..., T], *operands: Pytree) -> T:
     >>> print(jax.jit(lambda x: layers.compiled_apart(jnp.mean, x))(jnp.arange(4.0)))
     1.5
     """
-    (made,) = leaf_by_leaf(lambda _, own: function(*own), None, [operands])
-    return made
+    (result,) = leaf_by_leaf(lambda _, own: function(*own), None, [operands])
+    return result

@@ -22,12 +22,9 @@ from ringcoll.collectives.tree_order import LEAVES, leaves_of_tree
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.parameters import check_alike, check_bound, field, refusal
 from ringcoll.layers.replicas import copied
-from ringcoll.matmuls.functions import (
-    all_gather_einsum,
-    matmul_all_reduce,
-    matmul_in_blocks,
-    product_reduce_scatter,
-)
+from ringcoll.matmuls.all_reduce import matmul_all_reduce
+from ringcoll.matmuls.functions import all_gather_einsum, product_reduce_scatter
+from ringcoll.matmuls.in_blocks import matmul_in_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +207,7 @@ def columns(
     if options.sequence_parallel:
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
         spec = f"{tokens}z,z{features}->{tokens}{features}"
-        made = all_gather_einsum(
+        products = all_gather_einsum(
             spec,
             x,
             factors,
@@ -242,11 +239,11 @@ def columns(
             product: Any = partial(jnp.matmul, **exact)
         else:  # each gets its own sum: the bits of sums of sums would depend on the ranks
             xs = [copy() for _ in factors]
-            how = {**exact, **options.tree(), "accumulate_dtype": options.accumulate_dtype}
-            product = partial(matmul_in_blocks, axis_name=axis_name, contracted=False, **how)
-        made = [product(x, matrix) for x, matrix in zip(xs, factors, strict=True)]
+            in_blocks = {**exact, **options.tree(), "accumulate_dtype": options.accumulate_dtype}
+            product = partial(matmul_in_blocks, axis_name=axis_name, contracted=False, **in_blocks)
+        products = [product(x, matrix) for x, matrix in zip(xs, factors, strict=True)]
     results = []
-    for y, (_, kernel, bias) in zip(made, named, strict=True):
+    for y, (_, kernel, bias) in zip(products, named, strict=True):
         shape = (*y.shape[: x.ndim - 1], *kernel.shape[1:])
         if bias is None or options.order is None:
             results.append(with_bias(function, y.reshape(shape), bias))
@@ -285,7 +282,7 @@ def rows(
     inner = kernel.ndim - 1
     if kernel.ndim < 2 or x.ndim <= inner or x.shape[-inner:] != kernel.shape[:-1]:
         words = f"x is {x.shape}, {name} is {kernel.shape}"
-        cure = "let x end in the dimensions of the kernel without its last"
+        cure = "the last dimensions of x must be those of the kernel without its last one"
         raise refusal(ValueError, function, words, cure)
     check_bound(function, axis_name)
     x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))

@@ -78,32 +78,32 @@ def layer_norm(
     [[4. 4. 4. 4.]
      [6. 6. 6. 6.]]
     """
-    given = {"scale": field(params, "scale")}
+    present = {"scale": field(params, "scale")}
     if (bias := field(params, "bias", None)) is not None:
-        given["bias"] = bias
+        present["bias"] = bias
     centred = partial(_centred, epsilon, bias is not None)
-    return _normed("layer_norm", centred, x, axis_name, (order, leaves), **given)
+    return _normed("layer_norm", centred, x, axis_name, (order, leaves), **present)
 
 
 def _rms(epsilon: float, parameter: Callable[[str], Array], x: Array) -> Array:
-    scale = _beside(parameter("scale"), x)
+    scale = _per_feature(parameter("scale"), x)
     wide = x.astype(scale.dtype)
     mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
     return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
 
 
 def _centred(epsilon: float, biased: bool, parameter: Callable[[str], Array], x: Array) -> Array:
-    scale = _beside(parameter("scale"), x)
+    scale = _per_feature(parameter("scale"), x)
     wide = x.astype(scale.dtype)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(variance + epsilon) * scale
     if biased:
-        y = y + _beside(parameter("bias"), x)
+        y = y + _per_feature(parameter("bias"), x)
     return y.astype(x.dtype)
 
 
-def _beside(value: Array, x: Array) -> Array:
+def _per_feature(value: Array, x: Array) -> Array:
     """One number for each feature, reshaped to as many dimensions as x."""
     return value.reshape((1,) * (x.ndim - 1) + value.shape)
 
@@ -117,7 +117,7 @@ def _normed(
     **params: Any,
 ) -> Array:
     """The norm with parameters in float32 or wider; with `order="tree"`, leaf by leaf."""
-    values = {name: jnp.asarray(given) for name, given in params.items()}
+    values = {name: jnp.asarray(value) for name, value in params.items()}
     for name, value in values.items():
         if value.shape != x.shape[-1:]:
             words = f"{name} is {value.shape}, x is {x.shape}"

@@ -83,18 +83,18 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
         words = f"the specs do not match the parameters ({error})"
         cure = "make the specs from these parameters"
         raise refusal(ValueError, function, words, cure) from error
-    made = [one(path, leaf, spec) for (path, leaf), spec in zip(leaves, found, strict=True)]
-    return jax.tree.unflatten(structure, made)
+    mapped = [one(path, leaf, spec) for (path, leaf), spec in zip(leaves, found, strict=True)]
+    return jax.tree.unflatten(structure, mapped)
 
 
 def check_axes(
-    function: str, said: str, axes: Iterable[Hashable], known: Iterable[Hashable]
+    function: str, what: str, axes: Iterable[Hashable], known: Iterable[Hashable]
 ) -> None:
     """Refuse an axis that the mesh does not have."""
     for axis in axes:
         if axis not in known:
             cure = f"choose from {', '.join(map(repr, known))}"
-            raise refusal(ValueError, function, f"{said} {axis!r}, no axis of the mesh", cure)
+            raise refusal(ValueError, function, f"{what} {axis!r}, no axis of the mesh", cure)
 
 
 def mesh_or_ambient(function: str, mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh:
@@ -163,7 +163,7 @@ def check_alike(function: str, **arrays: Any) -> None:
     for name, x in arrays.items():
         if not hasattr(x, "ndim"):
             words = f"{name} is a {type(x).__name__}, no array"
-            cure = "what fsdp.gather(..., fused=True) makes is for fsdp.linear alone"
+            cure = "only fsdp.linear takes the results of fsdp.gather(..., fused=True)"
             raise refusal(TypeError, function, words, cure)
     dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:

@@ -75,8 +75,8 @@ def copied(
     wire = settled_to_nearest(gradient_wire)
     for axes, members in groups.items():
         summing = _Summing(axes, reduce_dtype, algorithm, wire, order, leaves)
-        made = _copied(summing, [every[i] for i in members])
-        for i, x in zip(members, made, strict=True):
+        copies = _copied(summing, [every[i] for i in members])
+        for i, x in zip(members, copies, strict=True):
             every[i] = x
     return jax.tree.unflatten(structure, every)
 

@@ -121,18 +121,18 @@ def scan_layers(
     if order is not None:
         count = leaves_in("scan_layers", x, axis_name, leaves)
         block = partial(_by_leaf, block, count)
-    whole = jax.eval_shape(lambda p: gather_one(jax.tree.map(lambda leaf: leaf[0], p)), params)
-    explicit, given = closed(block, whole, x)
+    gathered = jax.eval_shape(lambda p: gather_one(jax.tree.map(lambda leaf: leaf[0], p)), params)
+    explicit, captured = closed(block, gathered, x)
 
-    def reordered(whole: Pytree, given: list[Array], x: Pytree) -> Pytree:
-        return explicit(whole, x, given)
+    def reordered(gathered: Pytree, captured: list[Array], x: Pytree) -> Pytree:
+        return explicit(gathered, x, captured)
 
     checkpointed = jax.checkpoint(reordered, policy=policy, prevent_cse=False)
-    return _scanned(_Scan(checkpointed, gather_one, length), params, given, x)
+    return _scanned(_Scan(checkpointed, gather_one, length), params, captured, x)
 
 
-def _by_leaf(block: Block, count: int, whole: Pytree, x: Pytree) -> Pytree:
-    return slices_by_leaf(block, whole, x, 0, count)
+def _by_leaf(block: Block, count: int, gathered: Pytree, x: Pytree) -> Pytree:
+    return slices_by_leaf(block, gathered, x, 0, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,34 +152,34 @@ class _Scan:
         """The whole parameters of layer i, and the function that reduces their gradients."""
         shards, join = _split(self.layer(params, i))
 
-        def whole(shards: list[Array]) -> tuple[list[Array], Pytree]:
-            made = self.gather(join(shards))
-            return _split(made)[0], made
+        def gather_shards(shards: list[Array]) -> tuple[list[Array], Pytree]:
+            gathered = self.gather(join(shards))
+            return _split(gathered)[0], gathered
 
         # If only the transpose is used, the gather has no effect, and sends nothing.
-        _, pull_back, made = jax.vjp(whole, shards, has_aux=True)
-        return made, lambda cts: pull_back(cts)[0]
+        _, pull_back, gathered = jax.vjp(gather_shards, shards, has_aux=True)
+        return gathered, lambda cts: pull_back(cts)[0]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scanned(scan: _Scan, params: Pytree, given: list[Array], x: Pytree) -> Pytree:
-    return _through(scan, params, given, x, lambda w, g, x: (scan.block(w, g, x), None))[0]
+def _scanned(scan: _Scan, params: Pytree, captured: list[Array], x: Pytree) -> Pytree:
+    return _through(scan, params, captured, x, lambda w, g, x: (scan.block(w, g, x), None))[0]
 
 
 def _through(
-    scan: _Scan, params: Pytree, given: list[Array], x: Pytree, call: Callable
+    scan: _Scan, params: Pytree, captured: list[Array], x: Pytree, call: Callable
 ) -> tuple[Pytree, Any, Any]:
     """The last x, the whole parameters of the last layer, and what `call` kept of each layer."""
 
     def step(carry: Any, i: Array) -> Any:
-        whole, given, x = carry
+        gathered, captured, x = carry
         coming = scan.gather(scan.layer(params, i + 1))
-        x, kept = call(whole, given, x)
-        return (coming, given, x), kept
+        x, kept = call(gathered, captured, x)
+        return (coming, captured, x), kept
 
-    start = (scan.gather(scan.layer(params, 0)), given, x)
-    (whole, _, x), kept = lax.scan(step, start, jnp.arange(scan.length))
-    return x, whole, kept
+    start = (scan.gather(scan.layer(params, 0)), captured, x)
+    (gathered, _, x), kept = lax.scan(step, start, jnp.arange(scan.length))
+    return x, gathered, kept
 
 
 @jax.tree_util.register_static
@@ -191,55 +191,55 @@ class _Shared:
 
 
 def _scanned_forward(
-    scan: _Scan, params: Pytree, given: list[Array], x: Pytree
+    scan: _Scan, params: Pytree, captured: list[Array], x: Pytree
 ) -> tuple[Pytree, Any]:
-    def call(whole: Pytree, given: list[Array], x: Pytree) -> Any:
-        weights, join = _split((whole, given))
+    def call(gathered: Pytree, captured: list[Array], x: Pytree) -> Any:
+        weights, join = _split((gathered, captured))
 
         def apply(weights: list[Array], x: Pytree) -> Pytree:
-            whole, given = join(weights)
-            return scan.block(whole, given, x)
+            gathered, captured = join(weights)
+            return scan.block(gathered, captured, x)
 
         x, pull_back = jax.vjp(apply, weights, x)
         # `jax.vjp` returns a pytree of its residuals. Two kinds of them are not kept: whole
         # parameters, which the backward pass gathers again, and arrays that all layers share.
         # They are recognised by identity: `jax.vjp` keeps the same arrays that it was given.
-        numbers = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((whole, given)))}
+        numbers = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves((gathered, captured)))}
         leaves, tree = jax.tree.flatten(pull_back)
         kept = [_Shared(numbers[id(x)]) if id(x) in numbers else x for x in leaves]
         return x, jax.tree.unflatten(tree, kept)
 
-    y, whole, kept = _through(scan, params, given, x, call)
-    return y, (params, given, whole, kept)
+    y, gathered, kept = _through(scan, params, captured, x, call)
+    return y, (params, captured, gathered, kept)
 
 
 def _scanned_backward(scan: _Scan, residuals: Any, ct: Pytree) -> tuple[Pytree, Any, Pytree]:
-    params, given, whole, kept = residuals
-    constants, join_given = _split(given)
+    params, captured, gathered, kept = residuals
+    constants, join_captured = _split(captured)
 
     def step(carry: Any, at: Any) -> Any:
-        whole, ct_of_next, ct_of_given, ct, grads = carry
+        gathered, ct_of_next, ct_of_captured, ct, grads = carry
         i, pull_back = at
         # The transpose of a gather does not depend on values. So the transpose of the gather of
         # layer i - 1 can reduce the gradients of layer i + 1. (After the last layer there is no
         # layer i + 1: the zeros that this gives are overwritten later.)
         coming, reduce = scan.gather_with_transpose(params, i - 1)
         grads = _placed(grads, reduce(ct_of_next), (i + 1) % scan.length)
-        arrays = jax.tree.leaves((whole, given))
+        arrays = jax.tree.leaves((gathered, captured))
         leaves, tree = jax.tree.flatten(pull_back, is_leaf=lambda x: isinstance(x, _Shared))
         kept = [arrays[x.number] if isinstance(x, _Shared) else x for x in leaves]
         cts, ct = jax.tree.unflatten(tree, kept)(ct)
         ct_of_this, more = cts[: len(ct_of_next)], cts[len(ct_of_next) :]
-        return (coming, ct_of_this, jax.tree.map(lax.add, ct_of_given, more), ct, grads), None
+        return (coming, ct_of_this, jax.tree.map(lax.add, ct_of_captured, more), ct, grads), None
 
     shards, join = _split(params)
-    nothing = [_zeros(w) for w in _split(whole)[0]]
-    start = (whole, nothing, [_zeros(c) for c in constants], ct, [_zeros(p) for p in shards])
+    nothing = [_zeros(w) for w in _split(gathered)[0]]
+    start = (gathered, nothing, [_zeros(c) for c in constants], ct, [_zeros(p) for p in shards])
     steps = (jnp.arange(scan.length), kept)
-    (_, ct_of_first, ct_of_given, ct, grads), _ = lax.scan(step, start, steps, reverse=True)
+    (_, ct_of_first, ct_of_captured, ct, grads), _ = lax.scan(step, start, steps, reverse=True)
     _, reduce = scan.gather_with_transpose(params, 0)
     grads = _placed(grads, reduce(ct_of_first), 0)
-    return join(grads, _no_gradient), join_given(ct_of_given, _no_gradient), ct
+    return join(grads, _no_gradient), join_captured(ct_of_captured, _no_gradient), ct
 
 
 def _no_gradient(x: Array) -> np.ndarray:
@@ -255,8 +255,8 @@ def _split(tree: Pytree) -> tuple[list[Array], Callable[..., Pytree]]:
     own = [leaf.shard if isinstance(leaf, Gathered) else leaf for leaf in leaves]
     floats = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in own]
 
-    def join(given: list[Array], other: Callable = lambda leaf: leaf) -> Pytree:
-        rest = iter(given)
+    def join(arrays: list[Array], other: Callable = lambda leaf: leaf) -> Pytree:
+        rest = iter(arrays)
 
         def one(leaf: Any, is_float: bool) -> Any:
             if isinstance(leaf, Gathered):

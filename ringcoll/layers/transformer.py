@@ -206,14 +206,14 @@ def attention(
         raise refusal(ValueError, "attention", words, cure)
     heads, groups = query.shape[-2], key.shape[-2]
     if value.shape != key.shape or heads % groups or query.shape[-1] != key.shape[-1]:
-        cure = "the heads must be a multiple of those of keys and values, and as wide"
+        cure = "queries must have a multiple of the heads of keys and values, of the same width"
         raise refusal(ValueError, "attention", f"on a rank: {shapes}", cure)
     where = None
     if rotary_base is not None:
         length = query.shape[-3]
         where = jnp.arange(length) if positions is None else jnp.asarray(positions)
         if where.shape not in ((length,), (*query.shape[:-3], length)):
-            words = f"positions are {where.shape}, the whole sequence is of {length}"
+            words = f"positions are {where.shape}, and the whole sequence has {length}"
             cure = "pass [s] or [b, s], of the whole sequence on every rank"
             raise refusal(ValueError, "attention", words, cure)
     if attend is None:

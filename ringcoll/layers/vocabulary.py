@@ -83,14 +83,14 @@ def embed(
         (rows,) = leaf_by_leaf(taken, None, [(table, row)])
     found = jnp.where(is_mine, rows, none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
-    how: dict[str, Any] = {"algorithm": algorithm, "order": order, "leaves": leaves}
+    options: dict[str, Any] = {"algorithm": algorithm, "order": order, "leaves": leaves}
     if not sequence_parallel:
-        return psum(found, axis_name, wire=wires[0], **how)
+        return psum(found, axis_name, wire=wires[0], **options)
     check_sequence("embed", tokens.shape[-1], axis_name)
     axes, dim = axes_of(axis_name), tokens.ndim - 1
     if any(wires):
         return _scattered(Exchange(axes, dim, algorithm, *wires), varying(found, axes))
-    return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, **how)
+    return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, **options)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -56,8 +56,8 @@ def agree(what: str, *, allowed: float = 0.0, **ways: Any) -> None:
                     words = f"{name} is {off:.1e} off {first}, {allowed:.1e} is allowed"
                     raise AssertionError(f"{what}: {words}")
                 worst = max(worst, off)
-    how = f"except {worst:.1e}, {allowed:.1e} allowed" if allowed else "exactly"
-    print(f"{what}: {' = '.join(ways)}, {how}")
+    accuracy = f"except {worst:.1e}, {allowed:.1e} allowed" if allowed else "exactly"
+    print(f"{what}: {' = '.join(ways)}, {accuracy}")
     if isinstance(result, jax.Array):
         print(f"{' ' * (len(what) - len(what.lstrip()))}  {_described(result)}")
 

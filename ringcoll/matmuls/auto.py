@@ -146,8 +146,8 @@ def gather_seconds(
         known.pop(TWO_ENDED, None)
     elif TWO_ENDED in known and _halves_cut_tiles(gather, x):
         del known[HIDDEN]
-    for algorithm, made in known.items():
-        joinings = _by_joining(early, shard, ranks, model, made, sent)
+    for algorithm, of_rounds in known.items():
+        joinings = _by_joining(early, shard, ranks, model, of_rounds, sent)
         found[algorithm] = after + min(joinings.values())
     return found
 
@@ -168,7 +168,7 @@ def _by_joining(
     shard_bytes: int,
     ranks: int,
     model: Model,
-    made: Sequence[Round],
+    of_rounds: Sequence[Round],
     sent: float,
 ) -> dict[str, float]:
     """Seconds of a gather under its matmuls, by how its parts are joined; see `joining`."""
@@ -176,14 +176,14 @@ def _by_joining(
     # matmuls took longer than their price: attention on v5e:4x2, 8192 x 8192 x 8192, compiled: 3380
     # us, fused 2943. So did halves that travel for longer than their matmuls take, if x is kept for
     # the gradient: 8192 x 8192 x 14336 with both gradients on v5e:4x2 takes 4874 us, fused 4336.
-    first = made[:2][-1]  # with one rank there is only its own shard
+    first = of_rounds[:2][-1]  # with one rank there is only its own shard
     hop = model.latency + model.beta * sent * shard_bytes * first.load
     products = sum(piece_seconds(w, first.shards / ranks, model, False) for w in works)
     is_late = first.parts > first.shards and hop > products
     may_be_apart = not is_late and len(works) < 3 and not any(work.added for work in works)
     return {
-        how: hidden_seconds(works, shard_bytes, ranks, model, made, how, sent)
-        for how in (FUSED, COPIED, *((APART,) if may_be_apart else ()))
+        joined: hidden_seconds(works, shard_bytes, ranks, model, of_rounds, joined, sent)
+        for joined in (FUSED, COPIED, *((APART,) if may_be_apart else ()))
     }
 
 
@@ -202,7 +202,7 @@ def joining(gather: Gather, x: Any, others: Sequence[Any], schedule: Schedule, m
     works = works_of(gather, x, others, schedule.size)
     sent = ratio(gather.wire, x.dtype)
     costs = _by_joining(works, nbytes(x), schedule.size, model, rounds(schedule), sent)
-    return min(costs, key=lambda how: costs[how] * (1 if how == FUSED else SURE))
+    return min(costs, key=lambda joined: costs[joined] * (1 if joined == FUSED else SURE))
 
 
 def pairs_pay(
@@ -267,9 +267,9 @@ def _in_lanes(lanes: int) -> Callable[..., Schedule]:
     """Recursive doubling in this many lanes, each a round later than the one before."""
 
     def recursive_doubling(*shape: int) -> Schedule:
-        made = build("all_gather", IN_ORDER, shape)
-        assert isinstance(made, Schedule)  # a gather has no stages
-        return staggered(made, lanes)
+        schedule = build("all_gather", IN_ORDER, shape)
+        assert isinstance(schedule, Schedule)  # a gather has no stages
+        return staggered(schedule, lanes)
 
     return recursive_doubling
 
@@ -279,16 +279,16 @@ def scatter_seconds(
 ) -> dict[str, float]:
     """Seconds by algorithm. Whole shards in both directions are left out: they begin with two."""
     ranks = prod(sizes)
-    whole, block = summed(scatter, pairs, ranks)
-    cut = whole.once - ranks * block
-    work = replace(whole, once=whole.once - cut, cut=cut, joined=block)
+    uncut, block = summed(scatter, pairs, ranks)
+    cut = uncut.once - ranks * block
+    work = replace(uncut, once=uncut.once - cut, cut=cut, joined=block)
     if len(sizes) == 1 and _turns_are_quicker(work, block, ranks, model):
         work = replace(work, joined=0.0)  # by turns, matmuls add, which saves more than joining
-    algorithm, made = next(iter(hiding_algorithms(sizes, model).items()))
+    algorithm, of_rounds = next(iter(hiding_algorithms(sizes, model).items()))
     ways, follows = scatter_links(ranks, model), scatter.follows
     return {
         LAX: bare_seconds([work], block, ranks, model, ways, follows=follows),
-        algorithm: hidden_seconds([work], block, ranks, model, made, follows=follows),
+        algorithm: hidden_seconds([work], block, ranks, model, of_rounds, follows=follows),
     }
 
 

@@ -23,10 +23,10 @@ from ringcoll.runtime.value_types import typed_alike
 class FactorsCall(Call):
     """One call of an einsum of two factors, without the factors themselves."""
 
-    def __init__(self, name: str, spec: Any, axis_name: AxisName, **said: Any) -> None:
-        super().__init__(name, axis_name, said=said, operands=f"{spec!r}, x, w")
+    def __init__(self, name: str, spec: Any, axis_name: AxisName, **arguments: Any) -> None:
+        super().__init__(name, axis_name, arguments=arguments, operands=f"{spec!r}, x, w")
 
-    def how(
+    def options(
         self, algorithm: Any, precision: Any, accumulate_dtype: Any, residuals: str = "save"
     ) -> Options:
         """The checked options of the call: its axes, algorithm, precision and leaves."""
@@ -40,7 +40,7 @@ class FactorsCall(Call):
             raise self.refusal(ValueError, words, "choose from regather, save")
         if isinstance(algorithm, Table):
             cure = "pass a name, a Schedule, or a function that makes one"
-            raise self.refusal(ValueError, "algorithm: a Table is of collectives alone", cure)
+            raise self.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
         # It adds by a schedule, so it has the same algorithms as psum_scatter.
         leaves = leaves_of_call(self)
         asked = algorithm, "psum_scatter", self.axes, None, leaves
@@ -93,13 +93,13 @@ class FactorsCall(Call):
         self, options: Options, labels: Labels, sizes: Any, x: Array, w: Array, preferred: Any
     ) -> np.dtype:
         """The dtype of the result by `jax.numpy.einsum`, which may refuse."""
-        whole = [
+        factors = [
             jax.ShapeDtypeStruct([sizes[label] for label in own], factor.dtype)
             for own, factor in ((labels.x, x), (labels.w, w))
         ]
-        how = {"precision": options.precision, "preferred_element_type": preferred}
-        einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **how)
-        out = self.ask(jax.eval_shape, einsum, *whole)
+        exact = {"precision": options.precision, "preferred_element_type": preferred}
+        einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **exact)
+        out = self.ask(jax.eval_shape, einsum, *factors)
         if jnp.issubdtype(out.dtype, jnp.bool_):  # lax has no sum of booleans over ranks
             raise self.refusal(TypeError, "the product is of dtype bool", "cast to int32 first")
         if options.accumulate_dtype is not None:

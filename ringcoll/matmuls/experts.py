@@ -63,23 +63,23 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
     if device_kind not in KINDS:
         return _on_gpus(mixture, device_kind)
     n, model = mixture.ranks, auto.machine(device_kind)
-    whole, sent = mixture.work(model, 1), (n - 1) * model.beta * mixture.block
+    products, sent = mixture.work(model, 1), (n - 1) * model.beta * mixture.block
     inward, outward = links(n, model), scatter_links(n, model)
-    made = {GATHER: whole + 2 * model.alpha + sent / inward + sent / outward}
+    found = {GATHER: products + 2 * model.alpha + sent / inward + sent / outward}
     rows = all_to_all_seconds(mixture.chosen * mixture.block, n, model)
-    made[RAGGED] = whole + 2 * (model.alpha + rows)
+    found[RAGGED] = products + 2 * (model.alpha + rows)
     for name, ways in RINGS.items():
         hop = 2 * (model.latency + model.beta * mixture.block / ways)
-        made[name] = mixture.around(model, hop)
-    return made
+        found[name] = mixture.around(model, hop)
+    return found
 
 
 def _on_gpus(mixture: Mixture, device_kind: str) -> dict[str, float]:
     """Seconds on GPUs, by measured collectives and permutes; a switch has no directions."""
     n, device = mixture.ranks, auto_gpus.gpu(device_kind)
-    model, whole = device.model, n * mixture.block
+    model, gathered_bytes = device.model, n * mixture.block
     work = mixture.work(model, 1)
-    both = (predict(name, whole, n, device) for name in ("all_gather", "psum_scatter"))
+    both = (predict(name, gathered_bytes, n, device) for name in ("all_gather", "psum_scatter"))
     exchange = predict("all_to_all", mixture.chosen * mixture.block, n, device)
     hop = 2 * predict("ppermute", mixture.block, n, device)
     return {

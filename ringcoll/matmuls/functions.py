@@ -47,32 +47,23 @@ argument is not an array, dtype or integer, and ValueError if shapes or specs do
 algorithm cannot run.
 """
 
-import string
-from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
-from ringcoll.collectives.all_gather import all_gather
-from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import SAME, WireLike
 from ringcoll.matmuls.checks import FactorsCall
-from ringcoll.matmuls.labels import Gather, Product, Scatter
+from ringcoll.matmuls.labels import ROW_LETTERS, Gather, Product, Scatter
 from ringcoll.matmuls.overlapped import (
     gather_and_multiply,
     multiply_and_scatter,
-    multiply_in_blocks,
 )
-from ringcoll.runtime.tree_sums import rounded
-from ringcoll.runtime.value_types import is_checked, varying
 
 #: An array, or a pytree of arrays that share a gather.
 Arrays = Any
@@ -121,9 +112,9 @@ def all_gather_einsum(
     >>> print((ranks(product, (P("x"), P(None, "x")), P(None, "x"))(x, w) == x @ w).all())
     True
     """
-    said = {"gather": gather, "operand": operand, "order": order, "leaves": leaves}
-    call = FactorsCall("all_gather_einsum", spec, axis_name, **said)
-    options = call.how(algorithm, precision, accumulate_dtype, residuals)
+    arguments = {"gather": gather, "operand": operand, "order": order, "leaves": leaves}
+    call = FactorsCall("all_gather_einsum", spec, axis_name, **arguments)
+    options = call.options(algorithm, precision, accumulate_dtype, residuals)
     labels = call.labels(spec)
     if operand not in (0, 1):
         raise call.refusal(ValueError, f"operand={operand!r}", "pass 0 to gather x, 1 to gather w")
@@ -227,9 +218,9 @@ def product_reduce_scatter(
 
     "auto" goes by that, because compilers fetch w under such work (see `Scatter`).
     """
-    said = {"scatter": scatter, "order": order, "leaves": leaves}
-    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, **said)
-    options, labels = call.how(algorithm, precision, accumulate_dtype), call.labels(spec)
+    arguments = {"scatter": scatter, "order": order, "leaves": leaves}
+    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, **arguments)
+    options, labels = call.options(algorithm, precision, accumulate_dtype), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
     x, w = call.array(x), call.array(w)
     sizes, n = call.sizes(labels, x, w, {}), call.rank_count()
@@ -278,7 +269,7 @@ def all_gather_matmul(
     >>> print(ranks(matmul, (P("x"), P(None, "x")), P(None, "x"))(x, w)[:, 0])
     [ 1.  5.  9. 13.]
     """
-    call = Call("all_gather_matmul", axis_name, said={"dimension": dimension}, operands="x, w")
+    call = Call("all_gather_matmul", axis_name, arguments={"dimension": dimension}, operands="x, w")
     rows = _rows(call, x)
     of = "kf" if operand else f"{rows}k"
     dimension = call.integer("dimension")
@@ -331,8 +322,8 @@ def matmul_reduce_scatter(
     >>> print(ranks(matmul, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
-    said = {"scatter_dimension": scatter_dimension}
-    call = Call("matmul_reduce_scatter", axis_name, said=said, operands="x, w")
+    arguments = {"scatter_dimension": scatter_dimension}
+    call = Call("matmul_reduce_scatter", axis_name, arguments=arguments, operands="x, w")
     rows = _rows(call, x)
     out = f"{rows}f"
     dim = call.integer("scatter_dimension")
@@ -356,183 +347,10 @@ def matmul_reduce_scatter(
     )
 
 
-def matmul_all_reduce(
-    x: Array,
-    w: Array,
-    axis_name: AxisName,
-    *,
-    fused: bool = True,
-    algorithm: Algorithm = "auto",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
-) -> Array:
-    """The sum over ranks of x @ w, on every rank.
-
-    `x: [..., m, k/n], w: [k/n, f] -> [..., m, f]`; replicated under `check_vma=True`. It is a
-    `matmul_reduce_scatter` along the rows, then an all-gather. If n does not divide the rows, they
-    are padded, and the padding is cut off again. With `fused=False` the whole product is
-    computed first, and `ringcoll.psum` sums it with this `algorithm` and
-    `accumulate_dtype`. That is best for results of a few kilobytes, such as those of one token,
-    with "recursive_doubling" or "one_shot". (If fused, "recursive_doubling" is the gather of this
-    name, which the scatter and the all-gather run by.) To sum over groups of ranks, call `psum` on
-    x @ w yourself.
-
-    A ring takes 2(n-1) rounds of 1/n of the result; if fused, the product hides the first half.
-
-    Gradient: under `check_vma=True`, every rank has the same cotangent, so it is a product for
-    each factor, and nothing is sent; otherwise it is the gradients of the two parts, with the same
-    `wire`.
-
-    Raises, source and options: as `einsum_reduce_scatter`.
-
-    >>> matmul = partial(ringcoll.matmul_all_reduce, axis_name="x", algorithm="ring")
-    >>> print(ranks(matmul, (P(None, "x"), P("x")), P())(jnp.ones((1, 4)), jnp.ones((4, 2))))
-    [[4. 4.]]
-    """
-    call = Call("matmul_all_reduce", axis_name, operands="x, w")
-    if (ndim := call.ask(jax.typeof, x).ndim) < 2:
-        raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
-    product: Any = partial(
-        jnp.matmul, precision=precision, preferred_element_type=preferred_element_type
-    )
-    if order is not None:
-        product = partial(
-            matmul_in_blocks,
-            axis_name=axis_name,
-            contracted=True,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            accumulate_dtype=accumulate_dtype,
-            order=order,
-            leaves=leaves,
-        )
-    if not fused:
-        whole = call.ask(product, x, w)
-        narrow = whole.dtype
-        is_float = jnp.issubdtype(narrow, jnp.inexact)
-        if is_float and order is not None and accumulate_dtype is not None:
-            # Keep the wide dtype, so that nothing is rounded before the last sum.
-            whole = product(x, w, preferred_element_type=accumulate_dtype)
-        total = psum(
-            whole,
-            axis_name,
-            algorithm=algorithm,
-            accumulate_dtype=accumulate_dtype,
-            wire=wire,
-            order=order,
-            leaves=leaves,
-        )
-        return total if total.dtype == narrow else _narrowed(narrow, total.dtype, total)
-    n, rows = call.ask(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
-    axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
-    x, w = (varying(factor, tuple(axes)) for factor in (x, w))
-
-    def reduced_and_gathered(x: Array, w: Array) -> Array:
-        # For the same bits, products must have the same number of rows for every n.
-        padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % (n if order is None else leaves)), (0, 0)]
-        mine = matmul_reduce_scatter(
-            jnp.pad(x, padding),
-            w,
-            axis_name,
-            algorithm=algorithm,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            accumulate_dtype=accumulate_dtype,
-            wire=wire,
-            order=order,
-            leaves=leaves,
-        )
-        whole = all_gather(
-            mine,
-            axis_name,
-            axis=x.ndim - 2,
-            tiled=True,
-            to="invarying",
-            algorithm=algorithm,
-            accumulate_dtype=accumulate_dtype,  # only its gradient adds, if types are not checked
-            wire=wire,
-            order=order,
-            leaves=leaves,
-        )
-        return lax.slice_in_dim(whole, 0, rows, axis=x.ndim - 2)
-
-    if is_checked():
-        return _replicated(reduced_and_gathered, product, x, w)
-    return reduced_and_gathered(x, w)
-
-
-def matmul_in_blocks(
-    x: Array,
-    w: Array,
-    axis_name: AxisName,
-    *,
-    contracted: bool,
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
-    order: str | None = "tree",
-    leaves: int = LEAVES,
-) -> Array:
-    """x @ w of a rank's own factors, computed in the leaves of a tree; nothing is sent.
-
-    `x: [..., m, k], w: [k, f] -> [..., m, f]`. If `contracted`, the leaves are blocks of k,
-    otherwise blocks of f. The gradients are computed in the same blocks.
-    """
-    rows = _LETTERS[: x.ndim - 1]
-    spec = f"{rows}k,kf->{rows}f"
-    call = FactorsCall("matmul_in_blocks", spec, axis_name, order=order, leaves=leaves)
-    options, labels = call.how("auto", precision, accumulate_dtype), call.labels(spec)
-    sizes, cut = call.sizes(labels, x, w, {}), "k" if contracted else "f"
-    call.check_cut(options, cut, sizes[cut])
-    dtype = call.dtype(options, labels, sizes, x, w, preferred_element_type)
-    x, w = call.typed_alike(x, w)
-    return multiply_in_blocks(options, spec, cut, dtype, x, w)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _narrowed(narrow: np.dtype, wide: np.dtype, x: Array) -> Array:
-    """x, rounded to the narrow dtype; its cotangent is rounded too."""
-    return x.astype(narrow)
-
-
-_narrowed.defvjp(
-    lambda narrow, wide, x: (x.astype(narrow), None),
-    lambda narrow, wide, _, ct: (rounded(ct).astype(wide),),
-)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _replicated(run: Any, product: Any, x: Array, w: Array) -> Array:
-    """`run(x, w)`, the sum of `product(x, w)` over ranks. Its gradient sends nothing.
-
-    It may be used if every rank has the same cotangent.
-    """
-    return run(x, w)
-
-
-def _replicated_forward(run: Any, product: Any, x: Array, w: Array) -> tuple[Array, Any]:
-    return run(x, w), (x, w)
-
-
-def _replicated_backward(run: Any, product: Any, factors: Any, ct: Array) -> Any:
-    _, pull_back = jax.vjp(product, *factors)
-    return pull_back(varying(ct, tuple(jax.typeof(factors[0]).mat.varying)))
-
-
-_replicated.defvjp(_replicated_forward, _replicated_backward)
-
-
-_LETTERS = "".join(letter for letter in string.ascii_letters if letter not in "kf")  # for rows
-
-
 def _rows(call: Call, x: Arrays) -> str:
     """A letter for each dimension of x (or of its first leaf) except the last."""
     leaves = jax.tree.leaves(x)
     ndim = call.ask(jax.typeof, leaves[0] if leaves else x).ndim
     if not ndim:
         raise call.refusal(ValueError, "x has 0 dimensions", "pass a matrix, or several")
-    return _LETTERS[: ndim - 1]
+    return ROW_LETTERS[: ndim - 1]

@@ -1,5 +1,6 @@
 """Read and check einsum specs of two factors: what is multiplied, and what travels."""
 
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from ringcoll.costs.wire import Wire
+
+#: Labels for the dimensions before the last one of a factor, beside k and f.
+ROW_LETTERS = "".join(letter for letter in string.ascii_letters if letter not in "kf")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Labels:
         x, comma, w = factors.partition(",")
         if not arrow or not comma or "," in w:
             raise ValueError("the spec is not of two factors and a result; write 'mk,kf->mf'")
-        made = Labels(x, w, out)
+        read = Labels(x, w, out)
         for labels in (x, w, out):
             if not (labels.isalpha() and labels.isascii()) and labels:
                 raise ValueError(f"{labels!r} is not made of letters; give every dimension one")
@@ -42,7 +46,7 @@ class Labels:
                     f"label {label!r} stands in one place only; sum over it before, or name it "
                     "in the result"
                 )
-        return made
+        return read
 
     def sizes(self, x: tuple[int, ...], w: tuple[int, ...], times: Mapping[str, tuple[int, int]]):
         """The size of every label.
@@ -59,17 +63,17 @@ class Labels:
         for which, (name, labels, shape) in enumerate((("x", self.x, x), ("w", self.w, w))):
             if len(labels) != len(shape):
                 raise ValueError(
-                    f"{labels!r} is not of the {len(shape)} dimensions of {name}; "
+                    f"{labels!r} does not fit the {len(shape)} dimensions of {name}; "
                     "give each a letter"
                 )
             for label, size in zip(labels, shape, strict=True):
-                whole = size * times.get(label, (1, 1))[which]
-                if found.setdefault(label, whole) != whole:
+                full_size = size * times.get(label, (1, 1))[which]
+                if found.setdefault(label, full_size) != full_size:
                     cure = "; make them agree"
                     if label in times:
                         cure = ", counting all shards; pass a shard of one and all of the other"
                     raise ValueError(
-                        f"label {label!r} is of size {found[label]} in x and {whole} in w{cure}"
+                        f"label {label!r} is of size {found[label]} in x and {full_size} in w{cure}"
                     )
         return found
 

@@ -40,8 +40,8 @@ class Options:
 
     def model(self) -> Model:
         """The model of the devices and of the links between these ranks."""
-        whole = jax.sharding.get_abstract_mesh().axis_sizes
-        return auto.machine(device_kind(), prod(self.sizes()), prod(whole))
+        mesh_sizes = jax.sharding.get_abstract_mesh().axis_sizes
+        return auto.machine(device_kind(), prod(self.sizes()), prod(mesh_sizes))
 
     def schedule(self) -> tuple[Schedule, Ranks]:
         """The schedule of the gather, and the ranks as the schedule's digits."""
@@ -73,7 +73,7 @@ class Options:
         """How many leaves of the tree a rank has."""
         return (self.leaves or 1) // prod(self.sizes())
 
-    def of_whole(self) -> bool:
+    def by_whole_operands(self) -> bool:
         """Whether products are computed from whole operands, although a schedule moves shards.
 
         XLA:CPU adds in another order if a product has another number of rows.

@@ -9,7 +9,8 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES
-from ringcoll.matmuls.functions import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from ringcoll.matmuls.all_reduce import matmul_all_reduce
+from ringcoll.matmuls.functions import all_gather_matmul, matmul_reduce_scatter
 
 Axes = tuple[Hashable, ...]
 
@@ -106,7 +107,7 @@ the other, under the product |
         needed.append((all_gather_matmul, have, which))
     if len(needed) > 1:
         names = ", ".join(f"{f.__name__} over {axes}" for f, axes, _ in needed)
-        raise refusal(f"it takes more than one collective ({names}); do one of them before")
+        raise refusal(f"it needs more than one collective ({names}); call one of them before")
     if order is not None and not needed:
         raise refusal(f"order={order!r}, and ranks add nothing here; leave it out")
     ((function, axes, own),) = needed or [(all_gather_matmul, (), {})]  # of one rank
@@ -133,7 +134,7 @@ def _axes(spec: PartitionSpec, refusal: Any) -> tuple[Axes, Axes]:
     if not isinstance(spec, PartitionSpec):
         raise refusal(f"{spec!r} is not a spec; write P('x', None)", TypeError)
     if PartitionSpec.UNCONSTRAINED in spec:
-        raise refusal(f"{spec} leaves a dimension open; say how the shards are")
+        raise refusal(f"{spec} leaves a dimension open; say how it is sharded")
     entries = (*spec, None, None)[: max(2, len(spec))]
     if len(entries) > 2:
         raise refusal(f"{spec} is not the spec of a matrix")

@@ -30,11 +30,11 @@ def fastest(seconds: Mapping[str, float]) -> str:
 
 def works_of(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[Work]:
     """The work of each product."""
-    whole = dict(zip(gather.moving, x.shape, strict=True))
-    whole[gather.label] *= ranks
+    full_sizes = dict(zip(gather.moving, x.shape, strict=True))
+    full_sizes[gather.label] *= ranks
     works = []
     for p, other in zip(gather.products, others, strict=True):
-        sizes = whole | dict(zip(p.other, other.shape, strict=True))
+        sizes = full_sizes | dict(zip(p.other, other.shape, strict=True))
         result = prod(sizes[of] for of in p.out) * p.dtype.itemsize
         is_placed, is_sliced = gather.label in p.out, gather.label in p.other
         works.append(

@@ -365,10 +365,10 @@ def tour(
         if time == 1 or (halves and time == last):
             shards += _own_shards(own, ranks, time == last if halves and last > 1 else None)
         if shards:
-            carry, made = visit(carry, shards)
-            made = [varying(x, ranks.axes) for x in made]
-            sums |= zip(came, made[: len(came)], strict=True)
-            for shard, x in zip(shards[len(came) :], made[len(came) :], strict=True):
+            carry, contributions = visit(carry, shards)
+            contributions = [varying(x, ranks.axes) for x in contributions]
+            sums |= zip(came, contributions[: len(came)], strict=True)
+            for shard, x in zip(shards[len(came) :], contributions[len(came) :], strict=True):
                 of_own[shard.lane].append(x)
         carry, arriving, received, sums, of_own = order.tied(
             (carry, arriving, received, sums, of_own)
@@ -377,7 +377,7 @@ def tour(
             sums[key] = lax.add(value, sums[key]) if key in sums else value
         came = list(chain(*out.arrived)) if out else []
         held |= zip(came, chain(*arriving), strict=True)
-    totals = [concatenated(made, 0) for made in of_own]
+    totals = [concatenated(contributions, 0) for contributions in of_own]
     for lane, total in enumerate(totals):
         if Key(lane, 0) in sums:
             totals[lane] = lax.add(sums[Key(lane, 0)], total)

@@ -46,8 +46,8 @@ def as_bits(
     if dtype == jnp.bool_:
         return x.astype(jnp.uint8), lambda y: y.astype(jnp.bool_)
     bits = jnp.dtype(f"uint{jax.dtypes.itemsize_bits(dtype)}")
-    whole = lax.optimization_barrier if is_placed else lambda y: y
-    return lax.bitcast_convert_type(x, bits), lambda y: lax.bitcast_convert_type(whole(y), dtype)
+    barrier = lax.optimization_barrier if is_placed else lambda y: y
+    return lax.bitcast_convert_type(x, bits), lambda y: lax.bitcast_convert_type(barrier(y), dtype)
 
 
 def multiply_add(index: Array, factor: int, addend: int = 0) -> Array:

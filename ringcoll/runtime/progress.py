@@ -88,7 +88,7 @@ class Log:
             time.sleep(min(0.05, seconds - silent))
         return False
 
-    def said(self) -> list[str]:
+    def last_marks(self) -> list[str]:
         """The last mark of every rank, one line for each."""
         return [f"rank {_place(*key)}: {_words(mark)}" for key, mark in sorted(self.last.items())]
 
@@ -169,7 +169,7 @@ def _note(axes: Axes, where: str, is_done: bool, rank: Array, *firsts: Array) ->
 def _agreed(
     begun: Array, words: str, over: tuple[Hashable, ...], groups: Sequence[Sequence[int]] | None
 ) -> Array:
-    """True, after all ranks that take part have said that they begin the same operation."""
+    """True, after all ranks that take part have confirmed that they begin the same operation."""
     own = hashlib.sha256(words.encode()).digest()[:_DIGEST] + words.encode()
     tag = np.frombuffer(own[:_TAG].ljust(_TAG, b"\0"), np.uint8)
     tags = built_in.all_gather(
@@ -185,11 +185,11 @@ def _compare(over: tuple[Hashable, ...], tags: Array) -> np.ndarray:
     of_ranks = np.asarray(tags).reshape(-1, *tags.shape[-2:])[0]  # a batch has equal tags
     other = next((r for r, tag in enumerate(of_ranks) if np.any(tag != of_ranks[0])), None)
     if other is not None:
-        said = {r: bytes(of_ranks[r][_DIGEST:]).rstrip(b"\0") for r in (0, other)}
+        tag_texts = {r: bytes(of_ranks[r][_DIGEST:]).rstrip(b"\0") for r in (0, other)}
         LOG.differ(
             [
                 f"rank {r} over {', '.join(map(str, over))} begins {text.decode(errors='replace')}"
-                for r, text in said.items()
+                for r, text in tag_texts.items()
             ]
         )
     return np.ones(tags.shape[:-2], bool)

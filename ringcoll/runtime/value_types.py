@@ -81,11 +81,11 @@ def zeros(like: jax.core.ShapedArray) -> Array:
     return varying(_zeros(shape=like.shape, dtype=like.dtype, out_sharding=out), like.mat.varying)
 
 
-def _lowered_empty(ctx, **how):
+def _lowered_empty(ctx, **params):
     # In a program for several platforms, XLA compiles branches that send for every platform, and
     # CPU cannot compile the `lax.empty` of TPU and GPU.
     is_for_several = ctx.module_context.shape_poly_state.has_platform_index_argument
-    return mlir.lower_fun(_zeros if is_for_several else lax.empty, False)(ctx, **how)
+    return mlir.lower_fun(_zeros if is_for_several else lax.empty, False)(ctx, **params)
 
 
 def _zeros(*, shape, dtype, out_sharding):
@@ -95,5 +95,7 @@ def _zeros(*, shape, dtype, out_sharding):
 #: `lax.empty`, which is zeros in a program that is lowered for several platforms.
 _empty = Primitive("ringcoll_empty")
 _empty.def_impl(lax.empty)
-_empty.def_abstract_eval(lambda **how: jax.make_jaxpr(partial(lax.empty, **how))().out_avals[0])
+_empty.def_abstract_eval(
+    lambda **params: jax.make_jaxpr(partial(lax.empty, **params))().out_avals[0]
+)
 mlir.register_lowering(_empty, _lowered_empty)

@@ -130,7 +130,7 @@ def listed_name(collective: str, name: str) -> str:
     """
     if collective in ALL_REDUCES:
         return FORMER_NAMES.get(name, name)
-    gathers = {whole: gather for gather, whole in AS_ALL_REDUCE.items()}
+    gathers = {all_reduce: gather for gather, all_reduce in AS_ALL_REDUCE.items()}
     return name if collective in EXCHANGES else gathers.get(name, name)
 
 
@@ -166,10 +166,10 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
         raise ValueError(f"{collective}: axes of sizes {shape}; give one or more, each at least 1")
     if isinstance(algorithm, str):
         algorithm = library[listed_name(collective, algorithm)]
-    made = _called(algorithm, shape) if callable(algorithm) else algorithm
+    built = _called(algorithm, shape) if callable(algorithm) else algorithm
     # The type is Any because the loop below checks what a caller's function returned.
     stages: tuple[Any, ...] = (
-        made if isinstance(made, tuple) and collective in ALL_REDUCES else (made,)
+        built if isinstance(built, tuple) and collective in ALL_REDUCES else (built,)
     )
     kind = AllToAllSchedule if collective in EXCHANGES else Schedule
     for stage in stages:
@@ -181,7 +181,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     if prod(stage.size for stage in stages) != prod(shape):
         sizes = " x ".join(str(stage.size) for stage in stages) or "no"
         raise ValueError(f"{collective}: a schedule of {sizes} ranks on axes of sizes {shape}")
-    return made
+    return built
 
 
 def _called(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:

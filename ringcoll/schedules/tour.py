@@ -100,7 +100,7 @@ def tour(schedule: Schedule, offsets: frozenset[int] | None = None) -> Tour:
         schedule, ways = cut(schedule, offsets), [cut(way, offsets) for way in ways]
     visited = _rounds_of(schedule).keys()  # including those that are only forwarded
     tours = [Tour(schedule, back) for back in ways if visited <= _rounds_of(back).keys()]
-    best = min(tours, key=lambda made: (made.rounds, made.waiting))
+    best = min(tours, key=lambda one: (one.rounds, one.waiting))
     return best.check(offsets)
 
 

@@ -79,8 +79,8 @@ def check_balanced(schedule: Schedule | Stages) -> Schedule | Stages:
     lanes = schedule.lanes if isinstance(schedule, Schedule) else 1
     for lane in range(lanes):
         for rank in range(size):
-            if (made := tree(schedule, rank, lane)) != wanted:
-                raise ScheduleError(f"the sum of rank {rank} is {made}, not {wanted}")
+            if (own_tree := tree(schedule, rank, lane)) != wanted:
+                raise ScheduleError(f"the sum of rank {rank} is {own_tree}, not {wanted}")
     return schedule
 
 
@@ -141,10 +141,10 @@ def _added(a: Tree, b: Tree) -> Tree:
     return (a, b) if _lowest(a) < _lowest(b) else (b, a)
 
 
-def _lowest(made: Tree) -> int:
-    while isinstance(made, tuple):
-        made = made[0]
-    return made
+def _lowest(subtree: Tree) -> int:
+    while isinstance(subtree, tuple):
+        subtree = subtree[0]
+    return subtree
 
 
 def _size(stages: Stages) -> int:

@@ -24,17 +24,19 @@ def test_every_position_is_on_one_rank(layout, n):
 @pytest.mark.parametrize("length", [8, 6, 22])  # the last is filled up
 def test_a_tile_is_left_out_or_unmasked_only_if_all_pairs_agree(small_tiles, mask, layout, length):
     for sizes, exchanged in (((3,), ()), ((2, 2), (1,))):
-        made = plan(mask, layout, length, sizes, exchanged, 1, sizes[:1])
-        n, held = made.positions.shape
-        cut = held // made.tile
-        assert made.tile < 5 <= held
+        planned = plan(mask, layout, length, sizes, exchanged, 1, sizes[:1])
+        n, held = planned.positions.shape
+        cut = held // planned.tile
+        assert planned.tile < 5 <= held
         for rank in range(n):
             for origin in range(n):
-                seen = mask.visible(made.positions[rank][:, None], made.positions[origin][None])
-                seen = seen & (made.positions[rank] < tiles.NOWHERE)[:, None]
-                each = seen.reshape(cut, made.tile, cut, made.tile)
+                seen = mask.visible(
+                    planned.positions[rank][:, None], planned.positions[origin][None]
+                )
+                seen = seen & (planned.positions[rank] < tiles.NOWHERE)[:, None]
+                each = seen.reshape(cut, planned.tile, cut, planned.tile)
                 some, every = each.any((1, 3)), each.all((1, 3))
-                kinds = made.kinds(rank, origin)
+                kinds = planned.kinds(rank, origin)
                 assert not (some & (kinds == 0)).any()
                 assert not (~every & (kinds == 2)).any()
                 if layout != "striped" and not exchanged and length == 8:  # then nothing is lost
@@ -44,13 +46,13 @@ def test_a_tile_is_left_out_or_unmasked_only_if_all_pairs_agree(small_tiles, mas
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_the_lists_of_an_offset_are_the_tiles_of_its_shard(small_tiles, n):
-    made = plan(Mask(True), "contiguous", 8, (n,), (), 1, (n,))
+    planned = plan(Mask(True), "contiguous", 8, (n,), (), 1, (n,))
     for offset in range(n):
-        for masked, (lists, counts, which) in made.tiles((offset,)).items():
+        for masked, (lists, counts, which) in planned.tiles((offset,)).items():
             for rank in range(n):
                 number = which[rank, (rank - offset) % n]
                 listed = lists[number][: counts[number]]
-                kinds = made.kinds(rank, (rank - offset) % n)
+                kinds = planned.kinds(rank, (rank - offset) % n)
                 assert sorted(map(tuple, listed)) == sorted(
                     map(tuple, np.argwhere(kinds == (1 if masked else 2)))
                 )
@@ -58,13 +60,13 @@ def test_the_lists_of_an_offset_are_the_tiles_of_its_shard(small_tiles, n):
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_a_causal_mask_gives_all_ranks_the_same_work_by_zigzag(n):
-    """Counted in tiles over all rounds, at 32768 positions; contiguous is nearly twice as much."""
+    """Tiles of all rounds, at 32768 positions. Contiguous takes nearly twice as long."""
     length = 32768 // n // 2 * 2
     busiest = {}
     for layout in LAYOUTS:
-        made = plan(Mask(True), layout, length, (n,), (), 32, (n,))
-        each = np.sum([made.counted(offset) for offset in range(n)], 0) * made.tile**2
-        in_rounds = sum(made.counted(offset).max() for offset in range(n)) * made.tile**2
+        planned = plan(Mask(True), layout, length, (n,), (), 32, (n,))
+        each = np.sum([planned.counted(offset) for offset in range(n)], 0) * planned.tile**2
+        in_rounds = sum(planned.counted(offset).max() for offset in range(n)) * planned.tile**2
         busiest[layout] = in_rounds
         if layout != "contiguous":
             assert each.max() <= 1.02 * each.min()
@@ -74,10 +76,10 @@ def test_a_causal_mask_gives_all_ranks_the_same_work_by_zigzag(n):
 
 def test_shards_that_no_query_sees_are_not_needed():
     length = 1024
-    made = plan(Mask(True, 1500), "contiguous", length, (8,), (), 8, (8,))
-    assert made.needed() == {1, 2}
-    made = plan(Mask(False, 1000), "contiguous", length, (8,), (), 8, (8,))
-    assert made.needed() == {1, 7}
+    planned = plan(Mask(True, 1500), "contiguous", length, (8,), (), 8, (8,))
+    assert planned.needed() == {1, 2}
+    planned = plan(Mask(False, 1000), "contiguous", length, (8,), (), 8, (8,))
+    assert planned.needed() == {1, 7}
     both_axes = plan(Mask(True, 100), "contiguous", length, (2, 4), (), 8, (2, 4))
     on_torus = {(1,): 1, (0, 1): 1, (1, 1): 5}  # along the minor axis, and to the next line
     assert both_axes.needed() == {on_torus[0, 1], on_torus[1, 1]}
@@ -85,11 +87,11 @@ def test_shards_that_no_query_sees_are_not_needed():
 
 def test_origins_are_those_of_the_schedule():
     for shape in [(5,), (2, 4), (2, 3, 2)]:
-        made = plan(Mask(True), "contiguous", 4, shape, (), 1, shape)
+        planned = plan(Mask(True), "contiguous", 4, shape, (), 1, shape)
         schedule = algorithms.ring(*shape)
         for offset in range(schedule.size):
             digits = np.unravel_index(offset, shape)
-            for rank, origin in enumerate(made.origins(offset)):
+            for rank, origin in enumerate(planned.origins(offset)):
                 at = int(origin)
                 for axis, digit in enumerate(digits):
                     at = schedule.step(at, axis, int(digit))

@@ -1,4 +1,4 @@
-"""The programs of `python -m benchmarks experts` compute the same layer, if the choice is even."""
+"""The programs of `python -m benchmarks experts` compute the same layer if the choice is even."""
 
 import chex
 import jax
@@ -11,7 +11,7 @@ from benchmarks.compiled import experts
 
 
 def operands(like):
-    """Even tokens choose even experts, and odd ones odd experts: any two are an even choice."""
+    """Even tokens choose even experts, and odd tokens odd experts, so all experts get as many."""
     rng = np.random.default_rng(0)
     x, router, *weights = (rng.standard_normal(one.shape).astype(one.dtype) for one in like)
     numbers = np.arange(len(x))[:, None] + np.arange(x.shape[1])[None]
@@ -23,8 +23,8 @@ def operands(like):
 def test_all_programs_compute_the_same_results_and_gradients(n):
     found = {}
     for algorithm in experts.ALGORITHMS:
-        made = experts.program(make_mesh(n), "both", "8x8x6x8x4", algorithm, jnp.float32)
-        function, like = made
+        program = experts.program(make_mesh(n), "both", "8x8x6x8x4", algorithm, jnp.float32)
+        function, like = program
         found[algorithm] = jax.jit(function)(*operands(like))
     plain = found.pop(experts.PLAIN)
     assert np.isfinite(plain[0]).all()

@@ -1,4 +1,4 @@
-"""The benchmark of sharded layers: its programs agree, what is wrong is seen, all compile."""
+"""The benchmark of sharded layers: its programs agree and compile, and wrong ones are seen."""
 
 import json
 from importlib.util import find_spec
@@ -42,7 +42,7 @@ def test_stacks_are_compared_and_timed(monkeypatch, tmp_path, capsys):
 )
 def test_a_wrong_stack_is_seen(monkeypatch, capsys, algorithm, name):
     right = getattr(stack.fsdp, name)
-    monkeypatch.setattr(stack.fsdp, name, lambda *of, **how: right(*of, **how) * 1.001)
+    monkeypatch.setattr(stack.fsdp, name, lambda *of, **options: right(*of, **options) * 1.001)
     chosen = ["--kept", "nothing", "--algorithm", f"compiler,{algorithm}"]
     assert main([*MEASURED, *chosen]) == 1
     *_, by_shardings, ours, _, _ = capsys.readouterr().out.split("\n")
@@ -51,7 +51,7 @@ def test_a_wrong_stack_is_seen(monkeypatch, capsys, algorithm, name):
 
 @pytest.mark.parametrize("kept", stack.POLICIES)
 def test_plain_is_right(kept):
-    """All else is compared with it: so once with a loop over whole arrays, in float64."""
+    """The other programs are compared with plain. It is compared with a loop in float64."""
     function, (x, weights) = stack.stack(SHAPE, kept, PLAIN, make_mesh(4), jnp.float32)
     rng = np.random.default_rng(1)
     values = {

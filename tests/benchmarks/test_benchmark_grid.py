@@ -29,13 +29,13 @@ def test_all_programs_of_a_half_compute_the_same(name):
     for algorithm in ("auto", "ring", *BUILT_IN):
         function, operands = block_halves.half(name, shape, algorithm, mesh, jnp.float32)
         rng = np.random.default_rng(0)
-        made = jax.tree.map(
+        values = jax.tree.map(
             lambda of, rng=rng: jax.device_put(
                 rng.standard_normal(of.shape, np.float32) / of.shape[-2] ** 0.5, of.sharding
             ),
             operands,
         )
-        results.append(jax.tree.leaves(jax.jit(with_gradient(function))(*made)))
+        results.append(jax.tree.leaves(jax.jit(with_gradient(function))(*values)))
     for other in results[1:]:
         for expected, actual in zip(results[0], other, strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
@@ -50,7 +50,7 @@ def test_the_grid_is_that_of_the_issue():
 
 
 @pytest.mark.parametrize(
-    ("times", "said"),
+    ("times", "message"),
     [
         (Times(102, 100, 200), "102 / 100 / 200"),
         (Times(104, 100, 200), "104 / 100 / 200 **!**"),
@@ -60,8 +60,8 @@ def test_the_grid_is_that_of_the_issue():
         (Times(100, None, None), ""),
     ],
 )
-def test_a_cell_is_marked_where_auto_is_slower_than_the_fastest_other(times, said):
-    assert str(times) == said
+def test_a_cell_is_marked_where_auto_is_slower_than_the_fastest_other(times, message):
+    assert str(times) == message
 
 
 def found(algorithm, total):
@@ -70,17 +70,17 @@ def found(algorithm, total):
 
 
 def test_the_page_tells_of_all_that_was_found_in_any_run(monkeypatch, tmp_path, capsys):
-    made = []
+    rows = []
 
     def find_all(args, todo, make):
-        assert all(one in todo for one in (which.which for which in made[0]))
-        return made.pop(0), []
+        assert all(one in todo for one in (which.which for which in rows[0]))
+        return rows.pop(0), []
 
     monkeypatch.setattr(compiling, "find_all", find_all)
     page = tmp_path / "page.md"
     flags = ["overlap", "--grid", "--page", str(page), "--direction", "forward"]
     first = [found("auto", 250), found("plain", 240), found("compiler", 220)]
-    made[:] = [first, [found("auto", 200), found("compiler/tuned", 210)]]
+    rows[:] = [first, [found("auto", 200), found("compiler/tuned", 210)]]
     assert main(flags) == 0
     assert "auto loses 1 of them" in capsys.readouterr().out
     assert "250 / 240 / 220 **!**" in page.read_text()
@@ -95,15 +95,15 @@ def test_the_page_tells_of_all_that_was_found_in_any_run(monkeypatch, tmp_path, 
 def test_a_refused_program_has_no_time_and_sets_the_status(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compiling, "find_all", lambda *_: ([found("auto", 2)], ["why"]))
     assert main(["overlap", "--grid", "--page", str(tmp_path / "page.md")]) == 1
-    assert "0 of 576" in (said := capsys.readouterr().out)
-    assert "failed why" in said
+    assert "0 of 576" in (printed := capsys.readouterr().out)
+    assert "failed why" in printed
 
 
 def test_a_program_is_compiled_again_only_if_it_is_another(monkeypatch, tmp_path):
     calls = []
 
-    def compile_for(topology, function, *operands, **how):
-        calls.append(how)
+    def compile_for(topology, function, *operands, **keywords):
+        calls.append(keywords)
         return overlap.Program("text", kind="TPU v5e", temporaries=3, notes=("note",))
 
     monkeypatch.setattr(overlap, "compile_for", compile_for)

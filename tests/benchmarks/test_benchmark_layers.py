@@ -1,4 +1,4 @@
-"""The benchmark of a transformer block: its programs agree, and what is wrong is seen."""
+"""The benchmark of a transformer block: its programs agree, and wrong ones are seen."""
 
 import json
 from importlib.util import find_spec
@@ -30,7 +30,7 @@ def test_blocks_are_compared_and_timed(monkeypatch, tmp_path, capsys):
 
 def test_a_wrong_block_is_seen(monkeypatch, capsys):
     right = block.tp.gated_mlp
-    monkeypatch.setattr(block.tp, "gated_mlp", lambda *of, **how: right(*of, **how) * 1.001)
+    monkeypatch.setattr(block.tp, "gated_mlp", lambda *of, **options: right(*of, **options) * 1.001)
     assert main([*MEASURED, "--direction", "forward", "--algorithm", "compiler,ring"]) == 1
     *_, by_shardings, ours, _, _ = capsys.readouterr().out.split("\n")
     assert float(by_shardings.split()[-1]) < layers.TOLERANCE < float(ours.split()[-1])

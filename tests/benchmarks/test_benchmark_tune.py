@@ -19,7 +19,7 @@ from ringcoll.collectives.table import Table
 
 
 def test_tune_writes_a_table(monkeypatch, tmp_path, capsys):
-    """Of a machine where everything is faster than lax, and the third that is tried the fastest."""
+    """On a machine where all algorithms are faster than lax, and the third one is the fastest."""
 
     def times(programs, rounds, end):
         return {name: np.full(3, 1.0 - 0.2 * i) for i, name in enumerate(programs)}
@@ -38,8 +38,8 @@ def test_tune_writes_a_table(monkeypatch, tmp_path, capsys):
     assert (row.bytes, row.dtypes) == ((None, None), ("float32",))
     assert row.why == "0.40 of the time of lax"
     line = ["psum_scatter", "float32", "0.40", names[2], "0.40", names[2]]
-    said = capsys.readouterr().out.partition("The choice, its time over lax's")[2]
-    assert any(is_part(line, of.split()) for of in said.splitlines())
+    printed = capsys.readouterr().out.partition("The choice, its time over lax's")[2]
+    assert any(is_part(line, of.split()) for of in printed.splitlines())
 
 
 def made_row(algorithm, ratio, nbytes=1024, spread=0.0):

@@ -1,4 +1,4 @@
-"""The benchmarks: what they count, that they see what is wrong, what they write."""
+"""The benchmarks: what they count and write, and that they see wrong results."""
 
 import argparse
 import json
@@ -129,8 +129,8 @@ def test_programs_take_turns_in_changing_order():
 
 def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):
     times = {LAX: [1.0, 2.0, 4.0], "ring": [3.0, 8.0, 20.0]}
-    made = {name: np.array(of) for name, of in times.items()}
-    monkeypatch.setattr(measure, "interleave", lambda *_: made)
+    arrays = {name: np.array(of) for name, of in times.items()}
+    monkeypatch.setattr(measure, "interleave", lambda *_: arrays)
     point = Point(BY_NAME["psum"], np.float32, 64, mesh_of(2))
     by_lax, ring = measure.measure(point, ["ring"], 1, 3, 1, checks=False)
     assert (by_lax.seconds.median, by_lax.vs_lax) == (2, Quartiles(1, 1, 1))
@@ -166,11 +166,11 @@ def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
     for word in ("algbw", "busbw", "#wrong", "vs_lax", "predicted", "auto: lax", "median error"):
         assert word in out
     assert "…" not in out
-    said = json.loads((tmp_path / "json").read_text())
-    assert said["measured_on"]["devices"] == 3
-    assert len(said["checks"]) == 2 * 3
-    assert len(said["rows"]) == 2 * 2 * 3
-    ring = said["rows"][-1]
+    written = json.loads((tmp_path / "json").read_text())
+    assert written["measured_on"]["devices"] == 3
+    assert len(written["checks"]) == 2 * 3
+    assert len(written["rows"]) == 2 * 2 * 3
+    ring = written["rows"][-1]
     assert (ring["algorithm"], ring["size"], ring["wrong"]) == ("ring", 4096, 0)
     assert ring["busbw"] == pytest.approx(4096 / ring["seconds"]["median"] * 4 / 3)
     assert ring["predicted"] > 0
@@ -195,8 +195,8 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
     path = str(tmp_path / "json")
     assert main([*["-b", "1K", "-e", "1K", "-n", "1"], *chosen, "-J", path]) == 1
     assert "wrong: all_gather broken float32" in capsys.readouterr().out
-    said = json.loads((tmp_path / "json").read_text())
-    for rows in (said["checks"], said["rows"]):
+    written = json.loads((tmp_path / "json").read_text())
+    for rows in (written["checks"], written["rows"]):
         wrong = {row["algorithm"]: row["wrong"] for row in rows}
         assert wrong["ring"] == wrong["lax"] == 0
         assert wrong["broken"] > 7 * rows[0]["count"]  # on every rank
@@ -242,7 +242,7 @@ def test_what_is_outside_the_bound_of_a_wire_is_wrong(name):
     assert point.wrong("lax:int8", right) == 0
     assert np.any(np.asarray(right) != np.asarray(point.program(LAX)()))  # it was encoded
     further = right.at[7].add(2 * allowed + 1).at[-1].set(jnp.nan)
-    # Of a sum on all ranks, three differ from the first in one place, and one in the other.
+    # For a sum on all ranks, three differ from the first in one place, and one in another.
     assert point.wrong("lax:int8", further) == (6 if name == "psum" else 2)
 
 
@@ -270,7 +270,9 @@ def test_a_matmul_with_a_wire_keeps_to_its_bound(monkeypatch, tmp_path):
     assert {row["algorithm"] for row in rows} == {"plain", "auto", "ring", "auto:int8", "ring:int8"}
     assert {row["wrong"] for row in rows} == {0}
     for name, form in programs.FORMS.items():  # x or w, with a factor of n rows or columns of ones
-        wrong = replace(form, ours=lambda x, w, form=form, **how: form.ours(x, w, **how) + 1)
+        wrong = replace(
+            form, ours=lambda x, w, form=form, **options: form.ours(x, w, **options) + 1
+        )
         monkeypatch.setitem(programs.FORMS, name, wrong)
     assert main(flags) == 1
     rows = json.loads(path.read_text())["rows"]
@@ -287,7 +289,7 @@ def test_overlapping_spans_count_once():
 
 def test_a_wrong_matmul_is_seen(monkeypatch, capsys):
     form = programs.FORMS["all_gather_matmul"]
-    wrong = replace(form, ours=lambda x, w, **how: form.ours(x, w, **how) + 1)
+    wrong = replace(form, ours=lambda x, w, **options: form.ours(x, w, **options) + 1)
     monkeypatch.setitem(programs.FORMS, "all_gather_matmul", wrong)
     assert main([*MATMUL, "--form", "all_gather_matmul", "--direction", "forward"]) == 1
     assert "256" in capsys.readouterr().out  # all elements

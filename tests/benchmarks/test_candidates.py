@@ -12,30 +12,30 @@ from ringcoll.collectives.table import default_table
 def test_a_gain_is_that_of_the_fastest(capsys):
     given = ["--device", "v5p", "--ranks", "2x2x2", "--bytes", "64M"]
     assert main(["candidates", *given]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     call = "psum_scatter", 2**26, (2, 2, 2), "v5p"
     gain = cost.predict(*call) / cost.predict(*call, algorithm="torus")
     assert gain > 1.5
-    assert f"{gain:.2f}" in said
-    assert "torus" in said
+    assert f"{gain:.2f}" in printed
+    assert "torus" in printed
     flags = {"bytes": "64M", "ranks": "2x2x2", "device": "v5p", "collective": "psum_scatter"}
     built_in, ours = (candidates.seconds_of(**flags, algorithm=a) for a in ("lax", "all"))
     assert built_in / ours == gain
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("flags", "message"),
     [
         (["--ranks", "4y4"], "is not a shape"),
         (["--device", "v9"], "no machine is named 'v9'"),
         (["--ranks", "3", "--algorithm", "recursive_doubling"], "need a power of two"),
     ],
 )
-def test_calls_that_cannot_be_priced_are_refused(given, said, capsys):
+def test_calls_that_cannot_be_priced_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["candidates", *given])
+        main(["candidates", *flags])
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_auto_stays_the_built_in_where_no_gain_is_known():

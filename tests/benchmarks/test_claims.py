@@ -1,4 +1,4 @@
-"""Claims of compiled and modelled programs: pages say what is claimed, and what is off is red."""
+"""Claims of programs: pages show the claimed figures, and the command fails if one is off."""
 
 import argparse
 import json
@@ -54,7 +54,7 @@ def test_prose_has_no_figures_that_nothing_computes_again(page):
 
 
 def test_every_claim_is_shown():
-    """A figure that no page shows any more is one that nobody should have to keep true."""
+    """Nobody should have to keep a figure true that no page shows."""
     shown = set(pages.programs(pages.tables()))
     assert [one.which.command for one in recorded_claims.load() if one.which not in shown] == []
 
@@ -111,19 +111,19 @@ def test_claims_are_saved_as_they_are_loaded(tmp_path):
 def test_the_command_is_red_where_a_claim_is_off(monkeypatch, capsys, off, status):
     table = "an all-reduce at scale"
     known = {one.which: one for one in recorded_claims.load()}
-    made = lambda which, cache: replace(known[which], total_us=off * known[which].total_us)  # noqa: E731
-    monkeypatch.setattr(recorded_claims, "find", made)
+    compute = lambda which, cache: replace(known[which], total_us=off * known[which].total_us)  # noqa: E731
+    monkeypatch.setattr(recorded_claims, "find", compute)
     assert main(["claims", "--table", table]) == status
-    said = capsys.readouterr().out
-    assert "--form torus/3-D --ranks 65536" in said
-    assert f"{off - 1:+.1%}" in said
+    printed = capsys.readouterr().out
+    assert "--form torus/3-D --ranks 65536" in printed
+    assert f"{off - 1:+.1%}" in printed
 
 
 PLAIN = next(one for one in pages.headline(pages.tables()) if "plain" in one.command)
 
 
 def digest_after(monkeypatch, **changes):
-    """That of a plain gather and matmul, if these modules were in other files."""
+    """The digest of a plain gather and matmul, if these modules have other files."""
     recorded_claims.digest.cache_clear()
     recorded_claims._timing.cache_clear()
     for name, file in changes.items():
@@ -176,9 +176,9 @@ def test_a_claim_of_other_versions_is_left_out_and_counted(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["claims", "--table", "an all-reduce at scale"])
     assert ended.value.code == 2
-    said = capsys.readouterr()
-    assert "left out: 48 programs without a claim for jax" in said.out
-    assert "--update saves what is found" in said.err
+    printed = capsys.readouterr()
+    assert "left out: 48 programs without a claim for jax" in printed.out
+    assert "--update saves what is found" in printed.err
 
 
 @pytest.mark.exhaustive

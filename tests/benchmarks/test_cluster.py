@@ -1,4 +1,4 @@
-"""Hosts made on this machine, and collectives between them against the wire."""
+"""Hosts made on this machine, and collectives between them: bytes on links, times and choices."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from support import HERE, mostly_exhaustive
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import CASES
 from benchmarks.hosts import namespaces, network
-from benchmarks.hosts.links import Wire, bits
+from benchmarks.hosts.links import HostLinks, bits
 from benchmarks.hosts.wire import chosen
 from benchmarks.measuring.row import Measurement
 from ringcoll.collectives.table import default_table
@@ -36,7 +36,7 @@ def namespaces_of(processes="[0-9]*"):
 
 
 def made_by(pid):
-    """Those that its children are in, and it is not."""
+    """The namespaces that children of this process are in and the process itself is not."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return set().union(*map(namespaces_of, children)) - namespaces_of(pid)
 
@@ -49,7 +49,7 @@ def within(seconds, holds):
 
 
 def measured(path, *arguments):
-    """What `cluster` has written; its rows by algorithm."""
+    """The output of `cluster`, and its rows by algorithm."""
     assert main(["cluster", *arguments, "-n", "2", "--budget", "20", "-J", str(path)]) == 0
     found = json.loads(path.read_text(encoding="utf-8"))
     return found["wire"], {row["algorithm"]: row for row in found["rows"]}
@@ -59,10 +59,10 @@ def measured(path, *arguments):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("links", ["star", "ring"])
 def test_bytes_on_links_are_those_of_the_schedules(links, tmp_path, capfd):
-    made = f"--hosts 3 --rate 400mbit --links {links} wire -b 1M -e 1M -d float32".split()
+    hosts = f"--hosts 3 --rate 400mbit --links {links} wire -b 1M -e 1M -d float32".split()
     algorithms = "ring,two_ended,direct"
-    how = "--collective", "all_gather", "--algorithm", algorithms
-    wire, rows = measured(tmp_path / "found.json", *made, *how)
+    options = "--collective", "all_gather", "--algorithm", algorithms
+    wire, rows = measured(tmp_path / "found.json", *hosts, *options)
     assert wire["links"] == links
     assert (wire["hosts"], wire["local"], wire["rate"]) == (3, 1, 5e7)
     assert 0.5 * 5e7 < wire["tcp"] < 1.1 * 5e7
@@ -77,36 +77,36 @@ def test_bytes_on_links_are_those_of_the_schedules(links, tmp_path, capfd):
 
 @as_root
 @pytest.mark.parametrize(
-    "how",
+    "number",
     mostly_exhaustive(
-        [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], lambda how: how == signal.SIGKILL
+        [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], lambda number: number == signal.SIGKILL
     ),
 )
-def test_hosts_end_with_the_process_that_made_them(how):
+def test_hosts_end_with_the_process_that_made_them(number):
     command = [sys.executable, "-m", "benchmarks", "cluster", "--hosts=2", "soak", "--count=9999"]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, cwd=HERE, stdout=quiet, stderr=quiet) as started:
         assert within(60, lambda: len(made_by(started.pid)) == 3)  # two hosts and the switch
-        made = made_by(started.pid)
-        started.send_signal(how)
+        namespaces_of_hosts = made_by(started.pid)
+        started.send_signal(number)
         assert started.wait(30) != 0
-    assert within(10, lambda: made.isdisjoint(namespaces_of()))
+    assert within(10, lambda: namespaces_of_hosts.isdisjoint(namespaces_of()))
 
 
 @as_root
 @pytest.mark.parametrize("links", ["star", "ring"])
 def test_hosts_go_when_they_are_done_with(links):
-    with namespaces.made(2, links, "1gbit") as both:
-        made = set().union(*(namespaces_of(host.holder.pid) for host in both))
-        assert len(made) == 2
-        assert made <= namespaces_of()
-    assert made.isdisjoint(namespaces_of())
+    with namespaces.make_hosts(2, links, "1gbit") as both:
+        found = set().union(*(namespaces_of(host.holder.pid) for host in both))
+        assert len(found) == 2
+        assert found <= namespaces_of()
+    assert found.isdisjoint(namespaces_of())
 
 
 @pytest.mark.exhaustive
 def test_processes_on_loopback_need_no_root(tmp_path, capfd):
-    how = "--loopback --hosts 2 --devices 2 wire -b 64K -e 64K -d float32 --collective psum"
-    wire, rows = measured(tmp_path / "found.json", *how.split(), "--algorithm", "ring,ring@2x2")
+    options = "--loopback --hosts 2 --devices 2 wire -b 64K -e 64K -d float32 --collective psum"
+    wire, rows = measured(tmp_path / "found.json", *options.split(), "--algorithm", "ring,ring@2x2")
     assert (wire["hosts"], wire["local"], wire["rate"]) == (2, 2, wire["tcp"])
     assert {name: row["wrong"] for name, row in rows.items()} == {
         "lax": 0,
@@ -118,13 +118,15 @@ def test_processes_on_loopback_need_no_root(tmp_path, capfd):
 
 @pytest.mark.exhaustive
 def test_auto_is_held_against_the_best(tmp_path, capfd):
-    how = "--loopback --hosts 2 wire -b 4K -e 4K -d float32 --collective all_to_all"
-    _, rows = measured(tmp_path / "found.json", *how.split(), "--algorithm", "auto")
+    options = "--loopback --hosts 2 wire -b 4K -e 4K -d float32 --collective all_to_all"
+    _, rows = measured(tmp_path / "found.json", *options.split(), "--algorithm", "auto")
     assert set(rows) == {"lax", "auto", "bruck", "pairwise", "lax_as_bits"}
     ratios = {name: row["vs_lax"][1] for name, row in rows.items()}
     auto, least = ratios["auto"], min(ratios.values())
-    said = capfd.readouterr().out
-    assert f"over lax at most {max(auto, 1):.2f}, over the best at most {auto / least:.2f}" in said
+    printed = capfd.readouterr().out
+    assert (
+        f"over lax at most {max(auto, 1):.2f}, over the best at most {auto / least:.2f}" in printed
+    )
     picked = default_table().pick("all_to_all", "cpu", 2, 4096, "float32", __version__, hosts=2)
     assert rows["auto"]["resolved"] == picked
 
@@ -156,14 +158,21 @@ def test_a_failed_process_is_reported(capfd):
 )
 def test_bounds(hosts, local, links, collective, bound):
     case = next(case for case in CASES if case.name == collective)
-    assert Wire(hosts, local, links, 1, 1).bound(case, 1000) == pytest.approx(1000 * bound)
+    assert HostLinks(hosts, local, links, 1, 1).bound(case, 1000) == pytest.approx(1000 * bound)
 
 
 @pytest.mark.parametrize(
     ("local", "links", "collective", "algorithm", "price", "paid"),
     [
         (1, "star", "all_gather", "ring", 3, 3),
-        (1, "star", "all_gather", "recursive_doubling", 3, 6),  # swaps go one way, then the other
+        (
+            1,
+            "star",
+            "all_gather",
+            "recursive_doubling",
+            3,
+            6,
+        ),  # a swap goes in one direction, then in the other
         (1, "star", "all_gather", "bruck", 3, 5),  # its last round is a swap
         (1, "star", "psum", "recursive_doubling", 8, 16),
         (1, "star", "all_to_all", "pairwise", 3, 4),
@@ -175,7 +184,7 @@ def test_bounds(hosts, local, links, collective, bound):
 def test_bytes_and_time_on_a_link(local, links, collective, algorithm, price, paid):
     n = 4 * local
     row = Measurement(collective, "", "float32", n, algorithm, algorithm, n, n, 1, 1, 1.0)
-    wire = Wire(4, local, links, 1, 1)
+    wire = HostLinks(4, local, links, 1, 1)
     assert wire.price(row) == price
     assert wire.paid(row).link == paid
 
@@ -184,7 +193,7 @@ def test_bytes_of_codes_on_a_link():
     """Two rounds of three shards of 256 values, each in 2 blocks of 128 and their scales."""
     n, count = 4, 1024
     row = Measurement("psum", "sum", "bfloat16", n, "x", "ring:int8", 1, 2 * count, count, 1, 1.5)
-    wire = Wire(n, 1, "star", 1, 1)
+    wire = HostLinks(n, 1, "star", 1, 1)
     assert wire.price(row) == 6 * 2 * (128 + 4)
     assert wire.paid(row) is wire.price(replace(row, resolved="auto:int8")) is None
 

@@ -13,7 +13,7 @@ SHORT_HOPS = ("131072x8192x28672",)
 
 
 def totals():
-    """Microseconds by algorithm, of each topology, form and shape of the page."""
+    """Microseconds by algorithm, for each topology, form and shape of the page."""
     named = {w for t in pages.tables() if t.page.endswith("gpus.md") for w in t.programs()}
     found = defaultdict(dict)
     for claim in recorded_claims.load():
@@ -32,7 +32,7 @@ def test_auto_is_in_no_program_slower_than_the_built_in():
 
 
 def test_auto_is_the_ring_where_a_hop_is_shorter_than_its_product():
-    """There 1.15 times as fast as the plain form, which "auto" is everywhere else."""
+    """There it is 1.15 times as fast as the plain form, which "auto" is everywhere else."""
     for (_, _, shape), by in totals().items():
         is_ring = shape in SHORT_HOPS
         assert by["auto"] == by["ring" if is_ring else "plain"]
@@ -48,7 +48,7 @@ def test_chunks_are_faster_where_their_collectives_are_shorter_than_their_produc
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 @pytest.mark.parametrize("name", SWITCH_FORMS)
 def test_forms_for_a_switch_are_right(name, n):
-    """In whole numbers, on all ranks."""
+    """The data are whole numbers, so results are exact. All ranks are compared."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -62,7 +62,7 @@ def test_forms_for_a_switch_are_right(name, n):
         FORMS[1]: ((P(None, "x"), P("x")), P("x")),
     }
     for form, (ins, out) in specs.items():
-        made = jax.shard_map(
+        mapped = jax.shard_map(
             SWITCH_FORMS[name][form], mesh=make_mesh(n), in_specs=ins, out_specs=out
         )
-        np.testing.assert_array_equal(jax.jit(made)(rows, w), rows @ w)
+        np.testing.assert_array_equal(jax.jit(mapped)(rows, w), rows @ w)

@@ -33,7 +33,7 @@ def test_the_points_are_read():
 
 
 def test_the_model_is_as_near_as_the_page_says():
-    """The goal: median error 10 % from 1 MiB on, 25 % below; 20 % of each machine."""
+    """The goal: a median error of 10 % from 1 MiB on, 25 % below, and 20 % for each machine."""
     found, _ = points.read()
     judged = [one for one in found if not one.why_left_out]
     assert len(judged) > 1000
@@ -52,7 +52,7 @@ def test_the_model_knows_the_faster():
 
 
 def test_the_model_carries_to_what_was_not_fitted():
-    """Curves carry to other numbers of ranks; within hosts better than between them."""
+    """Curves carry to other numbers of ranks, within hosts better than between hosts."""
     found, _ = points.read()
     judged = [one for one in found if not one.why_left_out]
     errors = {
@@ -77,9 +77,9 @@ def test_the_command_prints_errors(capsys):
     from benchmarks.__main__ import main
 
     assert main(["measured", "--device", "v5p,gloo", "--points"]) == 0
-    said = capsys.readouterr().out
-    assert "error by machine" in said
-    assert "v5p" in said
+    printed = capsys.readouterr().out
+    assert "error by machine" in printed
+    assert "v5p" in printed
     with pytest.raises(SystemExit):
         main(["measured", "--device", "abacus"])
 

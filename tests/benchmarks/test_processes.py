@@ -39,9 +39,9 @@ def test_no_process_waits_for_one_that_failed_or_hangs(program, seconds, words):
 def test_collectives_over_processes_are_right(devices, collectives, tmp_path):
     path = tmp_path / "measured.json"
     flags = f"{SHORT} --collective {collectives} --json {path}"
-    said = together(devices, "-m", "benchmarks", *flags.split())
-    assert "#wrong 0" in said[0]
-    assert not any("Measured" in text for text in said[1:])  # the first speaks for all
+    printed = together(devices, "-m", "benchmarks", *flags.split())
+    assert "#wrong 0" in printed[0]
+    assert not any("Measured" in text for text in printed[1:])  # the first speaks for all
     found = json.loads(path.read_text(encoding="utf-8"))
     rows = [*found["checks"], *found["rows"]]
     assert {row["ranks"] for row in rows} == {sum(devices)}
@@ -52,8 +52,8 @@ def test_collectives_over_processes_are_right(devices, collectives, tmp_path):
 @pytest.mark.exhaustive
 def test_matmuls_over_processes_are_right_and_traced(tmp_path):
     path = tmp_path / "matmul.json"
-    how = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 --trace -J"
-    assert "hidden" in together((1, 1), "-m", "benchmarks", *how.split(), path)[0]
+    options = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 --trace -J"
+    assert "hidden" in together((1, 1), "-m", "benchmarks", *options.split(), path)[0]
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert [row["wrong"] for row in rows] == [0] * 4  # plain and ours, forward and both
     for busy in (row["busy"] for row in rows):
@@ -64,9 +64,9 @@ def test_matmuls_over_processes_are_right_and_traced(tmp_path):
 @pytest.mark.exhaustive
 def test_processes_choose_alike_and_write_one_table(tmp_path):
     path = tmp_path / "table.json"
-    how = "tune -b 1K -e 1K -n 3 --budget 9 -d float32 --collective psum,all_gather --table"
-    said = together((1, 1, 1), "-m", "benchmarks", *how.split(), path)
-    assert "#wrong 0" in said[0]
+    options = "tune -b 1K -e 1K -n 3 --budget 9 -d float32 --collective psum,all_gather --table"
+    printed = together((1, 1, 1), "-m", "benchmarks", *options.split(), path)
+    assert "#wrong 0" in printed[0]
     table = Table.load(path)
     assert "3 processes" in table.measured_on
     for row in table.rows:

@@ -24,8 +24,8 @@ PLACES = ("8", "4x3", "hosts:4x2", "tree:4x4", "dragonfly:2x2x2x2")
 
 
 def judged(place, collective, algorithm, size):
-    """The price, and the seconds that SimGrid gives, over the price."""
-    one = referee.place(place)
+    """The price, and SimGrid's seconds over the price."""
+    one = referee.named_machine(place)
     paid = one.machine.price(collective, algorithm)
     found = judge.seconds(collective, algorithm, one.machine, size, one.network)
     return paid, found / one.machine.seconds(paid)(size)
@@ -68,7 +68,7 @@ def test_on_lines_a_ring_s_far_steps_cost_a_link_more_and_no_bytes():
         paid, ratio = judged(place, "all_gather", "ring", 2**26)
         assert ratio == pytest.approx(1, abs=referee.NEAR)
         assert paid.hops > paid.rounds
-    # What goes both ways meets unevenly on a line; a price counts the busiest link alone.
+    # Messages in both directions meet unevenly on a line; the price counts only the busiest link.
     assert 1.1 < judged("grid:4", "all_gather", "bidirectional_ring", 2**26)[1] < 1.3
 
 
@@ -100,7 +100,7 @@ def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("flags", "message"),
     [
         (["--network", "cube:8"], "is no network; write 4x4, grid:4x4, hosts:8x8"),
         (["--network", "thin:4x2x2x2"], "so give as many routers, or more"),
@@ -108,11 +108,11 @@ def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
         (["--collective", "gather"], "no 'gather'; choose from all_gather"),
     ],
 )
-def test_bad_arguments_are_refused(given, said, capsys):
+def test_bad_arguments_are_refused(flags, message, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["referee", *given])
+        main(["referee", *flags])
     assert ended.value.code == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_switch_needs_its_network():

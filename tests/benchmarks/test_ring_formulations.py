@@ -1,4 +1,4 @@
-"""The rings of the search compute what the plain form does, however they are written."""
+"""Every formulation of a ring computes what the plain form does."""
 
 import chex
 import jax

@@ -1,4 +1,4 @@
-"""A soak that is short; and that it sees what is wrong, finds it again, and calls a leak a leak."""
+"""A short soak: it sees wrong results and leaks, and finds a wrong call again."""
 
 import json
 import re
@@ -57,8 +57,8 @@ def test_a_call_depends_on_its_seed_and_number_alone():
     assert [draw(1, i, 8) for i in reversed(range(3 * TOGETHER))] == calls[::-1]
     assert [draw(2, i, 8) for i in range(3 * TOGETHER)] != calls
     for i in range(0, len(calls), TOGETHER):
-        assert len({call.place for call in calls[i : i + TOGETHER]}) == 1
-    assert len({call.place for call in calls}) == 3
+        assert len({call.setting for call in calls[i : i + TOGETHER]}) == 1
+    assert len({call.setting for call in calls}) == 3
 
 
 def test_everything_is_drawn():
@@ -66,7 +66,7 @@ def test_everything_is_drawn():
     counted = Counter(label for call in calls for label in soak._labels(call))
     assert set(REFERENCES) <= set(counted)
     assert min(counted.values()) > 100
-    drawn = {(call.name, call.how.get("algorithm")) for call in calls}
+    drawn = {(call.name, call.options.get("algorithm")) for call in calls}
     for collective in algorithms.COLLECTIVES:
         assert {(collective, name) for name in algorithms.names(collective)} <= drawn
     assert {call.teams().shape[1] for call in calls} == set(range(1, 9))
@@ -75,12 +75,14 @@ def test_everything_is_drawn():
 
 
 def test_random_data_tells_wide_sums_from_narrow_and_leaf_from_leaf():
-    """Else it could not see an option that is ignored, or dims that are another leaf's."""
+    """Otherwise it could not see an ignored option, or a leaf with the dims of another leaf."""
     calls = [draw(1, i, 8) for i in range(2000)]
     dims = ("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
     deeper = [c for c in calls if c.name in dims and len({len(s) for s in c.shapes}) > 1]
     assert {call.name for call in deeper} == {*dims}
-    wide = [c for c in calls if "accumulate_dtype" in c.how and c.name in ("psum", "psum_scatter")]
+    wide = [
+        c for c in calls if "accumulate_dtype" in c.options and c.name in ("psum", "psum_scatter")
+    ]
     told: Counter[str] = Counter()
     for call in wide:
         kind = jnp.dtype(call.dtype)
@@ -92,49 +94,49 @@ def test_random_data_tells_wide_sums_from_narrow_and_leaf_from_leaf():
 
 
 def test_over_processes_no_device_is_left_out():
-    places = {draw(1, i, 6, alone=False).place for i in range(0, 1000, TOGETHER)}
-    assert {prod(place.shape) for place in places} == {6}
-    assert {len(place.shape) for place in places} == {1, 2, 3}
+    settings = {draw(1, i, 6, alone=False).setting for i in range(0, 1000, TOGETHER)}
+    assert {prod(setting.shape) for setting in settings} == {6}
+    assert {len(setting.shape) for setting in settings} == {1, 2, 3}
 
 
 @pytest.mark.exhaustive
 def test_a_soak_over_processes():
-    said = together([2, 2], "-m", "benchmarks", "soak", "--seed=3", "--count=16")
-    assert "#wrong 0 of 16 calls" in said[0]
-    assert "#wrong" not in said[1]  # the first speaks for all
+    printed = together([2, 2], "-m", "benchmarks", "soak", "--seed=3", "--count=16")
+    assert "#wrong 0 of 16 calls" in printed[0]
+    assert "#wrong" not in printed[1]  # the first speaks for all
 
 
 def is_misled(call):
-    """Whether it comes out wrong: two ranks are neighbours on either side."""
-    by = call.name, call.how.get("algorithm")
+    """Whether the call is wrong. On two ranks it is right: both neighbours of a rank are one."""
+    by = call.name, call.options.get("algorithm")
     return by == ("all_gather", "misled") and call.teams().shape[1] in (3, 5, 7)
 
 
 def test_a_wrong_algorithm_is_found_and_found_again(monkeypatch, capsys):
     def misled(*shape):
-        made = algorithms.ring(*shape)
-        *rounds, last = made.rounds or [()]
+        schedule = algorithms.ring(*shape)
+        *rounds, last = schedule.rounds or [()]
         turned = tuple(replace(move, shift=-move.shift) for move in last)
-        return Schedule(made.shape, (*rounds, turned) if last else ())
+        return Schedule(schedule.shape, (*rounds, turned) if last else ())
 
     monkeypatch.setitem(algorithms.GATHERS, "misled", misled)
     monkeypatch.setattr(Schedule, "check", lambda self: self)  # which would have refused it
     calls = (draw(1, i, 8) for i in range(10_000) if 0 < i % TOGETHER < TOGETHER - 1)
     number = next(call.number for call in calls if is_misled(call))
     assert main(f"soak --seed 1 --only {number - 1}-{number + 1}".split()) == 1
-    said = capsys.readouterr().out
-    assert f"wrong: call {number}: " in said
-    assert "#wrong 1 of 3 calls" in said
-    again = re.search(r"again: python -m benchmarks (.*)", said).group(1)
+    printed = capsys.readouterr().out
+    assert f"wrong: call {number}: " in printed
+    assert "#wrong 1 of 3 calls" in printed
+    again = re.search(r"again: python -m benchmarks (.*)", printed).group(1)
     assert again == f"soak --seed 1 -g 8 --only {number}"
     assert main(again.split()) == 1
-    said = capsys.readouterr().out
-    assert f"{number}: all_gather(" in said
-    assert "elements are wrong" in said
+    printed = capsys.readouterr().out
+    assert f"{number}: all_gather(" in printed
+    assert "elements are wrong" in printed
 
 
 def faults_where(monkeypatch, wrong):
-    """The calls that are reported, and what shows them, if calls run so."""
+    """The calls that are reported if `wrong` judges calls, and the calls that show each fault."""
     monkeypatch.setattr(trial, "attempt", lambda calls: wrong([call.number for call in calls]))
     found = trial.faults([draw(1, i, 8) for i in range(4)])
     return [(fault.call.number, list(fault.shown_by)) for fault in found]
@@ -156,7 +158,7 @@ def test_a_fault_of_several_calls_names_its_neighbours(monkeypatch):
 
 
 def test_a_call_that_raises_is_a_fault():
-    call = replace(draw(1, 0, 8), how={"algorithm": "none_such"})
+    call = replace(draw(1, 0, 8), options={"algorithm": "none_such"})
     (fault,) = trial.faults([call])
     assert "ValueError" in str(fault)
     assert "none_such" in str(fault)
@@ -187,9 +189,9 @@ known = pytest.mark.skipif(not memory.is_known(), reason="this system does not s
 @known
 def test_live_memory_is_memory_not_freed():
     before = memory.sample(0).live
-    made = [bytearray(2**15) for _ in range(2**10)]  # small enough not to be mapped one by one
+    kept = [bytearray(2**15) for _ in range(2**10)]  # small enough not to be mapped one by one
     assert 0.9 < (memory.sample(0).live - before) / 2**25 < 1.1
-    del made[1::2]  # what is left keeps pages of the others resident
+    del kept[1::2]  # what is left keeps pages of the others resident
     assert 0.9 < (memory.sample(0).live - before) / 2**24 < 1.1
 
 
@@ -240,11 +242,11 @@ def test_a_wrong_training_step_is_reported_and_replayed(monkeypatch, capsys):
     monkeypatch.setattr(soak.steps, "differing", lambda step: ["a leaf"] if step[1] == 1 else [])
     monkeypatch.setattr(soak, "faults", lambda calls: [])
     assert main(["soak", "--seed", "7", "--count", str(2 * soak.STEP_EVERY)]) == 1
-    said = capsys.readouterr().out
-    assert "wrong: a leaf of (7, 1, 8)" in said
-    assert "#wrong 1 of 128 calls" in said
-    assert "2 steps" in said
-    again = re.search(r"again: python -m benchmarks (.*)", said).group(1)
+    printed = capsys.readouterr().out
+    assert "wrong: a leaf of (7, 1, 8)" in printed
+    assert "#wrong 1 of 128 calls" in printed
+    assert "2 steps" in printed
+    again = re.search(r"again: python -m benchmarks (.*)", printed).group(1)
     assert again == "soak --seed 7 -g 8 --program 1"
     assert main(again.split()) == 1
     assert main(["soak", "--seed", "7", "--program", "0"]) == 0
@@ -256,7 +258,7 @@ def a_step(**algorithms):
 
 @pytest.mark.parametrize("leaf", ["layers", pytest.param("seen", marks=pytest.mark.exhaustive)])
 def test_a_training_step_is_compared_leaf_by_leaf(leaf):
-    """One of which some leaves stay as they are."""
+    """The wrong step leaves some leaves unchanged."""
     right = a_step().program(by_lax=True)
 
     def wrong(state, batch):

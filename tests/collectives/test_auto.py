@@ -1,4 +1,4 @@
-"""What algorithm="auto" compiles to: lax's own program where the table says lax."""
+"""The compiled program of algorithm="auto": lax's own program where the table says lax."""
 
 import re
 
@@ -53,7 +53,7 @@ def test_bits_are_moved_by_the_built_in_as_integers(name):
     op = name.replace("_", "-")
 
     def moved(program):
-        """(A tuple's shape begins with a bracket.)"""
+        """The dtypes that the collective moves. (The shape of a tuple begins with a bracket.)"""
         return {shape.strip("(")[:3] for shape, kind in program if kind == op}
 
     ours = operations(lax, name, jnp.bfloat16, elements)

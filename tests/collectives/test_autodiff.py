@@ -1,9 +1,8 @@
 """Derivatives: the full Jacobian matrix over all ranks, against NumPy's and lax's.
 
-A psum whose gradient is n times too large passes almost any other test. Here the whole
-map, from what all ranks are given to what all ranks hold, is differentiated from outside
-of shard_map, forward and in reverse, and every entry of its matrix compared. All data are
-small integers, so that equal means equal.
+Almost any other test passes a psum whose gradient is n times too large. So here the map from all
+ranks' operands to all ranks' results is differentiated outside shard_map, forward and in reverse,
+and every entry of its matrix is compared. The data are small integers, so results must be equal.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ import ringcoll
 
 
 class Case(NamedTuple):
-    """A collective: the shape of its operand, itself, and what NumPy makes of all ranks'."""
+    """A collective: the shape of its operand, the function, and NumPy's result for all ranks."""
 
     shape: Callable  # n -> the shape on one rank
     run: Callable  # (module, x, axis_name, n, **keywords) -> the result on one rank
@@ -37,7 +36,7 @@ def pbroadcast(module, x, axis, n, **keywords):
 
 
 def to_next(n):
-    """All but the last send: rank 0 is sent nothing."""
+    """All ranks but the last send, so rank 0 receives nothing."""
     return [(r, r + 1) for r in range(n - 1)]
 
 
@@ -113,7 +112,7 @@ CASES = {
 
 
 def of_all(case, teams, x):
-    """What NumPy makes of all ranks' operands, where each team is on its own."""
+    """NumPy's results for all ranks; each team runs the collective by itself."""
     n = sum(map(len, teams))
     out = np.zeros((n, *case.reference(x[teams[0]]).shape[1:]), x.dtype)
     for team in teams:
@@ -122,7 +121,7 @@ def of_all(case, teams, x):
 
 
 def matrix(case, teams, n):
-    """The Jacobian of `of_all`: result by operand."""
+    """The Jacobian of `of_all`: a row for each result, a column for each operand."""
     shape = (sum(map(len, teams)), *case.shape(n))
     units = np.eye(int(np.prod(shape)), dtype=np.float32)
     columns = [of_all(case, teams, unit.reshape(shape)) for unit in units]
@@ -130,7 +129,7 @@ def matrix(case, teams, n):
 
 
 def algorithms_of(case, n):
-    """All of them on 3 ranks, elsewhere a few: their gradients differ in execution only."""
+    """All algorithms on 3 ranks, a few on others: their gradients differ in execution only."""
     if case.collective is None:
         return [{}]
     names = distinct(case.collective, n)
@@ -142,7 +141,7 @@ def algorithms_of(case, n):
 
 
 def jacobians(mesh, functions, shapes, check_vma, out=None, modes=(jax.jacrev, jax.jacfwd)):
-    """{name: by each mode} of the maps from all ranks' operands to their results."""
+    """The Jacobians of the maps from all ranks' operands to their results: {name: by each mode}."""
     spec = P(mesh.axis_names)
 
     def of(name):
@@ -162,8 +161,8 @@ def jacobians(mesh, functions, shapes, check_vma, out=None, modes=(jax.jacrev, j
     return jax.jit(lambda: {name: of(name) for name in functions})()
 
 
-def compare(made, expected):
-    for key, (reverse, *forward) in made.items():
+def compare(results, expected):
+    for key, (reverse, *forward) in results.items():
         np.testing.assert_array_equal(reverse, expected[key[0]], f"{key}, in reverse")
         for jacobian in forward:
             np.testing.assert_array_equal(jacobian, expected[key[0]], f"{key}, forward")
@@ -174,7 +173,7 @@ def bound(case, n, axis="x", module=ringcoll, **keywords):
 
 
 def lax_is_right(name, check_vma):
-    """Of two collectives, the gradient by lax is none or wrong."""
+    """lax has no gradient of one of the collectives, and a wrong gradient of another."""
     if name == "all_to_all":  # "Expected cotangent type"
         return False
     return check_vma or name != "all_gather to invarying"  # a slice, whoever else depends
@@ -194,8 +193,8 @@ def test_jacobian(n, check_vma):
     shapes = {key: CASES[key[0]].shape(n) for key in functions}
     # Forward, a collective is applied to tangents, whatever their number.
     modes = (jax.jacrev, jax.jacfwd)[: 2 if n == 3 else 1]
-    made = jacobians(make_mesh(n), functions, shapes, check_vma, modes=modes)
-    compare(made, {name: matrix(case, [np.arange(n)], n) for name, case in CASES.items()})
+    results = jacobians(make_mesh(n), functions, shapes, check_vma, modes=modes)
+    compare(results, {name: matrix(case, [np.arange(n)], n) for name, case in CASES.items()})
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -208,8 +207,8 @@ def test_jacobian_of_a_replicated_result(check_vma):
         for algorithm in runnable(CASES[name].collective, 4)[-2:]
     }
     shapes = {key: CASES[key[0]].shape(4) for key in functions}
-    made = jacobians(make_mesh(4), functions, shapes, check_vma, out=P())
-    compare(made, {name: matrix(CASES[name], [np.arange(4)], 4)[0] for name in names})
+    results = jacobians(make_mesh(4), functions, shapes, check_vma, out=P())
+    compare(results, {name: matrix(CASES[name], [np.arange(4)], 4)[0] for name in names})
 
 
 @pytest.mark.parametrize(
@@ -231,8 +230,8 @@ def test_jacobian_over_some_axes_in_any_order(mesh, axes):
         for keywords in algorithms_of(case, n)[:1]
     }
     shapes = {key: CASES[key[0]].shape(n) for key in functions}
-    made = jacobians(make_mesh(*mesh), functions, shapes, check_vma=True)
-    compare(made, {name: matrix(case, teams, n) for name, case in CASES.items()})
+    results = jacobians(make_mesh(*mesh), functions, shapes, check_vma=True)
+    compare(results, {name: matrix(case, teams, n) for name, case in CASES.items()})
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -254,8 +253,8 @@ def test_jacobian_in_groups():
         for algorithm in runnable(CASES[name].collective, 3)[:2]
     }
     shapes = {key: CASES[key[0]].shape(3) for key in functions}
-    made = jacobians(make_mesh(6), functions, shapes, check_vma=False)
-    compare(made, {name: matrix(CASES[name], groups, 3) for name in names})
+    results = jacobians(make_mesh(6), functions, shapes, check_vma=False)
+    compare(results, {name: matrix(CASES[name], groups, 3) for name in names})
 
 
 def test_the_gradient_of_all_gather_accumulates_wide():

@@ -1,9 +1,9 @@
 """Derivatives inside shard_map, of second order, and under the other transformations.
 
-Every rank has the loss sum(w c(x)^3) of its result. What depends on what is taken from the
-matrix that NumPy makes of the collective (see test_autodiff, where it is compared with
-JAX's), so that the gradient is J' (3 w y^2) and the Hessian J' diag(6 w y) J. Everything
-is a small integer, also divided by n: equal means equal.
+The loss of each rank is sum(w y^3), where y = c(x) is the result of a collective. Its gradient is
+J' (3 w y^2) and its Hessian J' diag(6 w y) J. J is NumPy's matrix of the collective;
+`test_autodiff` compares it with JAX's. All numbers are small integers, also after division by n, so
+results must be equal.
 """
 
 import functools
@@ -19,7 +19,7 @@ from test_autodiff import CASES, bound, matrix
 
 N = 3
 typed_or_not = pytest.mark.parametrize("check_vma", [True, False])
-#: What the check of types changes, `test_grad_inside` tells apart; elsewhere one mode is enough.
+#: `test_grad_inside` covers what checking types changes; elsewhere one mode is enough.
 mostly_typed = pytest.mark.parametrize(
     "check_vma", mostly_exhaustive([True, False], lambda check_vma: check_vma)
 )
@@ -30,22 +30,22 @@ mostly_untyped = pytest.mark.parametrize(
 
 def functions():
     """Every collective, each by another algorithm."""
-    made = {}
+    found = {}
     for i, (name, case) in enumerate(CASES.items()):
         names = case.collective and runnable(case.collective, N)
-        made[name] = bound(case, N, **({"algorithm": names[i % len(names)]} if names else {}))
-    return made
+        found[name] = bound(case, N, **({"algorithm": names[i % len(names)]} if names else {}))
+    return found
 
 
 def operands():
-    """{name: x of all ranks}; multiples of 9, for the two divisions of pmean by 3."""
+    """{name: x of all ranks}; multiples of 9, because pmean divides by 3 twice."""
     rng = np.random.default_rng(0)
     shapes = {name: (N, *case.shape(N)) for name, case in CASES.items()}
     return {a: 9 * rng.integers(-1, 2, s).astype(np.float32) for a, s in shapes.items()}
 
 
 def weights():
-    """{name: w of all ranks}, of the shape of what they then hold; multiples of 3, too."""
+    """{name: w of all ranks}, in the shape of the results; multiples of 3 too."""
     rng = np.random.default_rng(1)
     shapes = {a: matrix(case, [np.arange(N)], N).shape for a, case in CASES.items()}
     return {a: 3 * rng.integers(1, 3, s[: -1 - len(CASES[a].shape(N))]).astype(np.float32)
@@ -53,14 +53,14 @@ def weights():
 
 
 def flat(name):
-    """The matrix as a matrix, and x and w as vectors."""
+    """The Jacobian as a matrix, and x and w as vectors."""
     jacobian = matrix(CASES[name], [np.arange(N)], N)
     x, w = operands()[name].reshape(-1), weights()[name].reshape(-1)
     return jacobian.reshape(w.size, x.size), x, w
 
 
 def times(*matrices):
-    """Their product, of integers. (In which order NumPy adds up thirds depends on the machine.)"""
+    """The product of integers. (The order in which NumPy adds thirds depends on the machine.)"""
     return np.rint(functools.reduce(np.matmul, matrices))
 
 
@@ -71,7 +71,7 @@ def slope(name):
 
 
 def on_ranks(transform, check_vma):
-    """{name: what all ranks get} of `transform(collective, x, w)`."""
+    """The results on all ranks of `transform(collective, x, w)`: {name: stacked results}."""
 
     def program(xs, ws):
         return {name: transform(run, xs[name], ws[name]) for name, run in functions().items()}
@@ -95,13 +95,13 @@ def test_grad_inside(check_vma):
 
 
 def test_grad_of_what_is_the_same_on_all_ranks():
-    """It is typed so; what depends on it through any rank is summed. (lax refuses a pbroadcast.)"""
+    """The gradient has that type too. It sums over all ranks. (lax refuses a pbroadcast.)"""
     names = [name for name in CASES if name != "pbroadcast"]
 
     def program(xs, ws):
-        made = {a: jax.grad(cubes(functions()[a], ws[a][0]))(xs[a]) for a in names}
-        assert all(not jax.typeof(dx).mat.varying for dx in made.values())
-        return made
+        gradients = {a: jax.grad(cubes(functions()[a], ws[a][0]))(xs[a]) for a in names}
+        assert all(not jax.typeof(dx).mat.varying for dx in gradients.values())
+        return gradients
 
     xs, ws = ({a: of[a] for a in names} for of in (operands(), weights()))
     mapped = jax.shard_map(program, mesh=make_mesh(N), in_specs=(P(), P("x")), out_specs=P())
@@ -197,8 +197,8 @@ def test_hessians(check_vma):
         x = jnp.asarray(operands()[name])
         return jax.hessian(total)(x), jax.jacrev(jax.grad(total))(x)
 
-    made = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
-    for name, (over_reverse, reverse_over_reverse) in made.items():
+    results = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
+    for name, (over_reverse, reverse_over_reverse) in results.items():
         jacobian, x, w = flat(name)
         expected = times(jacobian.T, np.diag(6 * w * times(jacobian, x)), jacobian)
         for hessian in (over_reverse, reverse_over_reverse):
@@ -214,8 +214,8 @@ def test_linearize_and_transpose(check_vma):
         (back,) = jax.linear_transpose(whole, x)(w)
         return value, tangent_map(2 * x), jax.jvp(whole, (x,), (3 * x,))[1], back
 
-    made = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
-    for name, (value, twice, thrice, back) in made.items():
+    results = jax.jit(lambda: {name: of(name, run) for name, run in functions().items()})()
+    for name, (value, twice, thrice, back) in results.items():
         jacobian, x, w = flat(name)
         y = times(jacobian, x).reshape(value.shape)
         for k, result in enumerate((value, twice, thrice), 1):

@@ -1,4 +1,4 @@
-"""What is asked for around calls: `with ringcoll.algorithm("ring"):`, `RINGCOLL_ALGORITHM`."""
+"""The algorithm set around calls: `with ringcoll.algorithm("ring"):`, `RINGCOLL_ALGORITHM`."""
 
 from functools import partial
 
@@ -18,14 +18,14 @@ MESH = make_mesh(N)
 
 
 def permutes(call):
-    """How many messages a program holds that runs a call."""
+    """How many messages the program of a call has."""
     mapped = jax.shard_map(call, mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False)
     text = jax.jit(mapped).lower(jnp.ones((N * N, 2))).as_text()
     return text.count("stablehlo.collective_permute")
 
 
-def psum(x, **how):
-    return lax.psum(x, "x", **how)
+def psum(x, **options):
+    return lax.psum(x, "x", **options)
 
 
 def test_it_holds_for_what_says_auto_within():

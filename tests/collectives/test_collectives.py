@@ -1,4 +1,4 @@
-"""Every drop-in, every way of calling it, every algorithm: all ranks, bit for bit as lax."""
+"""Every drop-in, called in every way, by every algorithm: all ranks have the bits of lax."""
 
 from functools import partial
 from math import prod
@@ -36,7 +36,7 @@ def test_every_algorithm_without_types(n):
     check(make_mesh(n), "x", MAIN, each_algorithm, check_vma=False)
 
 
-# Every operation is compiled by itself, which takes long.
+# Each operation is compiled alone, which takes long.
 @pytest.mark.parametrize("n", mostly_exhaustive([1, 3, 8], lambda n: n == 3))
 def test_eager(n):
     check(make_mesh(n), "x", MAIN, first_algorithm, jit=False)
@@ -60,7 +60,7 @@ def test_several_axes(shape, axes):
     mostly_exhaustive([((4, 2), ("x", "y")), ((2, 3), ("y", "x"))], lambda shape, _: 3 in shape),
 )
 def test_every_algorithm_over_two_axes(shape, axes):
-    """Of those that differ in more than the operation of a sum, or in a layout of results."""
+    """For functions that differ in more than the operation of a sum or the layout of a result."""
     cases = [case for case in MAIN if case.name in algorithms.COLLECTIVES]
     check(make_mesh(*shape), axes, cases, each_algorithm)
 
@@ -79,18 +79,18 @@ def test_axes_that_few_take(axes, names):
 
 def own_algorithms(case, *shape):
     """Schedules in digits other than the axes, functions, stages and a table."""
-    whole = prod(shape)
+    n = prod(shape)
     if case.collective == "all_to_all":
-        made = [algorithms.pairwise(whole), algorithms.bruck_all_to_all]
+        found = [algorithms.pairwise(n), algorithms.bruck_all_to_all]
     elif case.collective in algorithms.COLLECTIVES:
-        made = [algorithms.two_ended(whole), partial(algorithms.ring, direction=-1)]
+        found = [algorithms.two_ended(n), partial(algorithms.ring, direction=-1)]
     else:
         return [{}]
     if case.collective in ("psum", "pmean", "pmax", "pmin", "pbroadcast"):
-        made.append(algorithms.recursive_doubling_all_reduce(whole))
+        found.append(algorithms.recursive_doubling_all_reduce(n))
     row = "psum" if case.name in ("pmean", "pmax", "pmin") else case.collective
-    made.append(Table((TableRow(row, "*", algorithms.names(row)[-1]),)))
-    return [{"algorithm": algorithm} for algorithm in made]
+    found.append(Table((TableRow(row, "*", algorithms.names(row)[-1]),)))
+    return [{"algorithm": algorithm} for algorithm in found]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def calls(draw):
     tiled = draw(st.booleans(), "tiled")
     order = draw(st.permutations(range(8)), "order")
 
-    def how(n, dim=dim, other=other):
+    def options(n, dim=dim, other=other):
         ranks = [rank for rank in order if rank < n]
         return {
             "all_gather": {"axis": dim, "tiled": tiled},
@@ -125,14 +125,14 @@ def calls(draw):
         }.get(name, {})
 
     def shape(n):
-        made = list(sizes)
+        dims = list(sizes)
         if name in ("psum_scatter", "all_to_all", "pswapaxes"):
-            made[dim] = n * made[dim] if tiled and name != "pswapaxes" else n
-        return tuple(made)
+            dims[dim] = n * dims[dim] if tiled and name != "pswapaxes" else n
+        return tuple(dims)
 
     counts_output = name == "all_gather" and not tiled  # -1 is then a dimension more
-    canonical = how if counts_output else lambda n: how(n, dim % ndim, other % ndim)
-    return Case(name, shape, how, canonical)
+    canonical = options if counts_output else lambda n: options(n, dim % ndim, other % ndim)
+    return Case(name, shape, options, canonical)
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""Bad calls are refused before anything is sent: lax's type and words, and the cure."""
+"""Bad calls are refused before anything is sent, with lax's type and words, and a cure."""
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ MESH = make_mesh(N)
 
 
 def attempt(function, shape=(N, 2), check_vma=False):
-    """Run on every rank of three, and return the exception."""
+    """Run on three ranks, and return the exception."""
     with pytest.raises(Exception) as caught:  # noqa: PT011
         per_rank(MESH, function, data((N, *shape)), check_vma=check_vma)
     return caught.value
 
 
-# What both refuse: name, call by either module, words besides lax's.
+# Calls that both refuse: name, call by either module, words besides lax's.
 REFUSED_BY_LAX = {
     "all_gather axis": (
         lambda L, x: L.all_gather(x, "x", axis=3),  # of 3
@@ -119,7 +119,7 @@ REFUSED_BY_LAX = {
     },
 }
 
-#: Where lax trips over Python's own errors, of which the type is enough.
+#: Calls in which lax raises Python's own errors; their type is enough.
 WITHOUT_WORDS = [
     name for name in REFUSED_BY_LAX if name.startswith(("ppermute ", "pshuffle ", "pmax groups"))
 ]
@@ -137,7 +137,7 @@ def test_our_refusal_is_lax_s_with_the_call_and_the_cure(case):
         assert word in str(ours)
 
 
-# What only we refuse, or refuse where lax fails later or without a word.
+# Calls that only we refuse: lax fails later, or without words, or not at all.
 REFUSED_BY_US = {
     "an axis that is not bound, under check_vma": (
         NameError,
@@ -172,7 +172,7 @@ REFUSED_BY_US = {
     "a dtype too narrow": (
         ValueError,
         lambda x: lax.psum(x, "x", accumulate_dtype=jnp.bfloat16),
-        ("ringcoll.psum", "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
+        ("ringcoll.psum", "accumulate_dtype=bfloat16 cannot hold every float32", "pass a dtype"),
     ),
     "a dtype with fewer exponents": (
         ValueError,
@@ -335,10 +335,10 @@ def test_a_table_of_one_s_own_is_taken():
         lambda: [np.array([0, 1]), [1, 2], (np.int8(2), False)],
     ],
 )
-def test_a_permutation_is_said_in_whatever_lax_takes(perm):
-    """0.10.2 takes what has pairs, 0.12 lists and tuples only.
+def test_a_permutation_may_have_any_form_that_lax_takes(perm):
+    """lax 0.10.2 takes any iterable of pairs, 0.12 only lists and tuples.
 
-    (Of several leaves, lax sends the second by an iterator that is empty by then.)
+    (If it is an iterator, it is empty when lax 0.10.2 sends the second leaf.)
     """
 
     def outcome(call):

@@ -1,4 +1,4 @@
-"""`axis_index_groups`: the same, within each group, in the group's own order."""
+"""`axis_index_groups`: each group runs the collective by itself, in its own order."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ import ringcoll.lax
 GROUPED = [
     case
     for case in CASES
-    if case.name not in ("ppermute", "pshuffle", "pbroadcast") and "to" not in case.how(1)
+    if case.name not in ("ppermute", "pshuffle", "pbroadcast") and "to" not in case.options(1)
 ]
 MAIN_GROUPED = [case for case in MAIN if case in GROUPED]
 
@@ -35,7 +35,7 @@ def test_every_way_of_calling(groups):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "form",
     [
         lambda: np.array([[0, 2], [1, 3]]),
         lambda: [np.array([0, 2]), range(1, 4, 2)],
@@ -44,8 +44,8 @@ def test_every_way_of_calling(groups):
         lambda: (iter(group) for group in [[np.int8(0), 2], [True, 3]]),  # of psum lax takes none
     ],
 )
-def test_groups_are_said_in_whatever_lax_takes(said):
-    """And read once: leaves after the first have the same groups."""
+def test_groups_may_have_any_form_that_lax_takes(form):
+    """They are read once, so that all leaves have the same groups."""
     calls = {
         **{name: {} for name in ("psum", "pmean", "pmax", "all_gather")},
         "pswapaxes": {"axis": 0},
@@ -55,16 +55,16 @@ def test_groups_are_said_in_whatever_lax_takes(said):
 
     def of(module, groups):
         def program(x):
-            made = {}
+            results = {}
             for name, call in calls.items():
                 call = call | {"axis_index_groups": groups()}
-                made[name] = getattr(module, name)([x, 2 * x], "x", **call)
-            return made
+                results[name] = getattr(module, name)([x, 2 * x], "x", **call)
+            return results
 
         return program
 
     x = data((4, 2, 2))
-    ours = per_rank(make_mesh(4), of(ringcoll.lax, said), x, check_vma=False)
+    ours = per_rank(make_mesh(4), of(ringcoll.lax, form), x, check_vma=False)
     theirs = of(lax, lambda: [[0, 2], [1, 3]])
     assert_same(ours, per_rank(make_mesh(4), theirs, x, check_vma=False))
 
@@ -107,7 +107,7 @@ def test_of_several_sizes():
 
 
 def test_over_a_vmapped_axis_they_are_refused():
-    """By us: lax's own words do not say which axis."""
+    """ringcoll refuses them, because lax's own words do not say which axis."""
 
     def total(x):
         return ringcoll.psum(x, "v", axis_index_groups=[[0, 1], [2, 3]], algorithm="ring")

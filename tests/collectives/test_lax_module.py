@@ -1,4 +1,4 @@
-"""`from ringcoll import lax` is all of `jax.lax`, the collectives replaced by ours."""
+"""`from ringcoll import lax` is all of `jax.lax`, with ringcoll's collectives."""
 
 import inspect
 import warnings
@@ -62,7 +62,7 @@ def test_docstrings_say_what_they_must(name):
 
 
 def test_ours_in_the_place_of_lax_s_do_not_call_themselves(monkeypatch):
-    """`jax.lax.psum = ringcoll.psum`: every one, by hand and by the built-in, and a matmul."""
+    """`jax.lax.psum = ringcoll.psum` and so on: every function, both ways, and a matmul."""
     mesh, x = make_mesh(3), np.arange(12, dtype=np.float32).reshape(3, 2, 2)
 
     def matmuls(x):

@@ -1,8 +1,8 @@
-"""Options together: every algorithm, the built-ins too, with wide sums, groups and gradients.
+"""Options together: every algorithm, also the built-ins, with wide sums, groups and gradients.
 
-Of data whose sums are exact in the wide dtype and not in their own: so only one answer is right,
-which is what jax.lax makes of the wide operand, rounded once. All ranks are compared, forward and
-back. (XLA on CPU adds up bfloat16 in float32 whoever asks; float32 it does not add up in float64.)
+The sums of the data are exact in the wide dtype, but not in their own. So only one result is right:
+jax.lax's result for the wide operand, rounded once. All ranks are compared, forward and backward.
+(XLA:CPU always adds bfloat16 in float32. It does not add float32 in float64.)
 """
 
 import jax
@@ -24,26 +24,29 @@ GROUPS = {
 
 #: The operand's shape in groups of n, and the call of either module.
 SUMS = {
-    "all_gather": (lambda n: (30, 2), lambda m, x, **how: m.all_gather(x, "x", axis=1, **how)),
+    "all_gather": (
+        lambda n: (30, 2),
+        lambda m, x, **options: m.all_gather(x, "x", axis=1, **options),
+    ),
     "all_gather tiled": (
         lambda n: (30, 2),
-        lambda m, x, **how: m.all_gather(x, "x", axis=1, tiled=True, **how),
+        lambda m, x, **options: m.all_gather(x, "x", axis=1, tiled=True, **options),
     ),
     "psum_scatter": (
         lambda n: (30, n),
-        lambda m, x, **how: m.psum_scatter(x, "x", scatter_dimension=1, **how),
+        lambda m, x, **options: m.psum_scatter(x, "x", scatter_dimension=1, **options),
     ),
     "psum_scatter tiled": (
         lambda n: (2 * n, 30),
-        lambda m, x, **how: m.psum_scatter(x, "x", tiled=True, **how),
+        lambda m, x, **options: m.psum_scatter(x, "x", tiled=True, **options),
     ),
-    "psum": (lambda n: (30, 2), lambda m, x, **how: m.psum(x, "x", **how)),
-    "pmean": (lambda n: (30, 2), lambda m, x, **how: m.pmean(x, "x", **how)),
+    "psum": (lambda n: (30, 2), lambda m, x, **options: m.psum(x, "x", **options)),
+    "pmean": (lambda n: (30, 2), lambda m, x, **options: m.pmean(x, "x", **options)),
 }
 
 
 def every(collective, n):
-    """All that can run on n ranks: "auto", the schedules, the built-ins."""
+    """All algorithms that can run on n ranks: "auto", the schedules, the built-ins."""
     kinds = {"schedules": distinct(collective, n), "built-ins": ["lax"]}
     known = [
         name
@@ -55,13 +58,13 @@ def every(collective, n):
 
 
 def there_and_back(call, x, ct):
-    """The result, and what becomes of a cotangent."""
+    """The result, and the gradient for a cotangent."""
     y, pull_back = jax.vjp(call, x)
     return [y, *pull_back(jnp.resize(ct, y.shape).astype(y.dtype))]
 
 
 def is_usual(name, dtype, groups):
-    """Each collective once, each dtype, and each groups."""
+    """Each collective, each dtype and each kind of groups, once."""
     return (name, dtype, groups) in [
         ("all_gather", "bfloat16", "none"),
         ("psum_scatter tiled", "float32", "none"),
@@ -87,7 +90,7 @@ def test_sums_are_wide_by_every_algorithm_forward_and_back(name, dtype, groups):
     n, ranks = 4, 4 if members is None else 8
     grouped = {} if members is None else {"axis_index_groups": members}
     collective = {"pmean": "psum"}.get(name, name.partition(" ")[0])
-    hows = [{}] if groups == "uneven" else every(collective, n)
+    variants = [{}] if groups == "uneven" else every(collective, n)
     wide = {"accumulate_dtype": WIDER[dtype]}
 
     def program(x, ct):
@@ -95,8 +98,10 @@ def test_sums_are_wide_by_every_algorithm_forward_and_back(name, dtype, groups):
             lambda x: call(lax, x, **grouped), x.astype(WIDER[dtype]), ct.astype(WIDER[dtype])
         )
         by_us = {
-            str(how): there_and_back(lambda x, how=how: call(ringcoll, x, **grouped, **how), x, ct)
-            for how in [*({**how, **wide} for how in hows), hows[-1]]
+            str(options): there_and_back(
+                lambda x, options=options: call(ringcoll, x, **grouped, **options), x, ct
+            )
+            for options in [*({**options, **wide} for options in variants), variants[-1]]
         }
         return by_us, [y.astype(dtype) for y in by_lax]
 
@@ -105,9 +110,9 @@ def test_sums_are_wide_by_every_algorithm_forward_and_back(name, dtype, groups):
     rng = np.random.default_rng(0)
     x, ct = (rng.integers(-most, most, (ranks, *of)).astype(dtype) for of in (shape(n), (290,)))
     with jax.enable_x64(True):
-        made, right = per_rank(make_mesh(ranks), program, x, ct, check_vma=False)
-    narrow = made.pop(str(hows[-1]))
-    for how, ours in made.items():
-        assert_same({how: ours}, {how: right})
+        results, right = per_rank(make_mesh(ranks), program, x, ct, check_vma=False)
+    narrow = results.pop(str(variants[-1]))
+    for options, ours in results.items():
+        assert_same({options: ours}, {options: right})
     if dtype == "float32":  # or this would say nothing
         assert any((np.asarray(a) != b).any() for a, b in zip(narrow, right, strict=True))

@@ -1,6 +1,6 @@
 """`ragged_all_to_all`: every rank's rows against NumPy, gradients, `vmap`, refusals.
 
-jax.lax cannot run its own on CPU; it is asked for types and errors alone.
+jax.lax cannot run its own function on CPU, so only its types and errors are compared.
 """
 
 import re
@@ -42,7 +42,7 @@ def packed(sizes, order):
 
 
 def integers(n, slices=1, seed=0):
-    """Offsets and sizes of all ranks, which are no two alike: gaps, empty slices, any order."""
+    """Offsets and sizes of all ranks, no two alike: gaps, empty slices, any order."""
     rng = np.random.default_rng([seed, n, slices])
     sends = rng.integers(0, 4, (n, n, slices))
     gets = sends.swapaxes(0, 1).reshape(n, -1)
@@ -53,15 +53,15 @@ def integers(n, slices=1, seed=0):
 
 
 def arrays(n, numbers, dtype="float32", row=ROW):
-    """Operands and outputs that hold all slices, and a row more."""
+    """Operands and outputs that hold all slices and one more row."""
     at, sends, to, _ = numbers
     rows, ends = int((at + sends).max()) + 1, int((to + sends).max()) + 1
     whole = data((n, rows + ends, *row), jnp.dtype(dtype), n)
     return [whole[:, :rows], whole[:, rows:]]
 
 
-def call(*xs, **how):
-    return ringcoll.ragged_all_to_all(*xs, axis_name="x", **how)
+def call(*xs, **options):
+    return ringcoll.ragged_all_to_all(*xs, axis_name="x", **options)
 
 
 @pytest.mark.parametrize("slices", [1, 3])
@@ -90,7 +90,7 @@ GROUPS = ((4, 1, 2), (0, 5, 3))
 
 
 def in_groups():
-    """The operands of six ranks in two groups, whose ranks are in no order, and their results."""
+    """Operands and results of six ranks in two groups, whose ranks are in no order."""
     places = np.argsort(np.ravel(GROUPS))
     both = zip(integers(3), integers(3, seed=1), strict=True)
     numbers = [np.concatenate(two)[places] for two in both]
@@ -132,7 +132,7 @@ def test_a_rank_may_have_nothing_at_all():
 
 
 def lowered(program, *xs):
-    """The StableHLO of what every rank runs."""
+    """The StableHLO of the program of every rank."""
     mapped = every_rank(make_mesh(len(xs[0])), program, check_vma=True)
     return jax.jit(mapped).lower(*xs).as_text()
 
@@ -165,11 +165,11 @@ def test_a_program_checks_only_what_may_be_wrong():
 
 @pytest.mark.parametrize(("dtype", "lost"), [("float32", np.nan), ("int8", -128), ("uint8", 255)])
 def test_elsewhere_than_on_cpu_rows_that_do_not_fit_are_seen(dtype, lost):
-    """Of two ranks, with two slices each; a block holds three rows, and the first has four."""
+    """Two ranks, two slices each. A block holds three rows, but the first gets four."""
     at, sizes = np.array([[4, 0], [6, 2]], np.int32), np.array([[2, 2], [1, 1]], np.int32)
     blocks, output = jnp.array([1, 2, 3, 4, 5, 0], dtype), jnp.full(8, 9, dtype)
-    made = rows.put(blocks, output, at, sizes, 3)
-    assert_same(np.asarray(made), np.array([3, lost, 5, 9, 1, 2, 4, 9]).astype(dtype))
+    result = rows.put(blocks, output, at, sizes, 3)
+    assert_same(np.asarray(result), np.array([3, lost, 5, 9, 1, 2, 4, 9]).astype(dtype))
 
 
 REFUSED = jax.errors.JaxRuntimeError
@@ -177,7 +177,7 @@ REFUSED = jax.errors.JaxRuntimeError
 
 @pytest.mark.parametrize("slices", [1, 3])
 def test_more_rows_than_max_send_are_refused_by_all_ranks(slices):
-    """Also along the other axis of the mesh, whose ranks have fewer: they would wait for ever."""
+    """Ranks along the other axis of the mesh have fewer rows, but would wait for ever."""
     numbers = [np.tile(x, (2, 1)) for x in integers(3, slices)]
     numbers[1][:3] = numbers[3][:3] = 0
     most = int(numbers[1].reshape(6, 3, slices).sum(2).max())
@@ -198,7 +198,7 @@ def test_more_rows_than_max_send_are_refused_by_all_ranks(slices):
 
 
 def test_rows_that_are_sent_twice_to_a_rank_may_be_more_than_there_are():
-    """Two slices of the same rows: by default a block has no room for both."""
+    """Two slices have the same rows. By default a block has no room for both."""
     operand, output = data((1, 3, 2)), np.zeros((1, 6, 2), np.float32)
     numbers = [np.array([x], np.int32) for x in ([0, 0], [3, 3], [0, 3], [3, 3])]
     with pytest.raises(REFUSED, match="a rank has 6 rows for another"):
@@ -212,7 +212,7 @@ def test_rows_that_are_sent_twice_to_a_rank_may_be_more_than_there_are():
 
 
 def pulled_back(ct, rows, numbers):
-    """The gradients of operand and output: rows travel back, and those of one row are added."""
+    """The gradients of operand and output: rows travel back, and gradients of one row are added."""
     at, sends, to, _ = numbers
     slices = sends.shape[1] // len(ct)
     to_operand, to_output = np.zeros((len(ct), rows, *ct.shape[2:]), ct.dtype), ct.copy()
@@ -225,7 +225,7 @@ def pulled_back(ct, rows, numbers):
 
 
 def overlapping(n):
-    """All ranks send the same rows to all, or some of them; from some no row comes."""
+    """Each rank sends the same rows to several ranks. Every third rank receives no rows."""
     at, sends, _, _ = integers(n)
     at, sends = at % 3, np.where(np.arange(n) % 3 == 1, 0, sends)
     gets = sends.T.copy()
@@ -238,7 +238,7 @@ def overlapping(n):
     crossed([3, 4], [False, True], [True, False], ["bruck", "auto"]),
 )
 def test_gradients(n, overlap, check_vma, algorithm):
-    """First and second, backward and forward, of operand and output, under remat."""
+    """First and second gradients, backward and forward, of operand and output, under remat."""
     numbers = overlapping(n) if overlap else integers(n, 3)
     operand, output = arrays(n, numbers)
     ct = data((n, *output.shape[1:])) + 1
@@ -267,7 +267,7 @@ def test_gradients(n, overlap, check_vma, algorithm):
 
 
 def test_vmap_in_groups_of_some_operands():
-    """Operands at the end, outputs not mapped, sizes in front."""
+    """Operands are mapped along the last dimension, sizes along the first, outputs not at all."""
     xs, expected = in_groups()
     operand, output, *numbers = xs
     fewer = [numbers[0], numbers[1] // 2, numbers[2], numbers[3] // 2]
@@ -322,7 +322,7 @@ def test_dtypes_of_data_and_of_numbers(dtype):
 
 
 def test_the_result_varies_as_any_operand_does():
-    """lax types it as the output is, which may be the same on all ranks before the call."""
+    """lax gives it the type of `output`, which may be the same on all ranks before the call."""
     numbers = integers(2)
     xs = *arrays(2, numbers), *numbers
 
@@ -341,7 +341,7 @@ def test_the_result_varies_as_any_operand_does():
 
 @pytest.mark.parametrize("algorithm", ["auto", "pairwise"])
 def test_rows_that_are_sharded_over_another_axis(algorithm):
-    """As of experts that are tensor-parallel: the compiler splits rows, forward and backward."""
+    """As with tensor-parallel experts: the compiler splits rows, forward and backward."""
     numbers = integers(2, 2)
     operand, output = arrays(2, numbers, row=(4,))
     mesh = jax.make_mesh(
@@ -381,11 +381,11 @@ REFUSALS = [
     ((X, Y, ONE, ONE.astype(float), ONE, ONE), {}, ValueError, "send_sizes must be integer type"),
     ((X, Y, ONE[None], *[ONE] * 3), {}, ValueError, "input_offsets must be rank 1 with positive"),
     ((X, Y, *[ONE] * 4), {"axis_name": "z"}, NameError, "unbound axis name: z.*the axes here are"),
-    ((X, Y[0], *[ONE] * 4), {}, ValueError, r"\(4, 2\) and \(2,\); let them differ in their first"),
-    ((X, Y[:, :1], *[ONE] * 4), {}, ValueError, "let them differ in their first dimension alone"),
+    ((X, Y[0], *[ONE] * 4), {}, ValueError, r"\(4, 2\) and \(2,\); let them differ only in their"),
+    ((X, Y[:, :1], *[ONE] * 4), {}, ValueError, "let them differ only in their first dimension"),
     ((X, Y.astype(int), *[ONE] * 4), {}, TypeError, "operand is float32 and output is int32; cast"),
     ((X, Y, *[ONE] * 3, ONE[:1]), {}, ValueError, "recv_sizes: 1.*pass a multiple of 2 of each"),
-    ((X, Y, *[jnp.zeros(3, int)] * 4), {}, ValueError, "k times 2 ranks.*a multiple of 2"),
+    ((X, Y, *[jnp.zeros(3, int)] * 4), {}, ValueError, "one multiple of 2 ranks.*a multiple of 2"),
     ((X, Y, *[ONE] * 4), {"max_send": 0}, ValueError, "max_send=0.*pass 1 or more"),
     ((X, Y, *[ONE] * 4), {"max_send": 1.5}, TypeError, "max_send=1.5 is not an integer"),
     (
@@ -400,11 +400,11 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(
-    ("xs", "how", "kind", "words"), REFUSALS, ids=[words for *_, words in REFUSALS]
+    ("xs", "options", "kind", "words"), REFUSALS, ids=[words for *_, words in REFUSALS]
 )
-def test_refusals_name_the_call_and_the_cure(xs, how, kind, words):
+def test_refusals_name_the_call_and_the_cure(xs, options, kind, words):
     with pytest.raises(kind, match=f"(?s)ringcoll.ragged_all_to_all.*{words}"):
-        trace(lambda: ringcoll.ragged_all_to_all(*xs, **({"axis_name": "x"} | how)))
+        trace(lambda: ringcoll.ragged_all_to_all(*xs, **({"axis_name": "x"} | options)))
 
 
 def test_an_axis_of_a_vmap_is_refused_as_in_lax():

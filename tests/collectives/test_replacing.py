@@ -1,4 +1,4 @@
-"""`with ringcoll.replacing(jax.lax):`: which calls are ours, where, and that all is put back."""
+"""`with ringcoll.replacing(jax.lax):`: which calls become ours, where, and that lax is restored."""
 
 import threading
 from types import ModuleType
@@ -41,7 +41,7 @@ def mapped(call):
 
 
 def permutes(call, dtype=jnp.float32):
-    """How many messages a program holds that runs a call."""
+    """How many messages the program of a call has."""
     text = jax.jit(mapped(call)).lower(jnp.ones((N * N, 2), dtype)).as_text()
     return text.count("stablehlo.collective_permute")
 
@@ -109,9 +109,9 @@ def test_sums_are_wide_if_it_says_so():
     x = np.array([[1], [256], [1]], jnp.bfloat16)  # the ring adds them up from the second
     for wide, sums in ((None, 256), ("float32", 258)):
         with ringcoll.replacing(jax.lax, algorithm="ring", accumulate_dtype=wide):
-            made = per_rank(MESH, lambda x: jax.lax.psum(x, "x"), x)
+            results = per_rank(MESH, lambda x: jax.lax.psum(x, "x"), x)
             greatest = per_rank(MESH, lambda x: jax.lax.pmax(x, "x"), x)  # takes no such argument
-        assert float(made[0, 0]) == sums
+        assert float(results[0, 0]) == sums
         assert float(greatest[1, 0]) == 256
 
 
@@ -292,7 +292,7 @@ def test_every_function_is_ours_and_none_calls_itself(algorithm, monkeypatch):
     ("arguments", "options", "kind", "words"),
     [
         ((), {}, TypeError, "missing 1 required positional argument: 'module'"),
-        (("jax.lax",), {}, TypeError, r"'jax.lax'\): is not a module; pass such as jax.lax"),
+        (("jax.lax",), {}, TypeError, r"'jax.lax'\): is not a module; pass one such as jax.lax"),
         (
             (jnp,),
             {},

@@ -1,7 +1,7 @@
 """`ringcoll.replacing` in other people's code: batch norms and optimizers, to the last bit.
 
-The data are such that nothing is rounded, so the order of additions does not matter: of each
-feature, as many rows are its mean + 2 as its mean - 2. So the variance is 4, and its root 2.
+Nothing is rounded, so the order of additions does not matter: for each feature, as many rows are
+its mean + 2 as its mean - 2. So the variance is 4, and its root 2.
 """
 
 import jax
@@ -23,7 +23,7 @@ ROWS, FEATURES = 4, 6  # of a rank
 
 
 def features(n):
-    """`[n rows, f]`: each feature has another mean, and the signs in an order of its own."""
+    """`[n rows, f]`: features differ in their means and in the order of their signs."""
     random = np.random.default_rng(n)
     signs = np.repeat([-2.0, 2.0], n * ROWS // 2)
     columns = [mean + random.permutation(signs) for mean in range(FEATURES)]
@@ -59,9 +59,9 @@ def gradients_summed(x, scale, axis_name):
 
 
 def sharpness_aware(x, scale, axis_name):
-    """Optax's own that averages over an axis."""
-    how = {"sync_period": 2, "opaque_mode": True, "batch_axis_name": axis_name}
-    return stepped(optax.contrib.sam(optax.sgd(0.5), optax.sgd(0.25), **how), x, scale)
+    """An optimizer of Optax that averages over an axis."""
+    options = {"sync_period": 2, "opaque_mode": True, "batch_axis_name": axis_name}
+    return stepped(optax.contrib.sam(optax.sgd(0.5), optax.sgd(0.25), **options), x, scale)
 
 
 def stepped(optimizer, x, scale):
@@ -85,7 +85,7 @@ LIBRARIES = {
 
 
 def step(x, scale, weights, axis_name):
-    """By library: its results, and the gradients of a loss that weighs every element."""
+    """The results of each library, and the gradients of a loss that weighs every element."""
 
     def loss(x, scale, call):
         y, state = call(x, scale, axis_name)
@@ -103,8 +103,8 @@ def test_libraries_make_the_same_by_ours(n, check_vma):
     scale, weights = data((n, FEATURES), ranks=n), data(x.shape, ranks=x.shape[0])
 
     def per_rank(x, scale, weights):
-        made = step(x, scale[0], weights, "x")
-        return jax.tree.map(lambda leaf: leaf[None], made)
+        results = step(x, scale[0], weights, "x")
+        return jax.tree.map(lambda leaf: leaf[None], results)
 
     program = jax.jit(
         jax.shard_map(per_rank, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=check_vma)
@@ -113,14 +113,14 @@ def test_libraries_make_the_same_by_ours(n, check_vma):
     by_lax = program.trace(x, scale, weights)
     with ringcoll.replacing(jax.lax, algorithm="ring"):
         ours = program.trace(x, scale, weights)
-        made = program(x, scale, weights)
+        results = program(x, scale, weights)
     assert "ringcoll" not in str(by_lax.jaxpr)
     text = str(ours.jaxpr)
     assert text.count("ringcoll_psum") >= len(LIBRARIES)
     assert "psum" not in text.replace("ringcoll_psum", "").replace("psum_invariant", "")
-    assert_same(made, program(x, scale, weights))
+    assert_same(results, program(x, scale, weights))
     for name in ("linen", "nnx"):
-        y, state = made[name][1]
+        y, state = results[name][1]
         whole, of_whole = LIBRARIES[name](x, scale[0], None)
         assert_same(y.reshape(x.shape), whole)
         assert_same(jax.tree.map(lambda leaf: leaf[-1], state), of_whole)

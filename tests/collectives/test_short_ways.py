@@ -14,7 +14,7 @@ import ringcoll
 PACKAGE = str(Path(ringcoll.__file__).parent)
 
 #: The most functions that a call may pass, and how often it asks `jax.lax` for its collective:
-#: once for the type of the result, and once more where the built-in is what is sent. By a schedule
+#: once for the type of the result, and once more if the built-in is sent. By a schedule
 #: they are at most half of those of the first version (an all-to-all 70, a reduce-scatter 78).
 WAYS = {
     ("all_gather", "ring"): (33, 1),
@@ -35,8 +35,8 @@ WAYS = {
 def way(name, algorithm):
     """The functions of ours that a call enters, and how often it calls that of `lax`.
 
-    Traced and lowered, up to the first `ppermute`. What is worked out once and kept is worked out
-    before: a schedule and its proof, the plan of its rounds, who sends to whom, what a table says.
+    The call is traced and lowered up to the first `ppermute`. Everything that is cached is computed
+    before: schedules and their proofs, plans of rounds, who sends to whom, the answers of tables.
     """
     call, built_in = getattr(ringcoll, name), getattr(lax, name).__code__
     dims = (0, 0) if name == "all_to_all" else ()

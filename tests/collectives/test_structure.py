@@ -1,4 +1,4 @@
-"""The program that is made: its messages, their bytes and dtypes, against the schedule.
+"""The lowered program: its messages, their bytes and dtypes, against the schedule.
 
 Programs are lowered for a mesh without devices, so also for 512 ranks.
 """
@@ -25,7 +25,7 @@ SHAPES = [(2,), (3,), (5,), (8,), (4, 2), (2, 2, 2)]
 BUILT_IN = re.compile(r"all_gather|all_reduce|reduce_scatter|all_to_all|collective_broadcast")
 SHARD = 12  # elements of a shard: up to six lanes share it evenly
 
-#: What one rank gives, of shards of 12 elements, and the call.
+#: One rank's operand, if shards have 12 elements, and the call.
 CALLS = {
     "all_gather": (lambda n: (SHARD,), ringcoll.all_gather),
     "psum_scatter": (lambda n: (n, SHARD), ringcoll.psum_scatter),
@@ -66,13 +66,13 @@ def lower(function, shape, operand, dtype=jnp.float32, check_vma=True):
 def messages(text):
     """Every collective-permute of a StableHLO text, in order."""
     pattern = r"collective_permute.*pairs = dense<(.*?)> : .*-> tensor<((?:\d+x)*)(\w+)>"
-    made = []
+    found = []
     for pairs, shape, dtype in re.findall(pattern, text):
         numbers = [int(i) for i in re.findall(r"\d+", pairs)]
         ends = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-        made.append(Message(dtype, tuple(map(int, shape.split("x")[:-1])), ends))
-    assert len(made) == text.count("collective_permute")
-    return made
+        found.append(Message(dtype, tuple(map(int, shape.split("x")[:-1])), ends))
+    assert len(found) == text.count("collective_permute")
+    return found
 
 
 def program(collective, algorithm, shape, dtype=jnp.float32, **keywords):

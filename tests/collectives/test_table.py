@@ -1,4 +1,4 @@
-"""The table behind "auto": what it answers, and what it says of a bad file."""
+"""The table behind "auto": what it answers, and how it refuses a bad file."""
 
 import json
 import os
@@ -110,7 +110,7 @@ def test_a_row_may_be_of_some_hosts(ranks, hosts, algorithm):
 
 
 def test_the_shipped_table_knows_one_host_from_several():
-    """What was measured within a process says nothing of a network, and the other way about."""
+    """Measurements within a process say nothing about a network, nor the other way round."""
     assert {(row.platform, *row.hosts) for row in SHIPPED.rows} == {("cpu", 1, 2), ("cpu", 2, None)}
 
 
@@ -270,27 +270,27 @@ def test_dtypes_are_those_of_jax():
 
 
 GOOD_TABLE = {"rows": [GOOD | {"ranks": [2, None], "dtypes": ["bf"], "jax": [None, "0.12"]}]}
-#: What takes the place of a part of a good table.
+#: Values that replace a part of a good table.
 STRANGE = (None, True, -1, 0.5, 10**400, "", "\ud800", "0.1.", [], [[]], {}, {"rows": []}, "psum")
 
 
 def spoilt(value, choose):
-    """The value with something in it changed, dropped or in another's place."""
+    """The value with one part of it dropped or replaced by a strange value."""
     if not isinstance(value, list | dict) or not value or choose(4) == 0:
         return STRANGE[choose(len(STRANGE))]
     keys = list(value) if isinstance(value, dict) else range(len(value))
     key = keys[choose(len(keys))]
-    made = dict(value) if isinstance(value, dict) else list(value)
+    copy = dict(value) if isinstance(value, dict) else list(value)
     if choose(6) == 0:
-        del made[key]
+        del copy[key]
     else:
-        made[key] = spoilt(value[key], choose)
-    return made
+        copy[key] = spoilt(value[key], choose)
+    return copy
 
 
 def test_no_bad_table_is_refused_by_anything_but_a_line():
     choose = random.Random(0).randrange
-    said = []
+    messages = []
     for _ in range(600):
         text = json.dumps(spoilt(GOOD_TABLE, choose))
         if choose(3) == 0:  # and a letter of it
@@ -299,9 +299,9 @@ def test_no_bad_table_is_refused_by_anything_but_a_line():
         try:
             Table.from_json(text)
         except ValueError as error:
-            said.append(str(error))
-    assert len(said) > 400
-    assert [line for line in said if "\n" in line or len(line) > 700] == []
+            messages.append(str(error))
+    assert len(messages) > 400
+    assert [line for line in messages if "\n" in line or len(line) > 700] == []
 
 
 def test_a_row_written_in_python_is_held_to_the_same():

@@ -1,4 +1,4 @@
-"""Leaves that share messages, and calls whose parts differ: each keeps its own ways."""
+"""Leaves that share messages, and leaves that differ in dims or types: each is right."""
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +56,7 @@ def test_a_table_chooses_by_the_bytes_of_all_that_are_joined(leaves, permutes):
 
 @pytest.mark.parametrize("algorithm", ["auto", "recursive_doubling"])
 def test_leaves_are_not_joined_where_the_compiler_would_gather_them(algorithm):
-    """Over an axis that is left to it, a leaf may be sharded; end to end they could not be."""
+    """The compiler may shard a leaf over an axis that is left to it, but not joined leaves."""
     mesh = make_mesh(4, 2, axis_type=AxisType.Auto)
     sharded = NamedSharding(mesh, P("x", "y"))
     leaves = [jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=sharded)] * 2
@@ -130,8 +130,8 @@ def test_a_stage_may_have_several_axes():
         return algorithms.ring(2, 2), algorithms.ring(n // 4)
 
     x = data((8, 3))
-    made = per_rank(make_mesh(8), lambda v: lax.psum(v, "x", algorithm=stages), x)
-    assert_same(made, np.broadcast_to(x.sum(0), x.shape))
+    results = per_rank(make_mesh(8), lambda v: lax.psum(v, "x", algorithm=stages), x)
+    assert_same(results, np.broadcast_to(x.sum(0), x.shape))
 
 
 def test_a_schedule_of_lists_is_one():
@@ -144,7 +144,7 @@ def test_a_schedule_of_lists_is_one():
 FROM_THE_LAST = [
     case
     for case in CASES
-    if (dims := [v for key, v in case.how(N).items() if key.endswith(("axis", "dimension"))])
+    if (dims := [v for key, v in case.options(N).items() if key.endswith(("axis", "dimension"))])
     and max(dims) < 0
 ]
 
@@ -157,13 +157,13 @@ def test_dims_are_counted_on_every_leaf_by_itself(deepest_first):
         leaves[str(case)].sort(key=np.ndim, reverse=deepest_first)
 
     def program(leaves):
-        calls = {str(case): (getattr(lax, case.name), case.how(N)) for case in FROM_THE_LAST}
-        return {name: call(leaves[name], "x", **how) for name, (call, how) in calls.items()}
+        calls = {str(case): (getattr(lax, case.name), case.options(N)) for case in FROM_THE_LAST}
+        return {name: call(leaves[name], "x", **options) for name, (call, options) in calls.items()}
 
-    made = per_rank(MESH, program, leaves)
+    results = per_rank(MESH, program, leaves)
     for case in FROM_THE_LAST:
-        expected = [REFERENCES[case.name](x, **case.how(N)) for x in leaves[str(case)]]
-        assert_same({str(case): made[str(case)]}, {str(case): expected})
+        expected = [REFERENCES[case.name](x, **case.options(N)) for x in leaves[str(case)]]
+        assert_same({str(case): results[str(case)]}, {str(case): expected})
     assert {case.name for case in FROM_THE_LAST} == {
         *("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
     }

@@ -17,7 +17,7 @@ REPLICATING = [case for case in MAIN if case.name in ("psum", "pmean", "pmax", "
 
 
 def ours_and_theirs(case, axes, n):
-    """Functions of the operand alone."""
+    """Our call and lax's, as functions of the operand alone."""
     (extra,) = first_algorithm(case, n)
     return (
         lambda x: case.ours(ringcoll.lax, x, axes, n, **extra),
@@ -48,7 +48,7 @@ def scan(function, x):
 
 
 def while_loop(function, x):
-    """As many rounds as a value says that is the same on all ranks, but not for the compiler."""
+    """The number of rounds is equal on all ranks, but the compiler does not know it."""
     rounds = lax.psum(jnp.ones((), jnp.int32), "x")
     start = jnp.zeros_like(function(x))
     return lax.while_loop(
@@ -81,7 +81,7 @@ def test_transforms(name):
 
 @pytest.mark.parametrize("position", [0, 1, -1])
 def test_vmap(position):
-    """Wherever the batch is; lax's own untiled psum_scatter is right where it is first."""
+    """The batch is any dimension. (lax's untiled psum_scatter is right only if it is the first.)"""
 
     def ours(function, x):
         batch = jnp.stack([x, 2 * x], position)
@@ -103,7 +103,7 @@ def test_vmap_twice():
 
 @pytest.mark.parametrize("case", REPLICATING, ids=str)
 def test_vmap_of_some_leaves(case):
-    """What is not mapped stays so: `out_axes=None` takes no other."""
+    """The result of a leaf that is not mapped is not mapped, so `out_axes=None` takes it."""
 
     def program(x):
         def mapped(function):
@@ -123,7 +123,7 @@ def test_over_a_vmapped_axis(n):
         for case in MAIN:
             ours, theirs = ours_and_theirs(case, "v", n)
             if case.name == "pbroadcast":  # by a gather, as lax's own does not work here either
-                theirs = lambda x, case=case: lax.all_gather(x, "v")[case.how(n)["source"]]  # noqa: E731
+                theirs = lambda x, case=case: lax.all_gather(x, "v")[case.options(n)["source"]]  # noqa: E731
             for by, function in (("ours", ours), ("theirs", theirs)):
                 results[by][str(case)] = jax.vmap(function, axis_name="v")(xs[str(case)])
         return results
@@ -146,7 +146,7 @@ def test_results_over_a_vmapped_axis_are_not_mapped(case):
     "axes", [("v", "x"), ("x", "v"), ("w", "v"), ("w", "x", "v"), ("v", "w", "x")], ids=str
 )
 def test_over_vmapped_and_mesh_axes(axes):
-    """As on a mesh that has all three. (lax itself does not take several vmapped axes.)"""
+    """As on a mesh that has all three axes. (lax does not take several vmapped axes.)"""
     n = 2 ** len(axes)
     cases = [case for case in MAIN if case.name not in ("ppermute", "pshuffle")]
     whole, part = make_mesh(2, 2, 2, names="xvw"), make_mesh(2)
@@ -170,7 +170,7 @@ def test_over_vmapped_and_mesh_axes(axes):
 
 
 def test_permuting_over_vmapped_and_mesh_axes_is_refused():
-    """lax does it in the order of the mesh, whatever order is asked for."""
+    """lax permutes in the order of the mesh, whatever order the call names."""
 
     def program(x):
         return jax.vmap(lambda x: ringcoll.lax.ppermute(x, ("v", "x"), [(0, 1)]), axis_name="v")(x)
@@ -190,14 +190,14 @@ def test_pmap():
 
 
 def over_one_of_two_axes(axis_type, check_vma, shardings):
-    """Each way of calling over x, on operands of which y shards a dimension.
+    """Call every case over x, on operands of which y shards a dimension.
 
     Args:
         axis_type: of y.
-        shardings: `case -> dimensions`, with each of which it is called.
+        shardings: `case -> dimensions`; the case is called with each of them sharded.
 
     Returns:
-        By case and dimension, ours and theirs.
+        Our results and lax's, by case and dimension.
     """
     mesh = make_mesh(2, 2, axis_type=axis_type)
     placed = [(case, dim) for case in CASES for dim in shardings(case)]
@@ -212,7 +212,7 @@ def over_one_of_two_axes(axis_type, check_vma, shardings):
         for (case, dim), x in zip(placed, operands, strict=True):
             ours, theirs = ours_and_theirs(case, "x", 2)
             if case.name == "psum_scatter":
-                theirs = scatter_by_psum(**(case.canonical or case.how)(2))
+                theirs = scatter_by_psum(**(case.canonical or case.options)(2))
             pairs[f"{case} {dim}"] = ours(x[0])[None], theirs(x[0])[None]
         return pairs
 
@@ -224,7 +224,7 @@ def over_one_of_two_axes(axis_type, check_vma, shardings):
 
 
 def scatter_by_psum(scatter_dimension, tiled):
-    """lax's own psum_scatter cannot be compiled where there are explicit axes."""
+    """lax's own psum_scatter cannot be compiled if the mesh has explicit axes."""
 
     def scatter(x):
         total = lax.psum(x, "x")
@@ -241,15 +241,17 @@ def even_dimensions(case):
 
 
 def untouched_dimensions(case):
-    """Those that y can shard, and that the call neither splits nor adds to nor makes.
+    """The dimensions that y can shard: the call does not split, add to or create them.
 
-    lax itself counts explicit shardings wrongly where a call is not tiled.
+    lax itself is wrong about explicit shardings if a call is not tiled.
     """
-    how = case.how(2)
-    if not how.get("tiled", case.name not in ("all_gather", "pswapaxes")):
+    options = case.options(2)
+    if not options.get("tiled", case.name not in ("all_gather", "pswapaxes")):
         return []
     ndim = len(case.shape(2))
-    named = {how[key] % ndim for key in how if key in ("axis", "scatter_dimension", "split_axis")}
+    named = {
+        options[key] % ndim for key in options if key in ("axis", "scatter_dimension", "split_axis")
+    }
     return [None, *(dim for dim in even_dimensions(case) if dim not in named)]
 
 
@@ -272,8 +274,8 @@ def test_an_explicitly_sharded_dimension_is_split_into_blocks_that_do_not_divide
     mesh = make_mesh(2, 2, axis_type=AxisType.Explicit)
     x = jax.device_put(data((12, 4)), NamedSharding(mesh, P(("x", "y"))))  # blocks of 3 on 2
 
-    def by(library, **how):
-        exchange = lambda v: library.all_to_all(v, "x", 0, 0, tiled=True, **how)  # noqa: E731
+    def by(library, **options):
+        exchange = lambda v: library.all_to_all(v, "x", 0, 0, tiled=True, **options)  # noqa: E731
         mapped = jax.shard_map(
             exchange, in_specs=P("x"), out_specs=P("x"), axis_names={"x"}, check_vma=check_vma
         )
@@ -287,7 +289,7 @@ def test_an_explicitly_sharded_dimension_is_split_into_blocks_that_do_not_divide
 
 @pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin"])
 def test_python_scalars_in_a_program_that_is_run_under_vmap(name):
-    """They come to the primitive as they are, and have no shape."""
+    """They reach the primitive as Python scalars, which have no shape."""
 
     def of_all(module):
         reduce = jax.custom_jvp(lambda x: getattr(module, name)(x, "batch"))

@@ -31,18 +31,18 @@ def of_rank(x):
 
 
 def program(algorithm):
-    """Sums of operands by dtype, and how their results are sharded."""
-    how = {"order": "tree", "leaves": LEAVES}
+    """Sums of operands by dtype, and the specs of their results."""
+    options = {"order": "tree", "leaves": LEAVES}
     scatter = {"halving_doubling": "recursive_doubling", "one_shot": "lax"}.get(
         algorithm, algorithm
     )
 
     def sums(x):
         own = of_rank(x)
-        total = ringcoll.psum({"a": own, "b": -own[:3]}, "x", algorithm=algorithm, **how)
-        mean = ringcoll.pmean(own, "x", algorithm=algorithm, **how) * jax.lax.axis_size("x")
+        total = ringcoll.psum({"a": own, "b": -own[:3]}, "x", algorithm=algorithm, **options)
+        mean = ringcoll.pmean(own, "x", algorithm=algorithm, **options) * jax.lax.axis_size("x")
         mine = ringcoll.psum_scatter(
-            own, "x", scatter_dimension=-2, tiled=True, algorithm=scatter, **how
+            own, "x", scatter_dimension=-2, tiled=True, algorithm=scatter, **options
         )
         return total, mean, mine
 
@@ -66,8 +66,8 @@ def test_as_one_rank(algorithm):
 def test_gradient_of_a_gather():
     def gradient(x, weights):
         def loss(x):
-            whole = ringcoll.all_gather(x, "x", tiled=True, order="tree", leaves=LEAVES)
-            return (whole * of_rank(weights)).sum()
+            gathered = ringcoll.all_gather(x, "x", tiled=True, order="tree", leaves=LEAVES)
+            return (gathered * of_rank(weights)).sum()
 
         return jax.grad(loss)(x)
 
@@ -92,7 +92,7 @@ def test_axis_of_a_vmap():
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("options", "words"),
     [
         ({"algorithm": "ring"}, "choose from auto, halving_doubling, one_shot, lax"),
         ({"leaves": 4}, "leaves=4 do not divide by 8 ranks"),
@@ -101,9 +101,9 @@ def test_axis_of_a_vmap():
         ({"order": "ring"}, "order='ring'; choose from None, 'tree'"),
     ],
 )
-def test_refused(how, words):
+def test_refused(options, words):
     def total(x):
-        return ringcoll.psum(x, "x", **{"order": "tree", **how})
+        return ringcoll.psum(x, "x", **{"order": "tree", **options})
 
     with pytest.raises(ValueError, match=words):
         over(8, total, P())(jnp.asarray(NORMAL))

@@ -14,7 +14,7 @@ from support import crossed, make_mesh
 
 import ringcoll.lax
 
-#: How an operand is made of its shape, on the axes of the mesh.
+#: Functions that make an operand of this shape on the axes of the mesh.
 UNTYPED = {
     "of float32": lambda shape, axes: jnp.zeros(shape),
     "weak": lambda shape, axes: lax.full(shape, 1.0),
@@ -49,9 +49,9 @@ def varying(x, axes):
 
 
 def described(call):
-    """The type of what a call returns (and whether it is traced), or of what it raises.
+    """The type of a call's result and whether it is traced, or the type of its exception.
 
-    Without the mesh: a scalar that was made of a constant knows of none.
+    The mesh is left out, because a scalar made of a constant has none.
     """
     try:
         result = call()
@@ -89,7 +89,7 @@ def test_untyped(place, kind):
 
 
 def test_weak_along_a_vmap():
-    """Where sums widen, and round back, what needs no rounding keeps its weak type."""
+    """Sums are widened and rounded back. A result that needs no rounding keeps its weak type."""
 
     def along(call):
         return described(lambda: jax.vmap(call, axis_name="v")(lax.full((3, 3, 3, 3), 1.0)))
@@ -116,7 +116,7 @@ def trace(program, mesh, check_vma=True):
 
 
 def test_replicated_results_leave_by_out_specs_that_say_so():
-    """Which only values typed as the same on all ranks may, and are so in fact."""
+    """Only values that are typed as the same on all ranks may do so, and these are the same."""
     mesh = make_mesh(2, 2)
     x = np.arange(24, dtype=np.float32).reshape(4, 6)
 

@@ -60,25 +60,25 @@ REFUSED = {
 def test_mypy_knows_every_name_of_lax_and_ours_as_ours(tmp_path):
     file = tmp_path / "user.py"
     file.write_text(USER, encoding="utf-8")
-    said = python("-m", "mypy", "--config-file=", "--check-untyped-defs", str(file)).stdout
+    printed = python("-m", "mypy", "--config-file=", "--check-untyped-defs", str(file)).stdout
     lines = USER.splitlines()
     found = {}
-    for path, number, message in re.findall(r"^(.*):(\d+): error: (.*)$", said, re.M):
-        assert path.endswith("user.py"), said
+    for path, number, message in re.findall(r"^(.*):(\d+): error: (.*)$", printed, re.M):
+        assert path.endswith("user.py"), printed
         found[lines[int(number) - 1].strip()] = message
-    assert len(found) == len(REFUSED), said
+    assert len(found) == len(REFUSED), printed
     for (call, words), (line, message) in zip(REFUSED.items(), found.items(), strict=True):
         assert call in line
         assert message.startswith(words)
 
 
 def test_public_functions_name_their_options():
-    """`**options` would hide `algorithm=` from an editor. Some hand on what the caller invents."""
+    """`**options` would hide `algorithm=` from an editor. Some functions pass on a caller's own."""
     hidden = {
         function
         for function in public()
         for parameter in inspect.signature(function).parameters.values()
         if parameter.kind is parameter.VAR_KEYWORD
     }
-    # The arguments of the caller's function; the names of the caller's axes, and of its ways.
+    # They pass on the arguments of a function, the names of axes, or the names of results.
     assert hidden == {debug.check_consistent, overlap.mesh, learn.make_mesh, learn.agree}

@@ -1,4 +1,4 @@
-"""What may be sent: dtypes, constants, keys, pytrees, nothing; and bits that stay bits."""
+"""Operands: dtypes, constants, keys, pytrees, empty arrays; and bits that must not change."""
 
 from functools import partial
 
@@ -24,19 +24,19 @@ SUMS = ("psum", "pmean", "pmax", "pmin")
 
 
 def supported(dtype):
-    """The cases that lax can compile on CPU: it adds no bool and orders no complex."""
+    """The cases that lax can compile on CPU: it does not add bools or order complex numbers."""
     without = {"bool": ("psum_scatter",), "complex64": ("pmax", "pmin")}
     without["complex128"] = without["complex64"]
     return [case for case in MAIN if case.name not in without.get(dtype, ())]
 
 
-#: What is not a number, or narrower than a byte, or widened by XLA.
+#: Dtypes that are no numbers, or narrower than a byte, or widened by XLA.
 USUAL = ("bool", "int4", "bfloat16")
 
 
 @pytest.mark.parametrize("dtype", mostly_exhaustive(DTYPES, USUAL.__contains__))
 def test_dtypes(dtype):
-    """On a number of ranks that is odd, so that lanes and stages are of odd sizes too."""
+    """On an odd number of ranks, so that lanes and stages have odd sizes too."""
     cases = supported(dtype)
     check(make_mesh(3), "x", cases, lambda case, *shape: case.algorithms(*shape)[:2], dtype=dtype)
 
@@ -61,7 +61,7 @@ CONSTANTS = [1, 1.5, 2 + 1j, np.float32(2), np.int8(3), np.arange(3, dtype=np.in
 @pytest.mark.parametrize("constant", CONSTANTS, ids=repr)
 @pytest.mark.parametrize("name", ["psum", "pmean"])
 def test_sums_of_constants_are_constants(name, constant):
-    """Of the type that lax gives them, so that `n = psum(1, axis)` stays an int."""
+    """They have the types of lax's results, so that `n = psum(1, axis)` stays an int."""
     ours, theirs = (
         traced(lambda: getattr(module, name)(constant, "x"))  # noqa: B023
         for module in (ringcoll.lax, lax)
@@ -72,15 +72,15 @@ def test_sums_of_constants_are_constants(name, constant):
 
 
 def traced(function):
-    """What a function without arguments makes, inside a `shard_map` over five ranks."""
-    made = []
+    """The result of a function without arguments inside a `shard_map` over five ranks."""
+    results = []
 
     def program():
-        made.append(function())
+        results.append(function())
         return ()
 
     jax.make_jaxpr(jax.shard_map(program, mesh=make_mesh(5), in_specs=(), out_specs=()))()
-    return made[0]
+    return results[0]
 
 
 def test_the_sum_of_one_is_the_number_of_ranks():
@@ -105,7 +105,7 @@ MOVERS = [case for case in MAIN if case.name not in (*SUMS, "psum_scatter")]
 def test_movers_change_no_value(dtype):
     """-0.0 stays -0.0, a NaN some NaN, the smallest subnormal itself; a broadcast keeps bits.
 
-    (XLA:CPU makes all NaNs of bfloat16 one, in lax's own collectives too.)
+    (XLA:CPU gives all NaNs of bfloat16 the same bits, in lax's own collectives too.)
     """
     mesh, kind = make_mesh(3), jnp.dtype(dtype)
     unsigned = np.dtype(f"uint{8 * kind.itemsize}")
@@ -134,17 +134,17 @@ def test_movers_change_no_value(dtype):
 
 
 def _any_bits(shape, unsigned):
-    """Any bits, and first those of the greatest NaN, -0.0, and the smallest subnormal."""
-    made = np.random.default_rng(0).integers(0, np.iinfo(unsigned).max, shape, unsigned)
+    """Random bits; the first values are the greatest NaN, -0.0 and the smallest subnormal."""
+    bits = np.random.default_rng(0).integers(0, np.iinfo(unsigned).max, shape, unsigned)
     largest = np.iinfo(unsigned).max
-    made.reshape(shape[0], -1)[:, :3] = [largest, largest // 2 + 1, 1]
-    return made
+    bits.reshape(shape[0], -1)[:, :3] = [largest, largest // 2 + 1, 1]
+    return bits
 
 
 def test_random_keys():
-    """A typed key goes wherever lax takes one, and comes back a key of the same kind.
+    """A typed key goes wherever lax takes one, and comes back as a key of the same kind.
 
-    lax 0.12 cannot compile an all_gather of them: their numbers are compared.
+    lax 0.12 cannot compile an all_gather of keys, so the numbers of the keys are compared.
     """
     cases = [case for case in MOVERS if case.name != "pbroadcast"]
 
@@ -182,11 +182,11 @@ LEAVES = {
     ),
 )
 def test_pytrees(name):
-    """Small leaves of a dtype travel together; nobody can tell."""
-    case = next(c for c in CASES if c.name == name and c.how(3).get("axis", 0) == 0)
+    """Small leaves of a dtype share messages, and results do not show it."""
+    case = next(c for c in CASES if c.name == name and c.options(3).get("axis", 0) == 0)
 
     def of_three(x):
-        """(Not -x: of zeros of both signs any is the least.)"""
+        """(0 - x instead of -x: of zeros of both signs, either may be the least.)"""
         return np.stack([x, x + x, x & x if x.dtype == bool else np.zeros_like(x) - x])
 
     on_ranks = jax.tree.map(of_three, LEAVES)
@@ -202,7 +202,7 @@ def test_pytrees(name):
 
 
 def permutes(function, *operands):
-    """How many collective-permutes a program on four ranks holds."""
+    """How many collective-permutes a program on four ranks has."""
     mapped = jax.shard_map(function, mesh=make_mesh(4), in_specs=P("x"), out_specs=P())
     return jax.jit(mapped).lower(*operands).as_text().count("stablehlo.collective_permute")
 

@@ -18,7 +18,7 @@ from ringcoll import Wire, precision, pricing
 from ringcoll.collectives.table import choices
 from ringcoll.costs.wire import CODES
 
-#: The shape of one rank's operand, the call, and what numpy makes of all operands `[rank, ...]`.
+#: The shape of one rank's operand, the call, and NumPy's results for all operands `[rank, ...]`.
 CALLS = {
     "all_gather": (
         lambda n: (6, 5),
@@ -44,7 +44,7 @@ SUMS = ("psum_scatter", "psum", "pmean")
 
 
 def every(collective, n):
-    """All by which a collective can run: "auto", the schedules and the built-ins."""
+    """All algorithms of a collective: "auto", the schedules and the built-ins."""
     schedules = distinct(collective, n)
     known = [a for a in choices(collective) if a.partition("+")[0] in schedules or "lax" in a[:3]]
     assert {"lax", "pairwise" if collective == "all_to_all" else "ring"} <= {*known}
@@ -62,7 +62,7 @@ def bound(collective, algorithm, n, dtype, wire):
 
 
 def cases():
-    """Every number of ranks, codes and dtypes by turns: they meet in `test_codes`."""
+    """Every number of ranks, with codes and dtypes in turn; `test_codes` has all combinations."""
     usual = [(3, "int8", "bfloat16"), (1, "float8_e5m2", "float32")]
     turns = zip(SIZES[1:], cycle(CODES), cycle(("float32", "bfloat16")), strict=False)
     return mostly_exhaustive(dict.fromkeys([*usual, *turns]), lambda *case: case in usual)
@@ -70,7 +70,7 @@ def cases():
 
 @pytest.mark.parametrize(("n", "codes", "dtype"), cases())
 def test_every_algorithm_is_within_its_bound_forward_and_back(n, codes, dtype):
-    """Of values of all magnitudes; a rank's largest is some other's smallest."""
+    """Values have all magnitudes: the largest of one rank is the smallest of another."""
     wire, mesh = Wire(codes, 8), make_mesh(n)
     rng = np.random.default_rng(n)
     operands, cotangents = {}, {}
@@ -108,7 +108,7 @@ def test_every_algorithm_is_within_its_bound_forward_and_back(n, codes, dtype):
 
 @pytest.mark.parametrize("n", mostly_exhaustive(SIZES, lambda n: n == 3))
 def test_all_ranks_have_the_bits_that_the_owner_of_a_sum_sent(n):
-    """Of few numbers, which a compiler may add a second time where they are decoded."""
+    """With few numbers, which a compiler may add a second time where they are decoded."""
     x = np.random.default_rng(n).normal(size=(n, 16, 2)).astype(np.float32)
     for algorithm in ("direct", "ring"):
         done = per_rank(
@@ -120,7 +120,7 @@ def test_all_ranks_have_the_bits_that_the_owner_of_a_sum_sent(n):
 
 
 def transposed(name, numpy, shape, ct):
-    """What numpy makes of the cotangents of all ranks, by the matrix of the collective."""
+    """NumPy's gradients for the cotangents of all ranks, by the matrix of the collective."""
     n = len(ct)
     if name in ("psum", "pmean"):
         return numpy(ct)
@@ -143,7 +143,7 @@ def check(found, exact, operands, name, algorithm, n, dtype, wire):
 
 @pytest.mark.parametrize("check_vma", mostly_exhaustive((True, False), bool))
 def test_contributions_are_encoded_once(check_vma):
-    """Of codes times a scale, so that one encoding is exact, and another one is not."""
+    """The data are codes times a scale, so one encoding is exact, and a second one is not."""
     mesh, rng = make_mesh(4), np.random.default_rng(0)
     x = rng.integers(-16, 16, (4, 8, 24)).astype(np.float32)
     x[..., ::4] = 127  # in every block of 4
@@ -240,7 +240,7 @@ def test_transforms_groups_axes_and_pytrees():
             "scan": lax.scan(turn, jnp.zeros(40), x)[1],
             "remat": jax.checkpoint(total)(x),
             "wide": ringcoll.psum(x, ("x", "y"), wire=wire, accumulate_dtype="float32"),
-            # No scale in common, although a message of all of them would put some in one block.
+            # They share no scale, although one message of all would put several into one block.
             "leaves": jnp.stack(total([1e9 * x[0][:34], *x], algorithm="direct")[1:]),
             "narrow": total(x.astype(jnp.bfloat16)).astype(jnp.float32),
             "mean": 8 * ringcoll.pmean(x, ("x", "y"), wire="int8"),
@@ -249,12 +249,12 @@ def test_transforms_groups_axes_and_pytrees():
     def eager(x):
         return {"eager": total(x)}
 
-    for run, how in (
+    for run, options in (
         (program, {"check_vma": True}),
         (program, {"check_vma": False}),
         (eager, {"jit": False}),
     ):
-        done = per_rank(mesh, run, x, **how)
+        done = per_rank(mesh, run, x, **options)
         limit = precision.error_bound("psum", "direct", (8,), 2.0**-7, wire=wire)
         limit *= abs(x).reshape(8, -1).max(1).sum()
         for name, y in done.items():
@@ -276,19 +276,22 @@ def test_infinities_and_nans_stay():
     x[1, 0, 0], x[2, 1, 1], x[3, 2, 2] = np.inf, np.nan, -np.inf
 
     def program(x):
-        how = {"axis_name": "x", "wire": Wire("int8", 32)}
+        options = {"axis_name": "x", "wire": Wire("int8", 32)}
         return [
-            [ringcoll.psum(x, algorithm=a, **how) for a in ("auto", "direct", "ring", "one_shot")],
-            ringcoll.all_gather(x, **how),
+            [
+                ringcoll.psum(x, algorithm=a, **options)
+                for a in ("auto", "direct", "ring", "one_shot")
+            ],
+            ringcoll.all_gather(x, **options),
         ]
 
-    sums, whole = per_rank(make_mesh(4), program, x)
+    sums, gathered = per_rank(make_mesh(4), program, x)
     for y in sums:
         assert np.isinf(y[:, 0, 0]).all() or np.isnan(y[:, 0, 0]).all()
         assert not np.isfinite(y[:, [0, 1, 2], [0, 1, 2]]).any()
         assert np.isfinite(y[:, 3]).all()
     special = ~np.isfinite(x)
-    for y in np.asarray(whole):
+    for y in np.asarray(gathered):
         np.testing.assert_array_equal(y[special], x[special])
 
 
@@ -356,14 +359,14 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", [*CALLS, "ragged_all_to_all"])
 def test_what_no_wire_carries_is_refused_in_words(name):
-    def refused(x, kind, words, **how):
+    def refused(x, kind, words, **options):
         if name == "ragged_all_to_all":
             ints = jnp.zeros(2, jnp.int32)
             call = partial(ringcoll.ragged_all_to_all, x, x, ints, ints, ints, ints)
         else:
             call = partial(CALLS[name][1], x)
         with pytest.raises(kind, match=rf"ringcoll\.{name}\(.*{re.escape(words)}"):
-            call(axis_name="x", **how)
+            call(axis_name="x", **options)
 
     def program(x):
         for wire, kind, words in REFUSED.values():
@@ -379,9 +382,9 @@ def test_what_no_wire_carries_is_refused_in_words(name):
 def test_what_only_lax_can_do_has_no_wire():
     def program(x):
         uneven = [[0], [1, 2]]
-        for how in ({"axis_index_groups": uneven}, {"axis_name": 0}):
+        for options in ({"axis_index_groups": uneven}, {"axis_name": 0}):
             with pytest.raises(ValueError, match=r"jax\.lax alone can do this call"):
-                ringcoll.psum(x, **{"axis_name": "x", "wire": "int8", **how})
+                ringcoll.psum(x, **{"axis_name": "x", "wire": "int8", **options})
         return ringcoll.psum(2.0, "x", wire="int8") + x
 
     assert (
@@ -391,7 +394,7 @@ def test_what_only_lax_can_do_has_no_wire():
 
 @pytest.mark.parametrize(("algorithm", "lanes"), [("ring", 1), ("bidirectional_ring", 2)])
 def test_lanes_are_encoded_in_step(algorithm, lanes):
-    """A barrier holds the codes of all lanes of a round; a lane alone needs none."""
+    """A barrier joins the codes of all lanes of a round. A single lane needs none."""
 
     def scattered(x):
         return ringcoll.psum_scatter(x, "x", tiled=True, algorithm=algorithm, wire="int8")
@@ -405,7 +408,7 @@ def test_lanes_are_encoded_in_step(algorithm, lanes):
 
 @pytest.mark.parametrize(("algorithm", "messages"), [("ring", 3 + 1), ("lax", 4 + 1)])
 def test_on_a_cpu_codes_are_written_apart(algorithm, messages):
-    """XLA:CPU fuses nothing with the bytes of a message, which would take it many times as long."""
+    """XLA:CPU must not fuse the bytes of a message with anything: it would take much longer."""
 
     def summed(x):
         return ringcoll.psum(x, "x", algorithm=algorithm, wire="int8")
@@ -418,6 +421,6 @@ def test_on_a_cpu_codes_are_written_apart(algorithm, messages):
     if jax.__version_info__ < (0, 11):
         return  # its XLA:CPU drops barriers before it fuses
     for computation in lowered.compile().as_text().split("\n\n"):
-        made = [word for word in ("round-nearest-even(", "shift-left(") if word in computation]
-        assert len(made) < 2, computation
-        assert not made or " concatenate(" not in computation, computation
+        kinds = [word for word in ("round-nearest-even(", "shift-left(") if word in computation]
+        assert len(kinds) < 2, computation
+        assert not kinds or " concatenate(" not in computation, computation

@@ -35,9 +35,11 @@ def test_what_travels_is_bytes_as_many_as_priced(topology):
 
     n, count = 8, 1024 * 128
 
-    def priced(**how):
+    def priced(**options):
         shards = {"psum": count // n, "all_gather": count}
-        return sum(pricing.wire_bytes(c, "direct", (n,), s, 2, **how) for c, s in shards.items())
+        return sum(
+            pricing.wire_bytes(c, "direct", (n,), s, 2, **options) for c, s in shards.items()
+        )
 
     assert found["bytes"] == priced(wire=Wire("int8"))
     assert found["bytes"] <= 0.53 * priced()

@@ -127,23 +127,23 @@ def test_switches_are_the_stated_constants():
 
 
 def test_messages_of_codes_cost_what_is_predicted(capsys):
-    how = ("--ranks", "4x2", "--bytes", "64M", "--wire", "int8")
-    said = cost(capsys, "all_reduce", *how)
-    assert "int8 and scales: 0.516 of the bytes of bfloat16" in said
+    options = ("--ranks", "4x2", "--bytes", "64M", "--wire", "int8")
+    printed = cost(capsys, "all_reduce", *options)
+    assert "int8 and scales: 0.516 of the bytes of bfloat16" in printed
     for name in ("direct", "torus"):
         taken = predict("psum", 2**26, (4, 2), "v5e", name, "bfloat16", wire="int8")
-        assert re.search(rf"\n{name} +{re.escape(seconds_in_words(taken))}[* ]", said)
+        assert re.search(rf"\n{name} +{re.escape(seconds_in_words(taken))}[* ]", printed)
     with pytest.raises(SystemExit):
-        cost(capsys, "pmax", *how)
+        cost(capsys, "pmax", *options)
     assert "--wire int8: pmax has no wire; leave it out" in capsys.readouterr().err
 
 
 def test_a_row_for_each_number_of_ranks(capsys):
-    said = cost(capsys, "all_gather", "--ranks", "3,8", "--bytes", "64M", "--network", "torus")
-    assert "modelled on v5e: alpha 0.9 us, hop 1 us, beta 1/(45 GB/s)" in said
+    printed = cost(capsys, "all_gather", "--ranks", "3,8", "--bytes", "64M", "--network", "torus")
+    assert "modelled on v5e: alpha 0.9 us, hop 1 us, beta 1/(45 GB/s)" in printed
     starts = "ceil((n-1)/2) alpha + ceil((n-1)/2) hop"
-    assert f"two_ended           {starts} + ceil((n-1)/2)/n B beta\n" in said
-    rows = [line.split() for line in said.splitlines() if line[:2] in ("3 ", "8 ")]
+    assert f"two_ended           {starts} + ceil((n-1)/2)/n B beta\n" in printed
+    rows = [line.split() for line in printed.splitlines() if line[:2] in ("3 ", "8 ")]
     three, eight = rows[:2]
     assert "-" in three  # recursive_doubling
     times = [f"{t} {unit}" for t, unit in zip(eight[1::2], eight[2::2], strict=False)]
@@ -153,20 +153,20 @@ def test_a_row_for_each_number_of_ranks(capsys):
     assert " ".join(eight).endswith("7 alpha + 7 hop + 7/16 B beta")
     assert (
         "\n- recursive_doubling: recursive halving and doubling need a power of two, got 3 ranks"
-        in said
+        in printed
     )
 
 
 def test_a_row_for_each_algorithm_of_one_number(capsys):
-    said = cost(capsys, "reduce_scatter", "--ranks", "8", "--network", "switch")
-    assert "two_ended           1.53 ms   7 alpha + 7/8 B beta + 7/8 B gamma" in said
-    assert "(n-1) alpha + (n-1)/n B beta + (n-1)/n B gamma\n" in said
-    assert "8  bruck = recursive_doubling\n" in said  # always
+    printed = cost(capsys, "reduce_scatter", "--ranks", "8", "--network", "switch")
+    assert "two_ended           1.53 ms   7 alpha + 7/8 B beta + 7/8 B gamma" in printed
+    assert "(n-1) alpha + (n-1)/n B beta + (n-1)/n B gamma\n" in printed
+    assert "8  bruck = recursive_doubling\n" in printed  # always
 
 
 def test_at_a_crossover_the_fastest_changes(capsys):
-    said = cost(capsys, "all_reduce", "--ranks", "8,16", "--network", "switch")
-    rows = [line for line in said.splitlines() if " | " in line]
+    printed = cost(capsys, "all_reduce", "--ranks", "8,16", "--network", "switch")
+    rows = [line for line in printed.splitlines() if " | " in line]
     assert len(rows) == 2
     for row in rows:
         n, rest = row.split(maxsplit=1)
@@ -188,11 +188,11 @@ def test_at_a_crossover_the_fastest_changes(capsys):
 def test_ones_own_schedule_and_network(capsys):
     own = "--function ringcoll.algorithms:two_ended --algorithm ring"
     constants = "--alpha 1 --hop 0 --beta 0 --gamma 0"
-    said = cost(capsys, "all_gather", "--ranks", "8", *own.split(), *constants.split())
+    printed = cost(capsys, "all_gather", "--ranks", "8", *own.split(), *constants.split())
     of_eight, any_n = "4 alpha + 4 hop + 1/2 B beta", "ceil((n-1)/2) alpha"
-    assert f"two_ended  4 s*   {of_eight}  {any_n}" in said
-    assert "ring       7 s " in said
-    assert "bruck" not in said
+    assert f"two_ended  4 s*   {of_eight}  {any_n}" in printed
+    assert "ring       7 s " in printed
+    assert "bruck" not in printed
     on_rows = cost(capsys, "all_gather", "--ranks", "8", "--network", "4x2", "--bytes", "1K,1M")
     assert "B = 1K" in on_rows
     assert "B = 1M" in on_rows
@@ -202,22 +202,24 @@ def test_ones_own_schedule_and_network(capsys):
 def test_the_help_names_what_a_constant_is_of(capsys):
     with pytest.raises(SystemExit):
         main(["cost", "--help"])
-    said = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     for whose in ("device", "outer network"):
-        assert f"seconds per byte sent, in place of the {whose}'s" in said
-        assert f"seconds per message, in place of the {whose}'s" in said
+        assert f"seconds per byte sent, in place of the {whose}'s" in printed
+        assert f"seconds per message, in place of the {whose}'s" in printed
 
 
 def test_hosts(capsys):
     arguments = "--ranks 2..4x8,32 --local 8 --device h200 --outer ethernet10 --outer-alpha 1e-3"
-    said = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split())
-    assert "hosts of 8 ranks that share a port, ethernet10: alpha 1 ms, beta 1/(1.25 GB/s)" in said
+    printed = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split())
+    assert (
+        "hosts of 8 ranks that share a port, ethernet10: alpha 1 ms, beta 1/(1.25 GB/s)" in printed
+    )
     for shape in ((2, 8), (4, 8), (32,)):
         n = prod(shape)
         paid = price_on_hosts("psum", "ring", shape, n // 8)
         outer = Model(1e-3, SWITCHES["ethernet10"].beta, 0)
         taken = seconds_on_hosts(paid, 2**26 / n, SWITCHES["h200"], outer)
-        assert f"\n{'x'.join(map(str, shape)):5}  {seconds_in_words(taken):>7}*" in said
+        assert f"\n{'x'.join(map(str, shape)):5}  {seconds_in_words(taken):>7}*" in printed
 
 
 @pytest.mark.parametrize(
@@ -270,17 +272,17 @@ given, recursive_doubling = partial(ring, direction=-1), of_eight
 
 def test_functions_of_some_numbers_only(capsys):
     own = f"--network torus --algorithm ring,recursive_doubling --function {__name__}"
-    said = cost(capsys, "all_gather", "--ranks", "3,8", *f"{own}:of_eight".split())
-    assert re.search(r"^3 .* - +- +2 alpha", said, re.M)
-    assert "\n- of_eight: --function test_command_cost:of_eight: called with (3,), the" in said
-    assert "sizes of the axes: KeyError: 3 (" in said
-    said = cost(capsys, "all_gather", "--ranks", "3,5", "--algorithm", "recursive_doubling",
+    printed = cost(capsys, "all_gather", "--ranks", "3,8", *f"{own}:of_eight".split())
+    assert re.search(r"^3 .* - +- +2 alpha", printed, re.M)
+    assert "\n- of_eight: --function test_command_cost:of_eight: called with (3,), the" in printed
+    assert "sizes of the axes: KeyError: 3 (" in printed
+    printed = cost(capsys, "all_gather", "--ranks", "3,5", "--algorithm", "recursive_doubling",
                 "--function", f"{__name__}:given", "--network", "torus")  # fmt: skip
-    assert "given               (n-1) alpha + (n-1) hop + (n-1)/n B beta" in said
-    said = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
-    assert "recursive_doubling (--function)  " in said  # beside the library's
-    said = cost(capsys, "all_gather", "--ranks", "3,4", "--algorithm", "recursive_doubling")
-    assert "\n3  -\n4  recursive_doubling\n" in said
+    assert "given               (n-1) alpha + (n-1) hop + (n-1)/n B beta" in printed
+    printed = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
+    assert "recursive_doubling (--function)  " in printed  # beside the library's
+    printed = cost(capsys, "all_gather", "--ranks", "3,4", "--algorithm", "recursive_doubling")
+    assert "\n3  -\n4  recursive_doubling\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -301,8 +303,8 @@ def test_functions_of_some_numbers_only(capsys):
 def test_plots(capsys, tmp_path, ranks, words):
     path = tmp_path / "times.svg"
     cost(capsys, "all_gather", "--ranks", ranks, "--plot", str(path))
-    said = path.read_text(encoding="utf-8")
-    assert [word for word in words if word not in said] == []
+    picture = path.read_text(encoding="utf-8")
+    assert [word for word in words if word not in picture] == []
 
 
 def test_scale(capsys, tmp_path):

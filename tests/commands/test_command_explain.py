@@ -28,30 +28,30 @@ def test_every_algorithm_says_what_it_does_and_when_to_choose_it(algorithm):
         assert sentence.endswith(".")
     assert bool(told.source) == ("Source:" in algorithm.__doc__)
     assert (told.source or "(2026).").endswith(").")
-    assert ">>>" in told.whole
+    assert ">>>" in told.docstring
     assert not any(">>>" in part for part in paragraphs(algorithm))  # which the page shows
 
 
 def test_the_index_names_all(capsys):
     assert main(["explain"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for title, (_, kind) in LISTS.items():
-        assert title in said
+        assert title in printed
         for name, algorithm in kind.items():
-            assert f"  {name}: {about(algorithm).does}\n" in said
-    assert "rounds ceil((n-1)/2) (n-1 messages); bytes (n-1)/n\n" in said
-    assert "None" not in said
+            assert f"  {name}: {about(algorithm).does}\n" in printed
+    assert "rounds ceil((n-1)/2) (n-1 messages); bytes (n-1)/n\n" in printed
+    assert "None" not in printed
 
 
 def test_one_algorithm_is_printed_in_full(capsys):
     assert main(["explain", "bruck"]) == 0
-    said = capsys.readouterr().out
-    assert "bruck (all-gather, reduce-scatter)" in said
-    assert "bruck (all-to-all)" in said
-    assert "  (+1, [0])\n  (+2, [0, 1])\n" in said
-    assert "  (+1, [1, 3])\n  (+2, [2, 3])\n" in said
-    assert "ceil(log2 n) alpha + (n-1)/n B beta" in said
-    assert 'the sum of rank 0 is ((0, 2), (1, 3)): not balanced, so order="tree" refuses' in said
+    printed = capsys.readouterr().out
+    assert "bruck (all-gather, reduce-scatter)" in printed
+    assert "bruck (all-to-all)" in printed
+    assert "  (+1, [0])\n  (+2, [0, 1])\n" in printed
+    assert "  (+1, [1, 3])\n  (+2, [2, 3])\n" in printed
+    assert "ceil(log2 n) alpha + (n-1)/n B beta" in printed
+    assert 'the sum of rank 0 is ((0, 2), (1, 3)): not balanced, so order="tree" refuses' in printed
     assert main(["explain", "torus"]) == 0
     assert "  (+1, [0]) in lane 0  (-1, [0]) in lane 1\n" in capsys.readouterr().out
 
@@ -64,7 +64,7 @@ def test_an_unknown_algorithm_is_refused(capsys):
 
 def test_a_closed_pipe_is_no_error():
     reads, writes = os.pipe()
-    os.close(reads)  # as `head` does that has seen enough
+    os.close(reads)  # as `head` does when it has read enough
     command = [sys.executable, "-m", "ringcoll", "explain"]
     done = subprocess.run(command, cwd=HERE, stdout=writes, stderr=subprocess.PIPE, check=False)
     os.close(writes)
@@ -73,11 +73,11 @@ def test_a_closed_pipe_is_no_error():
 
 def test_with_a_wire_it_says_how_often_values_are_encoded(capsys):
     assert main(["explain", "ring", "--wire", "int8"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     for collective, times in ("all_gather", "1 time;"), ("psum_scatter", "3 times;"):
         told = f"{collective}, with a wire, at n = 4: A message holds int8 codes"
-        assert said.partition(told)[2].partition("at most ")[2].startswith(times)
-    assert "tour, with a wire" not in said
+        assert printed.partition(told)[2].partition("at most ")[2].startswith(times)
+    assert "tour, with a wire" not in printed
     with pytest.raises(SystemExit):
         main(["explain", "--wire", "int8"])
     assert "--wire int8 needs an algorithm; give its NAME" in capsys.readouterr().err

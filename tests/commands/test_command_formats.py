@@ -11,11 +11,11 @@ from ringcoll.collectives.table import Table, TableRow
 pytestmark = pytest.mark.quick
 
 
-def refused(capsys, command, *said):
+def refused(capsys, command, *words):
     with pytest.raises(SystemExit, match="2"):
         main([str(word) for word in command])
     line = capsys.readouterr().err.splitlines()[-1]
-    assert all(part in line for part in said), line
+    assert all(part in line for part in words), line
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_tuner_file_that_is_no_text_is_refused_by_its_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("export psum --format msccl --algorithm ring", "give COLLECTIVE and -n with --algorithm"),
         ("export --format msccl --algorithm ring -n 4", "give COLLECTIVE and -n with --algorithm"),
@@ -110,5 +110,5 @@ def test_a_tuner_file_that_is_no_text_is_refused_by_its_line(tmp_path, capsys):
         ("import a.xml --device v5e", "invalid choice: 'v5e'"),
     ],
 )
-def test_a_command_that_cannot_be_is_refused_in_a_line(capsys, command, said):
-    refused(capsys, command.split(), said)
+def test_a_command_that_cannot_be_is_refused_in_a_line(capsys, command, message):
+    refused(capsys, command.split(), message)

@@ -1,4 +1,4 @@
-"""What may be typed: sizes, names and functions are understood, or refused in a line; Ctrl-C."""
+"""Arguments of commands: sizes, names and functions are read, or refused in a line; Ctrl-C."""
 
 import json
 import signal
@@ -30,15 +30,15 @@ def test_what_is_no_size_is_refused(capsys, text):
 
 @pytest.mark.parametrize("name", ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"])
 def test_collectives_may_have_hyphens(capsys, name):
-    said = []
+    printed = []
     for written in (name, name.replace("-", "_")):
         for command in (["cost", written, "-n", "4"], ["draw", written, "-n", "4"]):
             algorithm = (
                 ["--algorithm", "bruck"] if name != "all-reduce" else ["--algorithm", "ring"]
             )
             assert main([*command, *algorithm]) == 0
-            said.append(capsys.readouterr().out)
-    assert said[:2] == said[2:]
+            printed.append(capsys.readouterr().out)
+    assert printed[:2] == printed[2:]
 
 
 def test_so_may_those_of_benchmarks(monkeypatch):
@@ -72,7 +72,7 @@ def too_many(n):
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("def f(:", "SyntaxError: invalid syntax (mine.py, line 1) ("),
         (
@@ -85,7 +85,7 @@ def too_many(n):
     ],
 )
 def test_a_module_that_cannot_be_imported_is_named_with_the_cause(
-    tmp_path, monkeypatch, capsys, source, said
+    tmp_path, monkeypatch, capsys, source, message
 ):
     (tmp_path / "mine.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -94,7 +94,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_cause(
             main([*command.split(), "--function", "mine:f"])
         line = capsys.readouterr().err.splitlines()[-1]
         assert "argument --function: 'mine:f': importing mine failed: " in line
-        assert said.format(folder=tmp_path) in line
+        assert message.format(folder=tmp_path) in line
 
 
 @pytest.mark.parametrize("text", ["", ":", "none_such:f", ".:f", "math.none:f", "math:f", "math"])
@@ -105,7 +105,7 @@ def test_a_bad_function_name_is_refused(capsys, text):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("-f 1", "-f 1: sizes would not grow"),
         ("matmul --shape 7x7", "argument --shape: '7x7' is not of 3 sizes"),
@@ -116,12 +116,12 @@ def test_a_bad_function_name_is_refused(capsys, text):
         ("failures --ways x", "argument --ways: no 'x'; choose from today, checked, deadline"),
     ],
 )
-def test_benchmarks_refuse_in_a_line_before_they_measure(capsys, monkeypatch, command, said):
+def test_benchmarks_refuse_in_a_line_before_they_measure(capsys, monkeypatch, command, message):
     monkeypatch.setattr(sweep, "check", stopped)
     with pytest.raises(SystemExit) as ended:
         benchmarks(command.split())
     line = capsys.readouterr().err.splitlines()[-1:] or [ended.value.code]
-    assert said in line[0]
+    assert message in line[0]
 
 
 def test_no_algorithm_is_refused_as_such(capsys):
@@ -147,7 +147,7 @@ def test_bad_environment_variables_are_refused_before_the_work(variable, monkeyp
 
 
 def stopped(*_, **__):
-    """As Ctrl-C does, wherever the program is, also under a shell that ignores it."""
+    """Do what Ctrl-C does, also under a shell that ignores it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.raise_signal(signal.SIGINT)
 

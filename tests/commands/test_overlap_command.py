@@ -1,6 +1,6 @@
-"""The command `overlap` and what may be typed: its last line, and refusals in a line.
+"""The command `overlap`: its last line, and bad arguments, which are refused in a line.
 
-All is typed in one process of its own, because a process takes seconds to know its topology.
+All commands run in one process of their own, because a process takes seconds to make a topology.
 """
 
 import json
@@ -58,7 +58,7 @@ def one_device(mesh):
 """
 
 
-#: Types each list of arguments; a traceback would end it.
+#: Runs the command with each list of arguments; a traceback would end it.
 TYPIST = """
 import contextlib, io, json, sys
 from ringcoll.__main__ import main
@@ -100,7 +100,7 @@ TYPED = [PLAIN, ALONE, *(f"{'' if 'own' in one else PLAIN} {one}" for one, _ in 
 
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory) -> list:
-    """Exit status, output and errors of each."""
+    """Exit status, output and errors of each command."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "own.py").write_text(USERS_OWN, encoding="utf-8")
     (folder / "typed.json").write_text(json.dumps([one.split() for one in TYPED]))
@@ -110,21 +110,21 @@ def typed(tmp_path_factory) -> list:
 
 
 def test_the_last_line_says_what_to_change_and_where(typed):
-    status, said, _ = typed[0]
+    status, printed, _ = typed[0]
     assert status == 0
-    *_, line = said.splitlines()
+    *_, line = printed.splitlines()
     assert line.startswith("to change first: gather, then multiply at own.py:12: "), line
     assert "; `all_gather_matmul` would take at best " in line
-    heads, row = said.splitlines()[1:3]
+    heads, row = printed.splitlines()[1:3]
     assert heads.startswith("at ")
     assert row.startswith("own.py:12 all_gather  all-gather")
-    assert f"libtpu {version('libtpu')}" in said
+    assert f"libtpu {version('libtpu')}" in printed
 
 
 def test_no_collective_fails_where_something_is_limited(typed):
-    status, _, said = typed[1]
+    status, _, printed = typed[1]
     assert status == 1
-    assert "has 0 collectives that send anything, fewer than min_collectives=1" in said
+    assert "has 0 collectives that send anything, fewer than min_collectives=1" in printed
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)), ids=lambda number: REFUSED[number][0])

@@ -136,5 +136,5 @@ def test_links_by_which_all_of_a_slice_are_reached(name, ranks, expected):
     ],
 )
 def test_links_of_a_scatter_that_is_an_all_reduce(name, ranks, expected):
-    """Compiled by libtpu 0.0.52: the slices that are as long as they are wide, and v5p's."""
+    """libtpu 0.0.52 compiles the scatter to an all-reduce on square slices, and on those of v5p."""
     assert scatter_links(ranks, DEVICES[name]) == expected

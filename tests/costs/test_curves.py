@@ -10,7 +10,7 @@ SIZES = [2.0**k for k in range(10, 31)]
 def test_a_curve_is_flat_below_linear_between_and_goes_on_at_its_rate():
     curve = Curve(((10.0, 1.0), (20.0, 2.0), (40.0, 3.0)))
     assert [curve(size) for size in (0, 10, 15, 30, 40)] == [1, 1, 1.5, 2.5, 3]
-    assert curve(70) == pytest.approx(5)  # by 2 for 30, as from the first to the last
+    assert curve(70) == pytest.approx(5)  # by 2 for 30, as between the first and the last
     assert Curve(((10.0, 1.0),))(99) == 1
 
 
@@ -51,7 +51,9 @@ def test_a_curve_never_falls():
     curve, _ = fit_curve(falling)
     times = [seconds for _, seconds in curve.knots]
     assert times == sorted(times)
-    assert curve(2.0**10) < 1.1  # the lower of what contradicts: spikes go up
+    assert (
+        curve(2.0**10) < 1.1
+    )  # the lower of two values that contradict each other, because spikes go up
 
 
 def test_below_its_knots_a_curve_goes_down_to_the_start():

@@ -77,12 +77,12 @@ def test_formats(text, collective, ranks):
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_each_of_nccl_tests_alone_makes_a_machine(test, collective, newline, tmp_path):
-    table, made = tmp_path / "nccl.txt", tmp_path / "mine.json"
+    table, machine = tmp_path / "nccl.txt", tmp_path / "mine.json"
     table.write_bytes(nccl(test).replace("\n", newline).encode())
-    assert main(["machine", "--fit", str(table), "--output", str(made)]) == 0
+    assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
     for size in (2**10, 2**20, 2**30):
         expected = (30 + size / 1e5) * 1e-6
-        assert predict(collective, size, 8, str(made)) == pytest.approx(expected, rel=0.05)
+        assert predict(collective, size, 8, str(machine)) == pytest.approx(expected, rel=0.05)
 
 
 def test_outputs_of_nccl_tests_may_follow_each_other():
@@ -106,36 +106,36 @@ def test_times_that_do_not_grow_are_refused():
 
 
 def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
-    table, made = tmp_path / "mine.csv", tmp_path / "mine.json"
+    table, machine = tmp_path / "mine.csv", tmp_path / "mine.json"
     table.write_text(CSV)
-    assert main(["machine", "--fit", str(table), "--output", str(made)]) == 0
-    said = capsys.readouterr().out
-    assert "all_gather on 8 ranks: 11 points" in said
-    assert "fitted to permutes, median error 0%: 10 us a message, 100 GB/s" in said
+    assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
+    printed = capsys.readouterr().out
+    assert "all_gather on 8 ranks: 11 points" in printed
+    assert "fitted to permutes, median error 0%: 10 us a message, 100 GB/s" in printed
     for size in (2**10, 2**21, 2**30):
-        taken = predict("all_gather", size, 8, str(made))
+        taken = predict("all_gather", size, 8, str(machine))
         assert taken == pytest.approx((10 + size / 1e5) * 1e-6, rel=0.05)
     seven = 7 * (10 + 2**27 / 1e5) * 1e-6
-    assert predict("all_gather", 2**30, 8, str(made), "ring") == pytest.approx(seven, rel=0.05)
+    assert predict("all_gather", 2**30, 8, str(machine), "ring") == pytest.approx(seven, rel=0.05)
 
 
 def test_below_what_was_measured_a_collective_goes_down_to_its_start(tmp_path):
-    table, made = tmp_path / "large.csv", tmp_path / "large.json"
+    table, machine = tmp_path / "large.csv", tmp_path / "large.json"
     header, *rows = CSV.splitlines()
     large = [row for row in rows if int(row.split(",")[1]) >= 2**20]
     table.write_text("\n".join([header, *large]))
-    assert main(["machine", "--fit", str(table), "--output", str(made)]) == 0
-    assert predict("all_gather", 8, 8, str(made)) == pytest.approx(10e-6, rel=0.05)
+    assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
+    assert predict("all_gather", 8, 8, str(machine)) == pytest.approx(10e-6, rel=0.05)
 
 
 def test_algorithms_of_ours_give_rates():
     data, lines = fit_machine("mine", read_timings(OURS))
     alpha, _ = data["rates"]["start_seconds"]
-    rate, said = data["rates"]["link_bytes_per_second"]
+    rate, source = data["rates"]["link_bytes_per_second"]
     assert alpha == pytest.approx(1e-5, rel=1e-3)
     assert rate == pytest.approx(1e9, rel=1e-3)
-    assert said.startswith("fitted to algorithms")
-    assert lines[-2].startswith(said)
+    assert source.startswith("fitted to algorithms")
+    assert lines[-2].startswith(source)
     assert lines[-1].startswith("4 ranks a host; between hosts ethernet100 is assumed")
 
 
@@ -185,8 +185,8 @@ def test_too_few_sizes_are_refused(tmp_path, capsys):
     table.write_text("\n".join(CSV.splitlines()[:4]))
     with pytest.raises(SystemExit):
         main(["machine", "--fit", str(table)])
-    said = capsys.readouterr().err
-    assert "line 2: all_gather by lax on 8 ranks has 3 sizes; measure 4 or more" in said
+    printed = capsys.readouterr().err
+    assert "line 2: all_gather by lax on 8 ranks has 3 sizes; measure 4 or more" in printed
     with pytest.raises(SystemExit):
         main(["machine", "--fit", str(tmp_path / "nothing.csv")])
     assert "nothing.csv: No such file" in capsys.readouterr().err
@@ -249,29 +249,29 @@ FALLING = {
     ],
 )
 def test_a_file_that_is_no_machine_is_refused(tmp_path, changes, words):
-    made = tmp_path / "mine.json"
-    made.write_text(json.dumps(GOOD | changes))
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(GOOD | changes))
     with pytest.raises(ValueError, match=re.escape(words)):
-        predict("psum", 8, 4, str(made))
+        predict("psum", 8, 4, str(file))
 
 
 def test_a_machine_without_a_network_is_of_one_host(tmp_path):
-    made = tmp_path / "mine.json"
-    made.write_text(json.dumps(GOOD))
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(GOOD))
     with pytest.raises(ValueError, match="mine names no network between hosts"):
-        predict("psum", 8, 8, str(made))
-    assert predict("psum", 8, 8, str(made), topology="2 hosts, ethernet100") > 0
+        predict("psum", 8, 8, str(file))
+    assert predict("psum", 8, 8, str(file), topology="2 hosts, ethernet100") > 0
     # Nobody measured a collective on one host: a ring on its own links.
     ring = 2 * 3 * (1e-6 + 2**20 / 4 / 1e9)
-    assert predict("psum", 2**20, 4, str(made)) == pytest.approx(ring)
-    assert predict("ppermute", 2**20, 4, str(made)) == pytest.approx(1e-6 + 2**20 / 1e9)
+    assert predict("psum", 2**20, 4, str(file)) == pytest.approx(ring)
+    assert predict("ppermute", 2**20, 4, str(file)) == pytest.approx(1e-6 + 2**20 / 1e9)
 
 
 def test_a_machine_of_ones_own_is_shown(tmp_path, capsys):
-    table, made = tmp_path / "mine.csv", tmp_path / "mine.json"
+    table, machine = tmp_path / "mine.csv", tmp_path / "mine.json"
     table.write_text(CSV)
-    assert main(["machine", "--fit", str(table), "--output", str(made)]) == 0
-    assert main(["machine", "--show", str(made)]) == 0
+    assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
+    assert main(["machine", "--show", str(machine)]) == 0
     assert "mine: measured by the user" in capsys.readouterr().out
 
 

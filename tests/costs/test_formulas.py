@@ -1,4 +1,4 @@
-"""Closed forms found again from counts, and those of the algorithms against the literature's."""
+"""Closed forms are recognised from counts; those of algorithms agree with the literature."""
 
 from fractions import Fraction as F
 from math import ceil, log2

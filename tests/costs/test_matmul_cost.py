@@ -67,7 +67,7 @@ def test_a_matmul_takes_as_long_as_its_operations_or_as_the_memory():
     assert hidden(Work(80), 10, machine) == 8 * (2 + 10)
     assert hidden(Work(80, once=40), 10, machine) == 8 * 20  # an eighth is read a round
     assert bare_seconds([Work(80, once=40)], 10, 8, machine) == 160 + 7 * 5
-    # What is read again is held after the first round, or it is read from afar in each.
+    # An operand is held after the first round, or read from main memory in each round.
     assert hidden(Work(80, again=9), 10, machine) == 4 * 9 + 7 * 18
     assert hidden(Work(80, again=10), 10, machine) == 8 * 40
     assert bare_seconds([Work(8, again=9)], 10, 8, machine) == 9 + 18 + 7 * 5
@@ -76,7 +76,7 @@ def test_a_matmul_takes_as_long_as_its_operations_or_as_the_memory():
     assert bare_seconds([Work(8, again=9)], 10, 8, machine, gathers=True) == 7 * 5 + 18
     assert bare_seconds([Work(8, again=9)], 1, 8, machine, gathers=True) == 9 + 18
     assert hidden(Work(80, again=9), 0, machine, APART) == 9 + 16 * 18  # read for each half
-    # Sums that are held beside it are added to there.
+    # Sums held in the memory beside the core are added to there.
     assert hidden(Work(80, added=3, again=6), 10, machine) == 24 + 7 * 12 + 8 * 6
     assert hidden(Work(80, added=4, again=6), 10, machine) == 24 + 7 * 12 + 8 * 4
 
@@ -161,7 +161,7 @@ def test_a_hop_that_compilers_reckon_shorter_than_placing_the_result_is_bare():
     work = Work(80, placed=1e-9)
     assert hidden(work, 2, slow, FUSED) == pytest.approx(80 + 7)
     assert hidden(work, 2, slow, APART) == 80  # placed within the matmul
-    # As compiled for v5e: of a result that is not held, placing takes as long as writing.
+    # As compiled for v5e: if a result is not held, placing takes as long as writing.
     written = Model(alpha=0, beta=0, gamma=3, delta=1, near_bytes=16)
     assert hidden(Work(80, placed=16), 0, written, FUSED) == 80
     assert hidden(Work(80, placed=17), 0, written, FUSED) == 80 + 17
@@ -181,7 +181,7 @@ def array(*shape):
 
 
 def priced(form, topology, shape):
-    """Of a cell of the grid: what "auto" is, and seconds by algorithm."""
+    """For a cell of the grid: the algorithm of "auto", and seconds by algorithm."""
     name, _, sides = topology.partition(":")
     n, model = prod(map(int, sides.split("x"))) * (1 + (name == "tpu7x")), DEVICES[name]
     m, k, f = map(int, shape.split("x"))
@@ -204,7 +204,7 @@ FORMS = "all_gather_matmul", "contraction_gather", "weight_gather", "matmul_redu
 
 @functools.cache
 def errors():
-    """By what share prices are off compiled programs, by kind of algorithm."""
+    """The relative errors of prices against compiled programs, by kind of algorithm."""
     found = defaultdict(list)
     for row in json.loads(GRID.read_text(encoding="utf-8")):
         which = row["which"]

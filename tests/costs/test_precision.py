@@ -27,12 +27,12 @@ def bits(x):
 
 
 def normal(shape, dtype, n=None, seed=0):
-    """Of N(0, 1), rounded; `[rank, ...]`."""
+    """Numbers of N(0, 1), rounded: `[rank, ...]`."""
     return np.random.default_rng(seed).normal(size=(n or prod(shape), WIDTH)).astype(dtype)
 
 
 def strange(shape, dtype):
-    """Any bits at all: NaNs of every payload, infinities, zeros of both signs."""
+    """Random bits: NaNs with any payload, infinities, zeros of both signs."""
     rng = np.random.default_rng(1)
     kind = f"uint{8 * jnp.dtype(dtype).itemsize}"
     x = rng.integers(np.iinfo(kind).max, size=(prod(shape), WIDTH), dtype=kind).view(dtype)
@@ -63,10 +63,10 @@ SHAPES = [(2,), (3,), (4,), (5,), (6,), (7,), (8,), (3, 2)]
 )
 def test_all_ranks_hold_the_same_bits(shape):
     def program(floats, bits):
-        made = []
+        sums = []
         for x, y in zip(floats, bits, strict=True):
-            made += [every("psum", shape)(x), every("pmax", shape)(y)]
-        return made
+            sums += [every("psum", shape)(x), every("pmax", shape)(y)]
+        return sums
 
     dtypes = (np.float32, jnp.bfloat16)
     operands = [[make(shape, dtype) for dtype in dtypes] for make in (normal, strange)]
@@ -84,8 +84,8 @@ def test_all_ranks_hold_the_same_bits(shape):
 def test_all_ranks_hold_the_same_bits_of_the_others_too(collective):
     make = strange if collective == "pmin" else normal
     for dtype in (np.float32, jnp.bfloat16):
-        made = per_rank(make_mesh(5), every(collective, (5,)), make((5,), dtype))
-        for algorithm, x in made.items():
+        results = per_rank(make_mesh(5), every(collective, (5,)), make((5,), dtype))
+        for algorithm, x in results.items():
             np.testing.assert_array_equal(bits(x), np.stack([bits(x)[0]] * 5), algorithm)
 
 
@@ -151,11 +151,11 @@ def test_errors_are_within_the_bound(collective, shape):
         wide = every(collective, shape, accumulate_dtype=jnp.float32)
         return every(collective, shape)(x), every(collective, shape)(half), wide(half)
 
-    made = per_rank(make_mesh(*shape), program, x, half)
+    found = per_rank(make_mesh(*shape), program, x, half)
     single, narrow = (float(jnp.finfo(d).eps) for d in (jnp.float32, jnp.bfloat16))
     kinds = [(x, single, None), (half, narrow, None), (half, narrow, single)]
     seen = []
-    for results, (operand, eps, wide) in zip(made, kinds, strict=True):
+    for results, (operand, eps, wide) in zip(found, kinds, strict=True):
         seen.append({a: errors(collective, y, operand) for a, y in results.items()})
         for algorithm, error in seen[-1].items():
             bound = error_bound(collective, algorithm, shape, eps, wide)
@@ -172,7 +172,7 @@ def test_errors_are_within_the_bound(collective, shape):
     ),
 )
 def test_a_wide_sum_is_rounded_once(shape, dtype):
-    # In float32 these sums are exact, so that the nearest of the dtype is the only answer.
+    # In float32 these sums are exact, so only the nearest value of the dtype is right.
     n = prod(shape)
     largest = 2 ** (jnp.finfo(dtype).nmant + 1)
     x = np.random.default_rng(0).integers(-largest, largest, size=(n, n, 6)).astype(dtype)
@@ -185,8 +185,8 @@ def test_a_wide_sum_is_rounded_once(shape, dtype):
         summed = every("psum", shape, **wide)(x), every("psum_scatter", shape, **wide)(x)
         return *summed, every("psum", shape)(x)
 
-    whole, scattered, narrow = per_rank(make_mesh(*shape), program, x)
-    for algorithm, y in whole.items():
+    total, scattered, narrow = per_rank(make_mesh(*shape), program, x)
+    for algorithm, y in total.items():
         np.testing.assert_array_equal(bits(y), np.stack([bits(nearest)] * n), algorithm)
         assert (bits(narrow[algorithm]) != bits(y)).any()
     for algorithm, y in scattered.items():
@@ -195,10 +195,10 @@ def test_a_wide_sum_is_rounded_once(shape, dtype):
 
 def test_one_shot_adds_in_the_order_of_the_ranks():
     x = normal((5,), np.float32)
-    made = per_rank(make_mesh(5), lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), x)
+    results = per_rank(make_mesh(5), lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), x)
     in_order = reduce(np.add, x)
     assert (bits(in_order) != bits(reduce(np.add, x[::-1]))).any()
-    np.testing.assert_array_equal(bits(made), np.stack([bits(in_order)] * 5))
+    np.testing.assert_array_equal(bits(results), np.stack([bits(in_order)] * 5))
 
 
 @pytest.mark.exhaustive

@@ -52,7 +52,7 @@ def test_the_built_in_uses_all_axes_of_a_slice_that_ranks_fill(collective, sides
 
 
 def test_axes_of_ranks_may_be_a_part_of_a_slice():
-    """Whole sides of 16 are rings; what is shorter than a side is a line."""
+    """An axis along a whole side of 16 is a ring. A shorter axis is a line."""
     of = ("all_gather", 2**28)
     assert predict(*of, (16, 2), "v5e", "torus", topology="16x16") == pytest.approx(
         cost.seconds(
@@ -130,7 +130,7 @@ def test_hosts_and_the_network_between_them():
     alps = predict(*of, topology="2 hosts, slingshot alps")
     assert alps == predict(*of, topology="2 hosts, slingshot200")
     assert alps < predict(*of, topology="2 hosts, slingshot") / 2
-    # A rank alone on its host starts its messages as any other does.
+    # A rank that is alone on its host starts messages like any other rank.
     alone = predict("ppermute", 8, 8, "h100", topology="8 hosts")
     assert alone >= MACHINES["h100"].model.alpha
     # Eleven ranks are on two hosts, of six and five.
@@ -212,8 +212,8 @@ def test_no_two_machines_have_one_name():
 
 
 def test_the_command_says_the_same(capsys):
-    given = "predict all_gather --bytes 1K,64M -n 8 --device h100 --json"
-    assert main(given.split()) == 0
+    command = "predict all_gather --bytes 1K,64M -n 8 --device h100 --json"
+    assert main(command.split()) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["seconds"] for row in rows] == [
         predict("all_gather", size, 8, "h100") for size in (2**10, 2**26)

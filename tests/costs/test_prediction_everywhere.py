@@ -1,4 +1,4 @@
-"""`cost.predict` on every machine, for any ranks and bytes: what no prediction may break."""
+"""`cost.predict` on every machine, for any ranks and bytes: rules that every prediction keeps."""
 
 from itertools import pairwise
 from math import isfinite, prod
@@ -21,7 +21,7 @@ def _ranks(machine):
 
 
 def _reasonable(times, of):
-    """Above 0, finite, never falling, and never growing much faster than the bytes."""
+    """Assert: above 0, finite, never falling, and never growing much faster than the bytes."""
     assert all(isfinite(taken) and taken > 0 for taken in times), of
     for (size, taken), (larger, longer) in pairwise(zip(SIZES, times, strict=True)):
         most = taken if size < 1 else taken * larger / size
@@ -39,7 +39,7 @@ def test_the_built_in_is_priced_for_any_ranks_and_bytes(name):
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_long_messages_are_no_faster_than_links(name):
-    """A port carries (n-1)/n of the bytes at least; a chip of a torus has two for each axis."""
+    """A port carries at least (n-1)/n of the bytes; a chip of a torus has two for each axis."""
     model = MACHINES[name].model
     ports = 2 * model.axes or 1
     for collective in COLLECTIVES[:4]:
@@ -51,7 +51,7 @@ def test_long_messages_are_no_faster_than_links(name):
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_short_messages_take_a_start(name):
-    """Of a permute. The shortest all-reduces of GH200 were measured at two thirds of one."""
+    """At least half the start of a permute: GH200's shortest all-reduces took two thirds of one."""
     alpha = MACHINES[name].model.alpha
     for collective in COLLECTIVES:
         for ranks in _ranks(MACHINES[name]):

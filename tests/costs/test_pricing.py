@@ -63,7 +63,7 @@ def test_price_is_the_closed_form(collective, algorithm, sizes, form):
 
 
 def half(p):
-    """Of p-1 messages, those to one side where the others go to the other."""
+    """Of p-1 messages, those that go to one side if the others go to the other side."""
     return -(-(p - 1) // 2)
 
 
@@ -131,7 +131,7 @@ ON_A_RING = [
 def test_link_load_on_a_physical_ring_is_the_closed_form(algorithm, form):
     for p in range(3, 65):
         assert price("all_gather", algorithm, (p,), network=(p,)).link / p == form(p)
-    # A ring of two: as on a line, all go by one link.
+    # A ring of two: as on a line, all messages use one link.
     assert price("all_gather", algorithm, (2,), network=(2,)).link / 2 == F(1, 2)
 
 
@@ -151,7 +151,7 @@ def test_a_torus_pays_less_along_each_axis(shape):
     p = prod(shape)
     paid = price("psum", "ring", shape)
     assert paid.rounds == paid.startups == sum(2 * (p_i - 1) for p_i in shape)
-    # The reduce-scatter goes last axis first; what is left for the others is 1/p_j of it.
+    # The reduce-scatter takes the last axis first; 1/p_j of the bytes is left for the others.
     order = shape[::-1]
     axes = [F(p_i - 1, p_i) / prod(order[:i]) for i, p_i in enumerate(order)]
     assert paid.sent / p == 2 * sum(axes) == F(2 * (p - 1), p)  # the sum telescopes
@@ -223,10 +223,10 @@ def test_one_rank_pays_nothing():
 
 
 def walked(schedule, moves, network):
-    """What every link of a torus carries, each message walked along one axis at a time.
+    """The load of every link of a torus; each message is walked along one axis at a time.
 
-    And how many messages start by every port: a rank, an axis and a way; and the links that the
-    farthest passes.
+    Also how many messages start at every port (a rank, an axis and a direction), and the most links
+    that a message passes.
     """
     load, starts, farthest = Counter(), Counter(), 0
     for move, rank in pairs(moves, range(schedule.size)):

@@ -42,20 +42,20 @@ def test_nothing_is_rounded_where_nothing_is_summed():
 
 def summed(algorithm, n, x, dtype):
     """The sum that rank 0 holds, with x[r] of rank r, rounded to `dtype` at every addition."""
-    made = build("psum", algorithm, (n,))
-    if isinstance(made, tuple):
-        parts = x.astype(dtype).reshape([stage.size for stage in made])
-        for stage in made:
+    schedule = build("psum", algorithm, (n,))
+    if isinstance(schedule, tuple):
+        parts = x.astype(dtype).reshape([stage.size for stage in schedule])
+        for stage in schedule:
             total = parts[0]
             for i in range(1, stage.size):
                 total = total + parts[i]
             parts = total
         return [parts]
-    sums = np.repeat(x.astype(dtype)[:, None], made.lanes, axis=1)  # at each offset, for rank 0
-    for moves in reversed(made.rounds):
+    sums = np.repeat(x.astype(dtype)[:, None], schedule.lanes, axis=1)  # at each offset, for rank 0
+    for moves in reversed(schedule.rounds):
         before = sums.copy()
         for move in moves:
-            for offset, arrival in zip(move.offsets, made.arrivals(move), strict=True):
+            for offset, arrival in zip(move.offsets, schedule.arrivals(move), strict=True):
                 sums[offset, move.lane] += before[arrival, move.lane]
     assert sums.dtype == dtype
     return sums[0]

@@ -22,7 +22,7 @@ SHAPES = [(2,), (6,), (8,), (4, 2), (2, 4), (3, 4), (2, 2, 2), (12,), (1, 6)]
 
 
 def walked(schedule, moves, hosts):
-    """Startups and the busiest port, within hosts and between them, in shards."""
+    """Startups, and the shards of the busiest port, within hosts and between them."""
     local = schedule.size // hosts
     starts, load = Counter(), Counter()
     for move, rank in pairs(moves, range(schedule.size)):
@@ -68,7 +68,7 @@ def test_a_flat_ring_of_many_ranks():
     paid = price("all_gather", "ring", (n,), network=(n,))
     assert (paid.startups, paid.sent, paid.link) == (n - 1, n - 1, n - 1)
     along_rows = on_torus(build("all_gather", "ring", (n,)), (n // 128, 128))
-    # At the end of a row on to the next, by other links: two, for the ring back and one on.
+    # The end of a row sends to the next row by other links: two, to the row's start and one on.
     assert along_rows == (n - 1, 2 * (n - 1), n - 1, ())
     ((times, inner, outer),) = on_hosts(build("all_gather", "ring", (n,)), 128)
     assert (times, inner[:3], outer[:3]) == (n - 1, (1, 0, 1), (1, 0, 1))

@@ -98,7 +98,7 @@ def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
 
 
 def reach_of(sent):
-    """Of a round's paths and shards, what `Uneven.reach` is; nothing if all are as long."""
+    """`Uneven.reach` for the paths and shards of a round; nothing if all paths are equally long."""
     distances = sorted({len(path) for path, _ in sent})
     reach = []
     for links in distances:
@@ -106,7 +106,7 @@ def reach_of(sent):
         for path, shards in sent:
             load.update(dict.fromkeys(path, shards) if len(path) >= links else {})
         reach.append((links, max(load.values())))
-    # Where as much goes farther, the farther ones decide.
+    # If as many bytes go farther, the farther ones decide.
     kept = [
         one
         for i, one in enumerate(reach)
@@ -134,7 +134,7 @@ SIZE = 2**26
 
 
 def reported(kind, size, shape, algorithm):
-    """The seconds by `overlap` of an all-gather on a slice, laid as `overlap.mesh` lays it."""
+    """The seconds by `overlap` of an all-gather on a slice, in the order of `overlap.mesh`."""
     schedule = build("all_gather", algorithm, shape)
     shard = SIZE / schedule.size / schedule.lanes
     lines = []
@@ -178,15 +178,15 @@ def reported(kind, size, shape, algorithm):
 def test_cost_and_overlap_agree_on_a_slice(capsys, kind, size, shape, algorithm):
     ranks = "x".join(map(str, shape))
     of = f"all_gather --bytes 64M --device {kind} --ranks {ranks}"
-    given = f"{of} --algorithm {algorithm} --alpha 0"  # the report charges no starts
-    assert main(["cost", *given.split()]) == 0
-    said = capsys.readouterr().out
-    number, unit = re.search(rf"^{algorithm} +([\d.]+) (us|ms)", said, re.M).groups()
+    flags = f"{of} --algorithm {algorithm} --alpha 0"  # the report charges no starts
+    assert main(["cost", *flags.split()]) == 0
+    printed = capsys.readouterr().out
+    number, unit = re.search(rf"^{algorithm} +([\d.]+) (us|ms)", printed, re.M).groups()
     seconds = float(number) * {"us": 1e-6, "ms": 1e-3}[unit]
     assert reported(kind, size, shape, algorithm) == pytest.approx(
         seconds, rel=0.01
     )  # three digits
-    assert ("is a line, not a ring" in said) == (prod(size) == 2 or shape in ((2, 2), (2, 2, 2)))
+    assert ("is a line, not a ring" in printed) == (prod(size) == 2 or shape in ((2, 2), (2, 2, 2)))
 
 
 def test_neighbours_have_one_link_between_them(capsys):
@@ -205,10 +205,10 @@ def test_a_network_by_its_shape_is_a_slice(capsys):
         ("8", "8x1", "7 alpha + 14 hop + 7/8 B beta"),  # two links a step
         ("16x16", "16x16", "30 alpha + 30 hop + 255/256 B beta"),
     ):
-        given = f"all_gather -n {ranks} --network {network} --algorithm ring --device v5e"
-        assert main(["cost", *given.split()]) == 0
-        said = capsys.readouterr().out
-        assert paid in said
-        assert ("axis of 8x1 is a line, not a ring" in said) == (network == "8x1")
+        flags = f"all_gather -n {ranks} --network {network} --algorithm ring --device v5e"
+        assert main(["cost", *flags.split()]) == 0
+        printed = capsys.readouterr().out
+        assert paid in printed
+        assert ("axis of 8x1 is a line, not a ring" in printed) == (network == "8x1")
     assert main(["cost", "psum", "-n", "3", "--device", "h200", "--network", "torus"]) == 0
     assert "a line" not in capsys.readouterr().out

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.quick
 def test_a_tour_pays_for_shards_and_for_the_sums_that_follow_them():
     paid = price_tour("bidirectional_ring", (8,), (8,))
     assert (paid.rounds, paid.shards.link, paid.sums.link) == (9, Fraction(7, 2), Fraction(7, 2))
-    whole = price("tour", "bidirectional_ring", (8,), (8,))
-    assert (whole.rounds, whole.sent, whole.raw, whole.additions) == (9, 14, 7, 7)
+    full = price("tour", "bidirectional_ring", (8,), (8,))
+    assert (full.rounds, full.sent, full.raw, full.additions) == (9, 14, 7, 7)
     line = Model(0, 1, 0)
-    assert seconds(whole, 2, line, accumulate_ratio=3) == 2 * (Fraction(7, 2) * (1 + 3))
+    assert seconds(full, 2, line, accumulate_ratio=3) == 2 * (Fraction(7, 2) * (1 + 3))
     on_hosts = price_on_hosts("tour", "ring", (8,), 2)
     assert sum(times * far.link for times, _, far in on_hosts.rounds) == 14
     for rank_count in (1, 2, 3, 5):

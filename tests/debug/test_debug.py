@@ -1,4 +1,4 @@
-"""What `ringcoll.debug` does on one process: the calls it lists, and marks that change nothing."""
+"""`ringcoll.debug` on one process: the calls that it lists, and marks that change nothing."""
 
 import threading
 import time
@@ -38,7 +38,7 @@ def mapped(function, n=4, check_vma=False, axis_names=None):
 
 
 def marks():
-    """Which ranks noted what how often, and no longer."""
+    """How often each rank noted each place. Every rank must be done."""
     found = {}
     for (axes, rank, where), times in LOG.times.items():
         found.setdefault(where, {})[axes, rank] = times
@@ -127,7 +127,7 @@ def test_every_source_of_the_package_counts(monkeypatch, tmp_path):
 
 
 def of_each(algorithm):
-    """Every kind of thing that sends, where it can be done by an algorithm."""
+    """Every kind of function that sends, by this algorithm where it takes one."""
 
     def program(x):
         y = ringcoll.psum_scatter(x, "x", tiled=True, algorithm=algorithm)
@@ -277,7 +277,7 @@ def test_a_deadline_waits_for_dispatched_work_and_leaves_no_thread():
 
 @pytest.fixture
 def held():
-    """A program whose rank 0 comes to its collective only when it is let; and what lets it."""
+    """A program whose rank 0 waits before its collective, and the function that lets it go on."""
     let = threading.Event()
 
     def wait(x):
@@ -296,7 +296,7 @@ def held():
 
 
 def left(program, then, grace):
-    """Leave a deadline by an exception, with a rank in a collective; what was dispatched."""
+    """Leave a deadline by an exception, with a rank in a collective; return what was dispatched."""
     results = []
 
     def leave():
@@ -323,9 +323,9 @@ def test_an_exception_beside_a_healthy_step_reports_no_stuck_rank(held, capfd):
 def test_an_exception_beside_a_rank_that_stays_stuck_says_where_it_is(held, capfd):
     program, let = held
     results = left(program, lambda: None, grace=0)
-    said = capfd.readouterr().err
-    assert "ringcoll.debug.deadline(300) is left by KeyError on " in said
-    assert "rank 1 (x=1): in ringcoll.pmax(lax), begun " in said
+    printed = capfd.readouterr().err
+    assert "ringcoll.debug.deadline(300) is left by KeyError on " in printed
+    assert "rank 1 (x=1): in ringcoll.pmax(lax), begun " in printed
     let.set()
     assert results.tolist() == [[1] * 3] * 8
 

@@ -1,4 +1,4 @@
-"""What `ringcoll.debug` says when processes of this machine really fail, or really differ."""
+"""`ringcoll.debug` when processes of this machine really fail, or really differ."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +44,7 @@ with debug.deadline(20, grace=1):
     jax.block_until_ready(step(jnp.ones(4)))
 """
 )
-#: What differs is nothing of the program: addresses, orders of sets, options of the compiler.
+#: These differ without changing the program: addresses, orders of sets, compiler options.
 ALIKE = (
     START
     + """
@@ -68,7 +68,7 @@ print(debug.check_consistent(step, jnp.ones(4), activation=lambda y: y**2))
 
 @pytest.fixture(scope="module")
 def ends():
-    """They wait for each other, so all at once."""
+    """How each process ends. They wait for each other, so all run at once."""
     rows = [("has", "checked", 3), ("is killed in the middle", "deadline", 3)]
     rows += [("never arrives", "deadline", 2), ("has a dtype as wide", "deadline", 2)]
     with ThreadPoolExecutor(max_workers=6) as pool:
@@ -86,12 +86,16 @@ def run(script):
 def test_processes_that_differ_are_refused_on_every_one_in_the_same_words(ends):
     found = ends["has"]
     assert [end.status for end in found] == [0, 0, 0], found
-    said = [end.text.split("refused: ringcoll.debug.check_consistent(fn, ...): ") for end in found]
+    messages = [
+        end.text.split("refused: ringcoll.debug.check_consistent(fn, ...): ") for end in found
+    ]
     rows = [name for name in FAILURES if "has" in name]
     cure = "let every process make the same calls"
-    words = [[text.partition(cure)[0].rstrip().splitlines() for text in own[1:]] for own in said]
+    words = [
+        [text.partition(cure)[0].rstrip().splitlines() for text in own[1:]] for own in messages
+    ]
     assert words[1] == words[0] == words[2]
-    assert all(text.count(cure) == 1 for text in said[1][1:])
+    assert all(text.count(cure) == 1 for text in messages[1][1:])
     differ = "process 2 differs from process 0 (and 1 more) in call {}"
     heads = {row: lines[0] for row, lines in zip(rows, words[0], strict=True)}
     unlike = [heads.pop(f"has {what} in another order") for what in ("equal calls", "devices")]

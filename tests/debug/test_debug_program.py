@@ -1,4 +1,4 @@
-"""What `check_consistent` compares: all that makes a program another one, and nothing else."""
+"""`check_consistent` compares everything that changes a program, and nothing else."""
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +31,11 @@ def total(x):
 
 
 def sums(*scales):
-    """Of equal calls, by names in this order."""
+    """A program of equal calls; a dict holds their results in this order of names."""
 
     def function(x):
-        made = {scale: total(scale * x) for scale in scales}
-        return made[1] - made[100]
+        sums_by_scale = {scale: total(scale * x) for scale in scales}
+        return sums_by_scale[1] - sums_by_scale[100]
 
     return mapped(function)
 
@@ -161,7 +161,7 @@ def various(x, key):
     y = lax.conv_general_dilated(x[None, None], y[None, None, :2, :2], (1, 1), "SAME")[0, 0]
     y = y.at[0].set(3) + jnp.take(y, jnp.array([1, 0, 2, 3]), axis=0)
     y = lax.with_sharding_constraint(y, NamedSharding(mesh, P("x")))
-    own = object()  # of a process: where it is differs
+    own = object()  # of a process: its address differs
     jax.debug.callback(lambda y: own, y)
     y = jax.pure_callback(lambda y: (own, y)[1], jax.ShapeDtypeStruct(y.shape, y.dtype), y)
     y = io_callback(lambda y: (own, y)[1], jax.ShapeDtypeStruct(y.shape, y.dtype), y, ordered=True)

@@ -1,4 +1,4 @@
-"""Drawing: what is drawn is what happens, proved on symbols; words and text of it."""
+"""Drawings show what happens, proved on symbols; their captions; drawings as text."""
 
 import re
 from dataclasses import replace
@@ -28,7 +28,7 @@ SHAPES = [*((n,) for n in SIZES), (4, 2), (3, 2), (2, 2, 2)]
 
 
 def wanted(collective, rank, n):
-    """By column, whose data a rank holds at the end; None stands for whole vectors."""
+    """For each column, whose data a rank holds at the end; None stands for whole vectors."""
     everybody = frozenset(range(n))
     if collective == "all_gather":
         return tuple(frozenset([shard]) for shard in range(n))
@@ -41,17 +41,17 @@ def wanted(collective, rank, n):
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_the_last_frame_is_the_result_and_messages_match_the_price(collective, shape):
     for algorithm in runnable(collective, *shape):
-        made = plan(collective, algorithm, shape)
-        run, n = frames(made), prod(shape)
+        drawn = plan(collective, algorithm, shape)
+        run, n = frames(drawn), prod(shape)
         for rank, lanes in enumerate(run[-1].held):
             for cells in lanes:
                 assert cells == (wanted(collective, rank, n) or (frozenset(range(n)),) * len(cells))
-        assert len(run) - 1 == made.paid.rounds
+        assert len(run) - 1 == drawn.paid.rounds
         for rank in range(n):
             mine = [(m, f.phase) for f in run for m in f.messages if m.sender == rank]
-            assert len(mine) == made.paid.messages
+            assert len(mine) == drawn.paid.messages
             sent = sum(Fraction(len(m.pieces), phase.schedule.lanes) for m, phase in mine)
-            assert sent * (n if made.whole else 1) == made.paid.sent
+            assert sent * (n if drawn.whole else 1) == drawn.paid.sent
 
 
 def test_a_sent_sum_is_given_away_but_a_sent_shard_is_kept():
@@ -88,14 +88,14 @@ def test_a_schedule_that_is_wrong_does_not_run():
 
 @pytest.mark.parametrize("algorithm", runnable("all_gather", 6))
 def test_a_tour_adds_at_every_rank_brings_sums_home_and_drops_what_it_has_used(algorithm):
-    made, n = plan("tour", algorithm, (6,)), 6
-    run, whole, lanes = frames(made), frozenset(range(6)), made.tour.out.lanes
+    drawn, n = plan("tour", algorithm, (6,)), 6
+    run, all_ranks, lanes = frames(drawn), frozenset(range(6)), drawn.tour.out.lanes
     for rank, held in enumerate(run[-1].held):
         own = [column == rank for column in range(n)]
         assert held[:lanes] == (tuple(frozenset([rank] if mine else []) for mine in own),) * lanes
-        assert held[lanes:] == (tuple(whole if mine else frozenset() for mine in own),) * lanes
+        assert held[lanes:] == (tuple(all_ranks if mine else frozenset() for mine in own),) * lanes
     waiting = [sum(map(bool, lane)) for f in run for lane in f.held[0][lanes:]]
-    assert max(waiting) <= 1 + made.tour.waiting  # its own sum waits too
+    assert max(waiting) <= 1 + drawn.tour.waiting  # its own sum waits too
     mine = [m for f in run for m in f.messages if m.sender == 0]
     paid = price_tour(algorithm, (6,))
     assert (len(run) - 1, len(mine)) == (paid.rounds, paid.shards.messages + paid.sums.messages)
@@ -117,10 +117,10 @@ def test_on_a_ring_a_rank_holds_its_shard_and_the_one_that_has_come():
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter"])
 @pytest.mark.parametrize("algorithm", runnable("all_gather", 5))
 def test_captions_match_the_messages_of_every_rank(collective, algorithm):
-    made = plan(collective, algorithm, (5,))
-    for frame, (_, ((phase, number),)) in zip(frames(made)[1:], made.numbered(), strict=True):
-        said = set()
-        for part in parts(made, phase, number):
+    drawn = plan(collective, algorithm, (5,))
+    for frame, (_, ((phase, number),)) in zip(frames(drawn)[1:], drawn.numbered(), strict=True):
+        in_captions = set()
+        for part in parts(drawn, phase, number):
             targets, what, lane = re.fullmatch(
                 r"to (?:each of )?(.*): .*?(?:shards? (.*?)|that rank's shard)( \(lane \d\))?", part
             ).groups()
@@ -128,15 +128,15 @@ def test_captions_match_the_messages_of_every_rank(collective, algorithm):
                 for r in range(5):
                     to = eval(target, {"r": r}) % 5
                     columns = eval(f"[{what or target}]", {"r": r})
-                    said.add((r, to, int((lane or "0)")[-2]), tuple(c % 5 for c in columns)))
-        assert said == {
+                    in_captions.add((r, to, int((lane or "0)")[-2]), tuple(c % 5 for c in columns)))
+        assert in_captions == {
             (m.sender, m.receiver, m.lane, tuple(p.column for p in m.pieces))
             for m in frame.messages
         }
 
 
 # fmt: off
-SAID = [
+SENTENCES = [
     ("all_to_all", "bruck", (8,), 1,
      "every rank r sends to r+2: 4 blocks for r+2, r-2 from r, r-1"),
     ("all_to_all", "pairwise", (3,), 1, "every rank r sends to r-1: its block for it"),
@@ -155,19 +155,19 @@ SAID = [
 # fmt: on
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "shape", "number", "said"), SAID)
-def test_sentences(collective, algorithm, shape, number, said):
-    made = plan(collective, algorithm, shape)
-    _, now = list(made.numbered())[number]
-    assert sentence(made, now) == said
+@pytest.mark.parametrize(("collective", "algorithm", "shape", "number", "message"), SENTENCES)
+def test_sentences(collective, algorithm, shape, number, message):
+    drawn = plan(collective, algorithm, shape)
+    _, now = list(drawn.numbered())[number]
+    assert sentence(drawn, now) == message
 
 
 # -- text --
 
 
 def test_text_is_a_table_for_each_round():
-    said = as_text(plan("all_reduce", "ring", (3,)))
-    blocks = said.split("\n\n")
+    text = as_text(plan("all_reduce", "ring", (3,)))
+    blocks = text.split("\n\n")
     assert blocks[0] == "all_reduce by ring on 3 ranks"
     assert blocks[3].startswith("round 1 of 4, reduce-scatter: every rank r sends to r-1")
     table = [line.split() for line in blocks[3].splitlines()[-3:]]
@@ -200,19 +200,19 @@ def test_text_fits_the_terminal(collective, algorithm, shape):
 
 
 def test_lanes_are_shown_apart_if_they_differ():
-    said = as_text(plan("all_gather", "bidirectional_ring", (3,)))
-    assert "1/2 of everything" in said
-    assert re.search(r"^0 +0 +\.\|1\* +2\*\|\.$", said, re.M)
+    text = as_text(plan("all_gather", "bidirectional_ring", (3,)))
+    assert "1/2 of everything" in text
+    assert re.search(r"^0 +0 +\.\|1\* +2\*\|\.$", text, re.M)
     narrow = as_text(plan("all_gather", "torus", (4, 2)))  # all lanes in a cell are too wide
     assert re.search(r"^3 lane 1 +\. +\. +\. +3 +\. +5\* +\. +\.$", narrow, re.M)
 
 
 def test_equal_rounds_are_described_once():
-    said = as_text(plan("psum", "ring", (512,)))
-    assert "rounds 1 to 511" in said
-    assert "rounds 512 to 1022" in said
-    assert "holds 1 of 512 sums" in said
-    assert "holds 512 of 512 shards" in said
+    text = as_text(plan("psum", "ring", (512,)))
+    assert "rounds 1 to 511" in text
+    assert "rounds 512 to 1022" in text
+    assert "holds 1 of 512 sums" in text
+    assert "holds 512 of 512 shards" in text
     pairwise = as_text(plan("all_to_all", "pairwise", (64,)))
     assert "rounds 1 to 63" in pairwise
     assert "... last: every rank r sends to r-1" in pairwise
@@ -242,8 +242,8 @@ def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
 
 def odd_words(n):
     """It makes <script>alert("x")</script> & rings."""
-    said = "<script>alert('x')</script>", "$title"  # & </pre>
-    return ring(n) if said else None
+    words = "<script>alert('x')</script>", "$title"  # & </pre>
+    return ring(n) if words else None
 
 
 def untold(n):
@@ -295,7 +295,7 @@ def raises(n):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             "all_gather --algorithm rign -n 4",
@@ -314,17 +314,17 @@ def raises(n):
         ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
     ],
 )
-def test_the_command_refuses_in_words(arguments, said, capsys):
+def test_the_command_refuses_in_words(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["draw", *arguments.split()])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_wire_is_in_the_title_and_the_captions(capsys):
     assert main(["draw", "psum", "--algorithm", "direct", "-n", "4", "--wire", "int8"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("psum by direct on 4 ranks, int8 codes in messages")
-    assert "1.031 bytes a value, 0.516 of bfloat16. A value is encoded at most 2 times;" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("psum by direct on 4 ranks, int8 codes in messages")
+    assert "1.031 bytes a value, 0.516 of bfloat16. A value is encoded at most 2 times;" in printed
     with pytest.raises(SystemExit):
         main(["draw", "pmax", "--algorithm", "direct", "-n", "4", "--wire", "int8"])
     assert "pmax has no wire" in capsys.readouterr().err

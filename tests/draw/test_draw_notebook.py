@@ -1,4 +1,4 @@
-"""What a notebook shows of a schedule, a plan, a price; and that what cannot be drawn is text."""
+"""What a notebook shows of a schedule, a plan or a price; text if there is no picture."""
 
 from xml.etree import ElementTree
 
@@ -12,12 +12,12 @@ pytestmark = pytest.mark.quick
 
 
 def test_a_schedule_shows_its_rounds():
-    for kind, made in (
+    for kind, schedule in (
         ("all_gather", algorithms.bruck(4)),
         ("all_gather", algorithms.torus(2, 2)),
         ("all_to_all", algorithms.pairwise(4)),
     ):
-        assert made._repr_svg_() == as_svg(plan(kind, made, made.shape))
+        assert schedule._repr_svg_() == as_svg(plan(kind, schedule, schedule.shape))
     shown = plan("all_reduce", "ring", (4,))
     assert shown._repr_svg_() == as_svg(shown)
 

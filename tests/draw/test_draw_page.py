@@ -1,4 +1,4 @@
-"""The page in a real browser: it plays, by any hand, at any width, and asks for nothing."""
+"""The page in a real browser: it plays, however it is operated, at any width, and loads nothing."""
 
 import pytest
 from browsing import DESK, PHONE, needs_a_browser
@@ -29,7 +29,7 @@ def opened(visit, tmp_path):
 
 
 def shown(page):
-    """The number of the round that is seen, which the list, the slider and the words agree on."""
+    """The number of the round that is shown; the list, the slider and the words must agree."""
     number = int(page.get_attribute("#stage svg", "data-shown"))
     (current,) = page.locator("[aria-current]").all()
     assert int(current.get_attribute("data-go")) == number
@@ -106,9 +106,9 @@ def test_nothing_is_wider_than_the_page(opened, name):
             assert code["y"] > picture["y"] + picture["height"]
         elif name != "torus":  # which has the whole width
             assert code["x"] > picture["x"] + picture["width"]
-        whole = page.locator("#stage svg").bounding_box()
-        assert picture["x"] <= whole["x"]
-        assert whole["x"] + whole["width"] <= picture["x"] + picture["width"]
+        box = page.locator("#stage svg").bounding_box()
+        assert picture["x"] <= box["x"]
+        assert box["x"] + box["width"] <= picture["x"] + picture["width"]
         lines = "(all) => all.every((e) => e.scrollWidth <= e.clientWidth)"
         assert page.locator("pre").evaluate_all(lines)
         for larger in ("true", "false"):
@@ -116,7 +116,7 @@ def test_nothing_is_wider_than_the_page(opened, name):
             assert page.get_attribute("#larger", "aria-pressed") == larger
             assert page.evaluate("document.documentElement.scrollWidth") == width
             if larger == "true" and width == PHONE[0] and name != "alone":
-                assert page.locator("#stage svg").bounding_box()["width"] > whole["width"]
+                assert page.locator("#stage svg").bounding_box()["width"] > box["width"]
 
 
 LEGIBLE = """() => {
@@ -184,7 +184,7 @@ def test_motion_is_reduced_on_request(opened):
     page.keyboard.press("ArrowRight")
     assert page.evaluate(TIME) == pytest.approx(1.995)
     assert page.locator(".parked > g").count() == 4
-    page.keyboard.press("Space")  # plays: the next round, of which all is shown at once
+    page.keyboard.press("Space")  # plays: the next round, shown at once
     assert shown(page) == 2
     assert page.evaluate(TIME) == pytest.approx(2.995)
 

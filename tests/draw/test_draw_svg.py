@@ -1,4 +1,4 @@
-"""Pictures: a box a rank, an arrow a message, nothing on top of anything; and code in colours."""
+"""Pictures: a box for each rank, an arrow for each message, nothing overlaps; coloured code."""
 
 import re
 from itertools import combinations
@@ -29,31 +29,31 @@ SHOWN += [("psum", "ring", (1,)), ("psum", "bidirectional_ring", (2,)), ("pmin",
 def test_a_picture_has_a_box_for_every_rank_and_an_arrow_for_every_message(
     collective, algorithm, shape
 ):
-    made = plan(collective, algorithm, shape)
-    run, whole = frames(made), ElementTree.fromstring(as_svg(made))
+    drawn = plan(collective, algorithm, shape)
+    run, picture = frames(drawn), ElementTree.fromstring(as_svg(drawn))
     tag = "{http://www.w3.org/2000/svg}"
     messages = sum(len(frame.messages) for frame in run)
-    assert len(list(whole.iter(tag + "polygon"))) == messages
-    labels = [text.text for text in whole.iter(tag + "text")]
-    assert made.title in labels
-    ranks = [said for said in labels if re.fullmatch(r"rank \d+|\d+ \(.*\)", said)]
-    assert len(ranks) == len(run) * made.size
+    assert len(list(picture.iter(tag + "polygon"))) == messages
+    labels = [text.text for text in picture.iter(tag + "text")]
+    assert drawn.title in labels
+    ranks = [words for words in labels if re.fullmatch(r"rank \d+|\d+ \(.*\)", words)]
+    assert len(ranks) == len(run) * drawn.size
     for number, frame in enumerate(run):
-        one = ElementTree.fromstring(as_svg(made, number))
+        one = ElementTree.fromstring(as_svg(drawn, number))
         assert len(list(one.iter(tag + "polygon"))) == len(frame.messages)
 
 
 @pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
 def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
-    tag, made = "{http://www.w3.org/2000/svg}", plan(collective, algorithm, shape)
-    for number, frame in enumerate(frames(made)):
-        one = ElementTree.fromstring(as_svg(made, number))
+    tag, drawn = "{http://www.w3.org/2000/svg}", plan(collective, algorithm, shape)
+    for number, frame in enumerate(frames(drawn)):
+        one = ElementTree.fromstring(as_svg(drawn, number))
         of = {
             name: [e.attrib for e in one.iter(tag + name)] for name in ("rect", "path", "polygon")
         }
         sides = ("x", "y", "width", "height")
         boxes = [[float(e[side]) for side in sides] for e in of["rect"] if e.get("rx") == "7"]
-        assert len(boxes) == made.size
+        assert len(boxes) == drawn.size
 
         def nearest(point, boxes=boxes):
             def distance(rank):
@@ -71,13 +71,13 @@ def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
             numbers = [float(n) for n in re.findall(r"-?[\d.]+", text)]
             return list(zip(numbers[::2], numbers[1::2], strict=True))
 
-        ways, said = [], []
-        for path in of["path"]:  # what wraps a grid has dashed parts before the last
+        ways, named = [], []
+        for path in of["path"]:  # an arrow that wraps round a grid has dashed parts before the last
             ways.append(points(path["d"]))
             if "stroke-dasharray" not in path:
-                said.append((nearest(ways[0][0]), nearest(ways[-1][-1])))
+                named.append((nearest(ways[0][0]), nearest(ways[-1][-1])))
                 ways = []
-        assert said == [(m.sender, m.receiver) for m in frame.messages]
+        assert named == [(m.sender, m.receiver) for m in frame.messages]
         tips = [nearest(points(polygon["points"])[0]) for polygon in of["polygon"]]
         assert tips == [m.receiver for m in frame.messages]
 
@@ -116,16 +116,16 @@ def test_boxes_do_not_overlap():
 
 
 def test_pictures_refuse_in_words():
-    made = plan("psum", "ring", (17,))
+    drawn = plan("psum", "ring", (17,))
     with pytest.raises(ValueError, match=r"17 ranks: at most 16 .* draw fewer ranks, or draw"):
-        as_svg(made)
+        as_svg(drawn)
     with pytest.raises(ValueError, match="31 frames in one picture: at most 24"):
         as_svg(plan("psum", "ring", (16,)))
     with pytest.raises(ValueError, match=r"round 7: there are 0 \(the start\) to 6"):
         as_svg(plan("psum", "ring", (4,)), 7)
 
 
-#: What those see who have no red cones, or no green ones: Machado, Oliveira, Fernandes (2009).
+#: What eyes without red or green cones see: Machado, Oliveira, Fernandes (2009).
 SEEN = {
     "all": np.eye(3),
     "no red": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
@@ -134,7 +134,7 @@ SEEN = {
 
 
 def least_distance(colours, eyes):
-    """Between any two of some colours, in OKLab, for these eyes."""
+    """The least distance between two of these colours in OKLab, as these eyes see them."""
     srgb = np.array([[int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)] for c in colours])
     linear = np.where(srgb < 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     seen = np.clip(linear @ np.array(SEEN[eyes]).T, 0, None)
@@ -149,7 +149,7 @@ def test_colours_can_be_told_apart(eyes):
     for colours, empty in ((COLOURS, EMPTY), (DARK_COLOURS, DARK[EMPTY])):
         assert len(colours) == 16
         assert least_distance((*colours, empty), eyes) > 0.08
-    # A text on a colour is light or dark, on either paper.
+    # Text on a colour is light or dark, whatever the page's background.
     assert [is_dark(c) for c in DARK_COLOURS] == [is_dark(c) for c in COLOURS]
 
 
@@ -174,5 +174,5 @@ def test_frames_are_in_a_row_if_they_fit():
 
     width, height = size("recursive_doubling")  # three frames
     assert 2 * height < width < 1100
-    width, height = size("ring")  # seven, of which four in a row would be too small to read
+    width, height = size("ring")  # seven; four in a row would be too small to read
     assert width < 1100 < width + height

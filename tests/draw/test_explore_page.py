@@ -1,4 +1,4 @@
-"""The page to play with: what is chosen is shown, at the prices of `predict`, by any hand."""
+"""The page of `explore`: it shows what is chosen, at the prices of `predict`."""
 
 import pytest
 from browsing import DESK, PHONE, needs_a_browser
@@ -13,9 +13,9 @@ from ringcoll.schedules.registry import names
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    made = tmp_path_factory.mktemp("explore") / "explore.html"
-    assert main(["explore", "--html", str(made), "--ranks", "3,4,2x2"]) == 0
-    return made
+    page_file = tmp_path_factory.mktemp("explore") / "explore.html"
+    assert main(["explore", "--html", str(page_file), "--ranks", "3,4,2x2"]) == 0
+    return page_file
 
 
 def settled(page, collective, algorithm, ranks):
@@ -23,7 +23,7 @@ def settled(page, collective, algorithm, ranks):
 
 
 def times(page):
-    """What the table says, by algorithm."""
+    """The times in the table, by algorithm."""
     rows = page.locator("#prices tbody tr").all()
     return {row.get_attribute("data-name"): row.locator("td").first.inner_text() for row in rows}
 
@@ -74,10 +74,10 @@ def test_crossovers_are_those_of_the_command_cost(visit, file, capsys):
     assert main(["cost", "psum", "-n", "4", "--device", "v5e"]) == 0
     line = next(text for text in capsys.readouterr().out.splitlines() if text.startswith("4  "))
     parts = [part.strip() for part in line.removeprefix("4").split("|")]
-    said = page.locator("#ranges").inner_text()
-    ours = [range for range in said.split(", ") if "built-in" not in range]
+    ranges = page.locator("#ranges").inner_text()
+    ours = [range for range in ranges.split(", ") if "built-in" not in range]
     assert ours[0] == f"Fastest: {parts[0].split(' = ')[0]}"
-    assert parts[1] in said  # the first crossover, to the byte as it is written
+    assert parts[1] in ranges  # the first crossover, to the byte as it is written
 
 
 @needs_a_browser
@@ -145,9 +145,9 @@ def test_it_fits_a_phone_in_light_and_dark(visit, file):
 @needs_a_browser
 def test_where_a_machine_has_no_price_it_says_so(visit, tmp_path, monkeypatch):
     monkeypatch.setattr(explore, "COLLECTIVES", {"all_to_all": "all-to-all"})
-    made = tmp_path / "explore.html"
-    made.write_text(as_explorer([(2, 2, 2)]), encoding="utf-8")
-    page = visit(made, "#machine=v5e")
+    page_file = tmp_path / "explore.html"
+    page_file.write_text(as_explorer([(2, 2, 2)]), encoding="utf-8")
+    page = visit(page_file, "#machine=v5e")
     settled(page, "all_to_all", "pairwise", "2x2x2")
     assert page.locator("#time").inner_text() == "no price"
     assert "v5e has no 2x2x2 ranks" in page.locator("#nothing").inner_text()
@@ -158,9 +158,12 @@ def test_where_a_machine_has_no_price_it_says_so(visit, tmp_path, monkeypatch):
 @pytest.mark.quick
 def test_ranks_that_have_no_picture_are_refused(tmp_path, capsys):
     file = str(tmp_path / "a.html")
-    for ranks, said in (("32", "ranks 32: pictures are of 2 to 16 ranks"), ("1", "ranks 1: pictu")):
+    for ranks, message in (
+        ("32", "ranks 32: pictures can show 2 to 16 ranks"),
+        ("1", "ranks 1: pictu"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             main(["explore", "--html", file, "--ranks", ranks])
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     with pytest.raises(ValueError, match="no ranks to choose from"):
         as_explorer([])

@@ -1,4 +1,4 @@
-"""A picture that moves: at any time it shows what is held, and messages go where they are sent."""
+"""Moving pictures: at any time they show what is held, and messages go where they are sent."""
 
 import json
 import re
@@ -37,7 +37,7 @@ def seen(element, share):
 
 
 def drawn(groups):
-    """The places of cells and what is in them, without when."""
+    """The places and contents of cells, without their times."""
     return Counter(
         (
             group.get("transform"),
@@ -49,8 +49,8 @@ def drawn(groups):
 
 @pytest.mark.parametrize(("collective", "algorithm", "shape"), MOVING)
 def test_after_each_round_it_shows_what_the_still_does(collective, algorithm, shape):
-    made = plan(collective, algorithm, shape)
-    film = Film(made)
+    drawn_plan = plan(collective, algorithm, shape)
+    film = Film(drawn_plan)
     moving = Element("svg")
     film.draw(moving)
     held = [e for e in moving.iter() if e.get("data-follow")]
@@ -59,7 +59,7 @@ def test_after_each_round_it_shows_what_the_still_does(collective, algorithm, sh
         film.picture.draw(still, number, headed=False)
         cells = [e for e in next(iter(still)) if e.tag == "g"]
         shown = [e for e in held if seen(e, (number + 0.99) / film.lasts)]
-        assert len(shown) == made.size * len(film.picture.cells)
+        assert len(shown) == drawn_plan.size * len(film.picture.cells)
         assert drawn(shown) == drawn(cells)
 
 
@@ -84,16 +84,16 @@ def test_a_tour_keeps_a_shard_until_it_has_added_and_lets_go_of_its_sum():
 def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
     collective, algorithm, shape
 ):
-    made = plan(collective, algorithm, shape)
-    film = Film(made)
+    drawn_plan = plan(collective, algorithm, shape)
+    film = Film(drawn_plan)
     root = Element("svg")
     film.draw(root)
-    # Of messages that share an arrow, the first: they travel as one.
+    # Messages that share an arrow travel as one; this is the first of them.
     messages = [
         (number, post[0]) for number, posts in enumerate(film.picture.posts) for post in posts
     ]
     assert sum(len(post) for posts in film.picture.posts for post in posts) == sum(
-        len(f.messages) for f in frames(made)
+        len(f.messages) for f in frames(drawn_plan)
     )
     moved = [e for e in root.iter() if e.find("animateMotion") is not None]
     assert len(moved) == len(messages)
@@ -118,10 +118,10 @@ def test_rounds_are_numbered_through_and_counted():
     svg = as_motion(plan("all_reduce", "ring", (4,)))
     root = ElementTree.fromstring(svg)
     moving = next(e for e in root if e.get("class") == "moving")
-    said = [e.text for e in moving.iter(TAG + "text")]
-    assert "round 3 of 6 · reduce-scatter" in said
-    assert "round 4 of 6 · all-gather" in said
-    assert "every rank r sends to r-1: its sum of shard r+1" in said
+    texts = [e.text for e in moving.iter(TAG + "text")]
+    assert "round 3 of 6 · reduce-scatter" in texts
+    assert "round 4 of 6 · all-gather" in texts
+    assert "every rank r sends to r-1: its sum of shard r+1" in texts
     assert svg.count("<style") == 1
     (clock,) = set(re.findall(r'dur="([\d.]+)s"', svg))
     assert float(clock) == pytest.approx(8 * 2.4)
@@ -165,10 +165,10 @@ def test_an_mp4_is_what_ffmpeg_makes_of_the_frames(tmp_path, monkeypatch):
     )
     ffmpeg.chmod(ffmpeg.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = as_film(as_motion(plan("all_gather", "ring", (2,))), ".mp4").decode()
-    width, height = map(int, re.search(r"'(\d+)x(\d+)'", said).groups())
+    film = as_film(as_motion(plan("all_gather", "ring", (2,))), ".mp4").decode()
+    width, height = map(int, re.search(r"'(\d+)x(\d+)'", film).groups())
     assert width % 2 == height % 2 == 0
-    count = int(said.split()[0]) / (3 * width * height)
+    count = int(film.split()[0]) / (3 * width * height)
     assert count == pytest.approx(25 * 2.4 * (0.6 + 1 + 1), abs=8)
     ffmpeg.write_text(f"#!{sys.executable}\nimport sys\nsys.stdin.buffer.read()\nsys.exit(3)\n")
     with pytest.raises(OSError, match="ffmpeg ended with status 3"):
@@ -203,7 +203,7 @@ def test_the_command_writes_films(tmp_path, monkeypatch, capsys):
     assert file.read_text() == as_motion(plan("all_gather", "ring", (2,)), 1)
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("PATH", "")
-    for more, said in (
+    for more, message in (
         (["--animate", f"{file}.mp4"], "there is no ffmpeg on the path: install it"),
         (["--animate", f"{file}.avi"], "'.avi' is not one of .svg, .gif, .mp4"),
         (["--follow", "1"], "--follow is for what moves: give --animate or --html too"),
@@ -211,4 +211,4 @@ def test_the_command_writes_films(tmp_path, monkeypatch, capsys):
     ):
         with pytest.raises(SystemExit, match="2"):
             main([*asked, *more])
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Checkpoints: nothing is deleted before a run has saved, and what is refused is said in a line."""
+"""Checkpoints: nothing is deleted before a run has saved, and refusals are one line."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -9,7 +9,7 @@ from ringcoll import Wire
 
 
 def test_what_is_passed_on_adds_up_to_the_gradients():
-    """To all but the last residual; without feedback small entries would be lost for ever."""
+    """Except the last residual. Without feedback, small entries would be lost for ever."""
     gradients = {"w": jnp.array([1.0, 1e-3, -2e-3, 0.0]), "b": jnp.array([3.0], jnp.bfloat16)}
     feedback = error_feedback(Wire("int8", 4))
     update = jax.jit(feedback.update)

@@ -1,6 +1,7 @@
 """The examples do what they claim, over several meshes; each in a process of its own.
 
-They claim it by their exit status: what is compared, and how far off it may be, is theirs.
+Each example compares its results itself, with its own tolerance, and its exit status says whether
+they hold.
 """
 
 import json
@@ -14,12 +15,12 @@ MISSING = [name for name in ("optax", "orbax", "flax", "equinox") if find_spec(n
 pytestmark = pytest.mark.skipif(
     bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'ringcoll[examples]'"
 )
-#: Of a size of which FSDP still shards the weights, and 2 and 3 ranks the heads.
+#: Sizes for which FSDP still shards the weights, and 2 and 3 ranks share the heads.
 TINY = "--layers 2 --width 72 --heads 6 --features 144 --sequence 48 --batch 12 --save-every 3"
 
 
 def train(folder, flags):
-    """Train a few steps, checked; the losses by step, and what --check allowed."""
+    """Train a few steps with --check; return the losses and the errors that --check allowed."""
     arguments = f"--check --output {folder} --checkpoint {folder / 'saved'} {TINY} {flags}".split()
     done = python("-W", "error", "-m", "examples.train_transformer", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -37,7 +38,7 @@ def test_training_is_that_of_one_device_and_goes_on_over_another_mesh(tmp_path):
         "--steps 6 --resume 3 --data 2 --fsdp 1 --model 3 --algorithm bidirectional_ring",
     )
     assert list(resumed) == list(then_allowed) == list("345")
-    for step, loss in resumed.items():  # either may be so far from the exact one
+    for step, loss in resumed.items():  # each may be so far from the exact one
         assert abs(loss - whole[step]) <= allowed[step] + then_allowed[step]
 
 
@@ -79,7 +80,7 @@ def test_what_cannot_be_cut_or_checked_is_refused(refused, words, capsys):
 
 @pytest.mark.exhaustive
 def test_training_over_processes_is_that_of_one_to_the_last_bit(tmp_path):
-    """Over two, of the four ranks those of a model are in one process, those of FSDP are not."""
+    """Over two processes: the ranks of a model are in one process, those of FSDP are in two."""
     sizes = "--layers 1 --width 72 --heads 2 --features 144 --sequence 12 --batch 4 --steps 3"
     flags = f"{sizes} --data 1 --algorithm ring".split()
     train = "-W", "error", "-m", "examples.train_transformer", *flags

@@ -1,4 +1,4 @@
-"""Every lesson runs by itself and makes its claims; one that does not hold ends it."""
+"""Every lesson runs by itself and checks its claims; a claim that does not hold ends it."""
 
 import re
 
@@ -12,7 +12,7 @@ LESSONS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.py"))
 
 
 def ran(*arguments):
-    """What a lesson has printed, and how much it has claimed."""
+    """The output of a lesson, and the number of its claims."""
     done = python("-W", "error", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout, len(re.findall("^✓ .", done.stdout, re.M))
@@ -22,12 +22,12 @@ def ran(*arguments):
     "lesson", mostly_exhaustive(LESSONS, lambda lesson: lesson[:2] in ("01", "09"))
 )
 def test_a_lesson_makes_all_its_claims(lesson):
-    """Those of the solutions of its exercises too."""
-    printed, made = ran("-m", f"examples.lessons.{lesson}")
+    """Also the claims in the solutions of its exercises."""
+    printed, claims = ran("-m", f"examples.lessons.{lesson}")
     source = (FOLDER / f"{lesson}.py").read_text(encoding="utf-8")
     in_source = len(re.findall(r"\bclaim\(", source))
     assert in_source
-    assert made >= in_source or "pip install" in printed, printed  # of what is not installed
+    assert claims >= in_source or "pip install" in printed, printed  # of what is not installed
 
 
 def test_without_the_compiler_for_tpus_a_cpu_program_is_read():
@@ -35,8 +35,8 @@ def test_without_the_compiler_for_tpus_a_cpu_program_is_read():
         "import runpy, sys; sys.modules['libtpu'] = None; "
         "runpy.run_module('examples.lessons.06_reading_the_schedule', run_name='__main__')"
     )
-    printed, made = ran("-c", program)
-    assert made == 4  # two of the lesson, two of its first exercise
+    printed, claims = ran("-c", program)
+    assert claims == 4  # two of the lesson, two of its first exercise
     assert "pip install 'ringcoll[tpu]' (no TPU is needed)" in printed
 
 
@@ -52,12 +52,14 @@ def test_lesson_4_and_the_command_agree_on_the_crossings(capsys):
     printed, _ = ran("-m", "examples.lessons.04_all_reduce")
     crossings = re.findall(r"faster (?:up to|from) ([\d.]+K)", printed)
     flags = ["cost", "all_reduce", "-n", "8", "--algorithm", "ring,exchange"]
-    said = []
+    by_command = []
     for network in ("switch", "slice"):
         assert command_line.main([*flags, "--network", network]) == 0
-        said += re.findall(r"recursive_doubling  \| ([\d.]+K) \| ring", capsys.readouterr().out)
-    assert crossings == said
-    assert len(said) == 2
+        by_command += re.findall(
+            r"recursive_doubling  \| ([\d.]+K) \| ring", capsys.readouterr().out
+        )
+    assert crossings == by_command
+    assert len(by_command) == 2
 
 
 def test_they_are_in_the_index_in_order():

@@ -1,6 +1,6 @@
-"""Every tutorial runs, in a process of its own, and says what it is there to show.
+"""Every tutorial runs, in a process of its own, and prints what it is there to show.
 
-What is right is compared by the tutorials themselves, which raise where it is not.
+The tutorials compare their results themselves, and raise if one is wrong.
 """
 
 import os
@@ -59,7 +59,7 @@ WORDS = {
 
 
 def run(monkeypatch, name, *arguments):
-    """Unoptimised: what runs for a moment is compiled in less time without LLVM's optimisations."""
+    """Without LLVM's optimisations, because short programs then take less time in all."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
     monkeypatch.setenv("XLA_FLAGS", flags)
     return python("-W", "error", "-m", f"examples.tutorials.{name}", *map(str, arguments))

@@ -19,8 +19,8 @@ COLLECTIVES = ("all_gather", "psum_scatter", "psum", "all_to_all")
 SHAPES = [*((n,) for n in SIZES), (4, 2), (2, 3), (2, 2, 2)]
 
 
-def messages(made):
-    """By round: who sends what to whom, and whose data is in it."""
+def messages(program):
+    """For each round: who sends what to whom, and whose data is in it."""
     return [
         sorted(
             (
@@ -31,7 +31,7 @@ def messages(made):
             )
             for m in frame.messages
         )
-        for frame in frames(made)
+        for frame in frames(program)
     ]
 
 
@@ -132,16 +132,16 @@ def replaced(text, before, after, nth=0):
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "said"),
+    ("text", "line", "words"),
     [
         ("", 1, "is not XML: no element found"),
         (CHAIN[:-8], 26, "is not XML: no element found"),
         (CHAIN.replace("<gpu", "<gpv", 1), 9, "is not XML: mismatched tag"),
         ("<!DOCTYPE a [<!ENTITY b 'c'>]><algo/>", 1, "has a document type"),
-        ("<xml/>", 1, "<xml> is the whole of the file; an MSCCL file is an <algo>"),
+        ("<xml/>", 1, "<xml> is the outermost element; that of an MSCCL file is an <algo>"),
         (CHAIN.replace(' deps="-1"', "", 1), 4, "<step> has no attribute 'deps'"),
         (CHAIN.replace('type="rrc"', 'type="rrx"'), 4, 'type="rrx" is not one of s, r, rcs'),
-        (CHAIN.replace('coll="allreduce"', 'coll="scan"'), 1, 'coll="scan": what it must end'),
+        (CHAIN.replace('coll="allreduce"', 'coll="scan"'), 1, 'coll="scan" is not one of'),
         (CHAIN.replace('proto="LL"', 'proto="LL9"'), 1, 'proto="LL9" is not one of Simple'),
         (CHAIN.replace('ngpus="3"', 'ngpus="4"'), 1, 'ngpus="4", but it has 3 <gpu>'),
         (CHAIN.replace('gpu id="1"', 'gpu id="7"'), 18, 'id="2", but there is no id="1"'),
@@ -167,13 +167,13 @@ def replaced(text, before, after, nth=0):
         ),
     ],
 )  # fmt: skip
-def test_a_broken_file_is_refused_with_its_line(text, line, said):
+def test_a_broken_file_is_refused_with_its_line(text, line, words):
     where = "mine.xml, " + (f"line {line}: " if line else "")
     with pytest.raises(ScheduleError) as refused:
         formats.from_msccl(text, "mine.xml")
     message = str(refused.value)
     assert message.startswith(where.removesuffix(", ")), message
-    assert said in message
+    assert words in message
 
 
 def test_two_thread_blocks_of_one_connection_are_refused():
@@ -183,9 +183,9 @@ def test_two_thread_blocks_of_one_connection_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "part", "nth", "said"),
+    ("text", "part", "nth", "words"),
     [
-        # Rank 1 forwards what came, without its own.
+        # Rank 1 forwards the arrived sum without its own chunk.
         (CHAIN.replace('"rrs"', '"rcs"'), 'type="rrc"', 0,
          "rank 0 does not get chunk 0: at the end o[0] holds chunk 0 of ranks 0, 2, "
          "without chunk 0 of rank 1; thread block 0, step 0 wrote it last (in place)"),
@@ -213,11 +213,11 @@ def test_two_thread_blocks_of_one_connection_are_refused():
          'type="r"', 1, "rank 0 does not get chunk 1: at the end o[1] holds chunk 0 of rank 2"),
     ],
 )  # fmt: skip
-def test_a_wrong_program_is_refused_with_rank_step_and_chunk(text, part, nth, said):
+def test_a_wrong_program_is_refused_with_rank_step_and_chunk(text, part, nth, words):
     with pytest.raises(ScheduleError) as refused:
         formats.prove(formats.from_msccl(text, "mine.xml"))
     message = str(refused.value)
-    assert said in message
+    assert words in message
     assert message.startswith(f"mine.xml, line {line_of(text, part, nth)}: "), message
 
 
@@ -262,7 +262,7 @@ def test_an_input_that_is_overwritten_is_told():
 
 
 def test_what_is_the_same_but_no_schedule_stays_a_program():
-    # On two ranks, all that is sent is sent once more, to scratch.
+    # On two ranks, all messages are sent again, to scratch.
     def rank(number):
         other = 1 - number
         return gpu(number, (1, 2, 1), block(
@@ -330,12 +330,12 @@ def test_a_ring_of_fused_steps_is_the_ring_whatever_chunk_a_rank_completes(n, la
     proof = formats.prove(formats.from_msccl(algo("allreduce", ranks, chunks=n * lanes)))
     parts = formats.schedules_of(proof)
     assert len(parts) == (1 if n == 2 else 2)  # both halves send ahead, which is one way of two
-    gather = parts[-1].made
+    gather = parts[-1].schedule
     assert [{(m.shift % n, m.offsets) for m in moves} for moves in gather.rounds] == [
         {(1, (t,))} for t in range(n - 1)
     ]
     if n > 2:
-        scatter = parts[0].made
+        scatter = parts[0].schedule
         assert [part.collective for part in parts] == ["psum_scatter", "all_gather"]
         assert all(m.shift % n == n - 1 for moves in scatter.rounds for m in moves)
         assert formats.schedule_of(proof) is None

@@ -1,4 +1,4 @@
-"""MSCCL++ plans and Chakra traces do, when they are run, what the program says; NCCL's tuner."""
+"""MSCCL++ plans and Chakra traces do what the program says when they are run; NCCL's tuner."""
 
 import json
 import random
@@ -22,7 +22,7 @@ SHAPES = [*((n,) for n in SIZES), (2, 3)]
 
 
 def check_executor_takes(gpu):
-    """It throws, divides by zero, or writes over what it has read, if there is more or nothing."""
+    """With more (or no) chunks it throws, divides by zero, or overwrites what it has read."""
     assert gpu["input_chunks"] > 0
     assert gpu["output_chunks"] > 0
     for number, block in enumerate(gpu["threadblocks"]):
@@ -33,7 +33,7 @@ def check_executor_takes(gpu):
 
 
 class Machine:
-    """Runs an execution plan on sums of numbers that tell whose data is in them."""
+    """Runs an execution plan on sums of numbers; a sum shows whose data it contains."""
 
     def __init__(self, text, collective, in_place):
         plan = json.loads(text)
@@ -49,7 +49,7 @@ class Machine:
         self.signals, self.released = Counter(), Counter()
 
     def place(self, rank, buffer, index):
-        """Of a call in place, input and output are one memory."""
+        """If the call is in place, input and output are one memory."""
         gpu = self.gpus[rank]
         chunks = {"i": "input_chunks", "o": "output_chunks", "s": "scratch_chunks"}[buffer]
         assert 0 <= index < gpu[chunks]
@@ -199,13 +199,13 @@ def test_fused_steps_become_operations():
 
 
 def schema():
-    """The messages of et_def.proto of which traces are made, without its file."""
+    """The messages of et_def.proto that traces consist of, built without that file."""
     pool = pytest.importorskip("google.protobuf.descriptor_pool")
     from google.protobuf import descriptor_pb2, message_factory
 
     kind = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="et.proto", package="c", syntax="proto3")
-    made = {
+    types = {
         "Attribute": [("name", 1, kind.TYPE_STRING), ("int32_val", 7, kind.TYPE_INT32),
                       ("int64_val", 9, kind.TYPE_INT64), ("uint64_val", 13, kind.TYPE_UINT64),
                       ("bool_val", 27, kind.TYPE_BOOL), ("string_val", 29, kind.TYPE_STRING)],
@@ -214,7 +214,7 @@ def schema():
                  ("attr", 10, kind.TYPE_MESSAGE)],
         "Metadata": [("version", 1, kind.TYPE_STRING), ("attr", 2, kind.TYPE_MESSAGE)],
     }  # fmt: skip
-    for name, fields in made.items():
+    for name, fields in types.items():
         message = file.message_type.add(name=name)
         if name == "Attribute":
             message.oneof_decl.add(name="value")
@@ -248,7 +248,7 @@ def decoded(trace):
 
 
 def values(node):
-    """By name, in which field of its attribute a value is, and the value."""
+    """For each attribute, by name: the field that holds its value, and the value."""
     fields = ((one, one.WhichOneof("value")) for one in node.attr)
     return {one.name: (field, getattr(one, field)) for one, field in fields}
 
@@ -353,8 +353,8 @@ def test_a_tuner_file_becomes_a_table_and_what_does_not_is_told():
     assert [line.partition(": left out: ")[::2] for line in left_out] == [
         ("mine.conf, line 7", "a table has no rows of broadcast"),
         ("mine.conf, line 8", "bytes of an all-gather on any number of ranks: give nRanks"),
-        ("mine.conf, line 9", "numPipeOps=4, which a table does not look at"),
-        ("mine.conf, line 10", "regBuff=1, which a table does not look at"),
+        ("mine.conf, line 9", "numPipeOps=4, which a table ignores"),
+        ("mine.conf, line 10", "regBuff=1, which a table ignores"),
     ]
     picks = [
         table.pick("psum", "gpu", 8, size, "float32", "0.12") for size in (65535, 65536, 2**20)
@@ -392,40 +392,40 @@ def test_a_row_of_several_numbers_of_ranks_is_as_many_lines():
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
-        (TableRow("psum", "gpu", "halving_doubling"), "has the ring alone, no halving_doubling"),
+        (TableRow("psum", "gpu", "halving_doubling"), "has only the ring, not halving_doubling"),
         (TableRow("all_to_all", "gpu", "bruck"), "NCCL tunes no all_to_all"),
-        (TableRow("psum", "gpu", "ring", dtypes=("bfloat16",)), "NCCL does not look at dtypes"),
-        (TableRow("psum", "gpu", "ring", jax=("0.12", None)), "NCCL does not look at jax"),
-        (TableRow("psum", "gpu", "ring", ranks_a_host=(8, 9)), "does not look at ranks_a_host"),
-        (TableRow("psum", "gpu", "ring", (8, None)), "a line is of one number of ranks"),
-        (TableRow("psum", "gpu", "ring", (8, 999)), "a line is of one number of ranks"),
+        (TableRow("psum", "gpu", "ring", dtypes=("bfloat16",)), "NCCL ignores dtypes"),
+        (TableRow("psum", "gpu", "ring", jax=("0.12", None)), "NCCL ignores jax"),
+        (TableRow("psum", "gpu", "ring", ranks_a_host=(8, 9)), "ignores ranks_a_host"),
+        (TableRow("psum", "gpu", "ring", (8, None)), "a line has one number of ranks"),
+        (TableRow("psum", "gpu", "ring", (8, 999)), "a line has one number of ranks"),
         (TableRow("all_gather", "gpu", "ring", bytes=(0, 9)), "bytes are those of all ranks: give"),
     ],
 )
-def test_a_row_that_nccl_has_no_line_for_is_left_out_in_words(row, said):
+def test_a_row_that_nccl_has_no_line_for_is_left_out_in_words(row, message):
     later = TableRow(row.collective, "gpu", "ring" if row.collective != "all_to_all" else "bruck")
     text, left_out = formats.to_nccl_tuner(Table((row, later)))
-    assert said in left_out[0]
-    assert "an earlier row that has no line covers some of its calls" in left_out[1]
+    assert message in left_out[0]
+    assert "an earlier row, which has no line, covers some of its calls" in left_out[1]
     assert len(text.splitlines()) == 1
 
 
 def test_calls_of_the_built_in_do_not_fall_to_a_later_line():
     lax = TableRow("psum", "gpu", "lax", bytes=(0, 4096))
-    beside = TableRow("psum", "gpu", "ring", bytes=(4096, 8192))
+    other_row = TableRow("psum", "gpu", "ring", bytes=(4096, 8192))
     over = TableRow("psum", "gpu", "ring", bytes=(0, 8192))
     cpu = TableRow("psum", "cpu", "direct")
-    text, left_out = formats.to_nccl_tuner(Table((cpu, lax, beside, over)))
+    text, left_out = formats.to_nccl_tuner(Table((cpu, lax, other_row, over)))
     assert text.splitlines()[1:] == ["allreduce,4096,8191,ring,simple,-1,-1,-1,-1,-1"]
     assert left_out == (
-        "row 4 (psum, ring): left out: an earlier row that has no line covers some of its calls",
+        "row 4 (psum, ring): left out: an earlier row, which has no line, covers some of its calls",
     )
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("allreduce,0,1,ring,ll", "5 columns; there are colltype, minbytes"),
         ("allreduce,0,1,ring,ll,1,1,1,1,1,1", "11 columns"),
@@ -437,10 +437,10 @@ def test_calls_of_the_built_in_do_not_fall_to_a_later_line():
         ("allreduce,9,1,ring,ll,-1,-1,-1", "minbytes 9 is above maxbytes 1"),
     ],
 )
-def test_a_wrong_line_is_refused_with_its_number(line, said):
+def test_a_wrong_line_is_refused_with_its_number(line, message):
     with pytest.raises(ValueError, match=r"mine\.conf, line 2: ") as refused:
         formats.from_nccl_tuner(f"# none\n{line}\n", "mine.conf")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_another_protocol_is_refused():

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and what cannot be written is refused before the work."""
+"""Files are written whole or not at all; bad paths are refused before the work."""
 
 import errno
 import os
@@ -53,7 +53,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
 
 @pytest.fixture
 def no_room():
-    """As a full disk, for real: no file may grow beyond a few bytes."""
+    """Like a full disk: no file may grow beyond a few bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
     yield
@@ -67,21 +67,21 @@ def test_a_command_that_finds_no_room_leaves_the_old_file(tmp_path, capsys, opti
     path.write_text("old")
     with pytest.raises(SystemExit, match="2"):
         main(["draw", "psum", "--algorithm", "ring", "-n", "3", f"--{option}", str(path)])
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.endswith(f"error: --{option} {path}: [Errno 27] File too large")
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert printed.endswith(f"error: --{option} {path}: [Errno 27] File too large")
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [(path.name, "old")]
 
 
 def test_a_picture_is_written_whole(tmp_path, monkeypatch):
     path = tmp_path / "times.svg"
     path.write_text("old")
-    made = figure.figure("draw", path, (1, 1))
-    figure.save(made, path)
+    picture = figure.figure("draw", path, (1, 1))
+    figure.save(picture, path)
     drawn = path.read_text()
     assert drawn.startswith("<?xml")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        figure.save(made, path)
+        figure.save(picture, path)
     assert path.read_text() == drawn
 
 
@@ -105,7 +105,7 @@ def test_standard_output_is_written_to(capfd):
 
 @pytest.fixture
 def places(tmp_path):
-    """What cannot be written to, and why."""
+    """Paths that cannot be written to, and why."""
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
     return {
@@ -155,10 +155,10 @@ def test_commands_refuse_before_the_work(command, arguments, name, tmp_path, cap
     place = tmp_path / "file" / f"below{ending}"
     with pytest.raises(SystemExit, match="2"):
         command([*arguments.split(), f"--{name}", str(place)])
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"error: --{name} {place}: [Errno 20] Not a directory: " in said.err.splitlines()[-1]
-    assert said.err.endswith("; name a file in a folder that exists and can be written\n")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"error: --{name} {place}: [Errno 20] Not a directory: " in printed.err.splitlines()[-1]
+    assert printed.err.endswith("; name a file in a folder that exists and can be written\n")
 
 
 def test_a_default_is_looked_at_too(tmp_path, monkeypatch, capsys):
@@ -170,17 +170,17 @@ def test_a_default_is_looked_at_too(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("draw psum --algorithm ring -n 2 --svg a.png", "--svg a.png: '.png' is not one of .svg"),
         ("cost psum --plot a.xyz", "--plot a.xyz: Format 'xyz' is not one of "),
     ],
 )
 def test_unknown_endings_are_refused_before_the_work(
-    arguments, said, tmp_path, monkeypatch, capsys
+    arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(arguments.split())
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -56,7 +56,7 @@ def operands(s, groups=GROUPS, heads=HEADS):
 
 
 def over_ranks(shape, layout, segments, check_vma=True, wrap=lambda f: f, **options):
-    """(q, k, v, ids) -> the result, all in the order of positions; and the number of ranks."""
+    """A function of (q, k, v, ids); operands and result are in the order of positions."""
     mesh, n = make_mesh(*shape), int(np.prod(shape))
     axes = mesh.axis_names if len(shape) > 1 else "x"
     spec = P(None, axes)
@@ -70,11 +70,11 @@ def over_ranks(shape, layout, segments, check_vma=True, wrap=lambda f: f, **opti
 
     mapped = jax.shard_map(attend, mesh=mesh, in_specs=specs, out_specs=spec, check_vma=check_vma)
 
-    def whole(*xs):
+    def in_order(*xs):
         *qkv, ids = (x if x is None else cp.arrange(x, n, layout) for x in xs)
         return cp.restore(mapped(*qkv, ids if segments else None), n, layout)
 
-    return whole
+    return in_order
 
 
 def check(shape, layout, segments=False, *, length=LENGTH, jit=True, operands=operands, **options):
@@ -178,7 +178,7 @@ def test_one_group_of_heads_and_more_lanes_than_rows():
     "layout", mostly_exhaustive(["contiguous", "zigzag"], lambda layout: layout == "zigzag")
 )
 def test_more_rounds_than_are_written_out(layout, monkeypatch):
-    """A loop visits shards of several offsets: its lists of tiles are those of all of them."""
+    """A loop visits shards of several offsets, so its lists have the tiles of all these offsets."""
     monkeypatch.setattr("ringcoll.runtime.engine.UNROLL_UP_TO", 2)
     check((5,), layout, causal=True, algorithm="ring")
 
@@ -202,7 +202,7 @@ def test_under_transformations(wrap):
 
 @pytest.mark.parametrize("empty", ["batch", "heads", "width"])
 def test_of_nothing_there_is_nothing(empty):
-    """No sequence, no head, or no number that a score is the sum of; and a very wide window."""
+    """With no positions, no heads or no features; and with a very wide window."""
     dim = {"batch": 0, "heads": 2, "width": 3}[empty]
 
     def cut(s):
@@ -252,7 +252,7 @@ def test_a_kernel_computes_blocks(layout, ranks, causal):
 
 
 def masked_kernel_of(q, k, v, *, mask):
-    """The same with a mask, as fused kernels are that take positions and segments."""
+    """The same with a mask, like fused kernels that take positions and segments."""
     scores = jnp.einsum("bqhd,bkd->bhqk", q, k[:, :, 0]) * q.shape[-1] ** -0.5
     if mask is not None:
         scores = jnp.where(mask.visible()[:, None], scores, -jnp.inf)
@@ -282,15 +282,15 @@ def test_a_kernel_gets_the_mask_of_a_block(layout, ranks, window, segments, caus
 def test_a_kernel_keeps_what_is_not_a_number():
     q, k, v, ids, _ = operands(2 * LENGTH)
     q = jnp.asarray(q).at[:, 3].set(jnp.nan)
-    how = {"causal": True, "window": 3, "algorithm": "ring", "kernel": masked_kernel_of}
-    out = jax.jit(over_ranks((2,), "contiguous", False, **how))(q, k, v, ids)
+    options = {"causal": True, "window": 3, "algorithm": "ring", "kernel": masked_kernel_of}
+    out = jax.jit(over_ranks((2,), "contiguous", False, **options))(q, k, v, ids)
     assert np.isnan(np.asarray(out)).all(axis=(0, 2, 3)).tolist() == [
         row == 3 for row in range(2 * LENGTH)
     ]
 
 
 def splash(q, k, v, *, causal):
-    """The fused attention for TPUs that JAX brings, interpreted."""
+    """JAX's fused attention for TPUs, interpreted."""
     length, heads, width = q.shape[1:]
     mask = (masks.CausalMask if causal else masks.FullMask)((length, length))
     attend = kernels.make_splash_mqa(
@@ -340,13 +340,13 @@ def test_layouts_bring_tokens_and_positions_in_and_back():
 
 def test_layouts_of_arrays_that_are_sharded_over_an_explicit_axis():
     with jax.set_mesh(make_mesh(4, axis_type=AxisType.Explicit)):
-        whole = np.arange(32).reshape(2, 16)
-        x = jax.device_put(whole, P(None, "x"))
+        sequence = np.arange(32).reshape(2, 16)
+        x = jax.device_put(sequence, P(None, "x"))
         arranged = jax.jit(lambda x: cp.arrange(x, 4, "zigzag"))(x)
         assert jax.typeof(arranged).sharding.spec == P(None, "x")
-        chex.assert_trees_all_equal(np.asarray(cp.restore(arranged, 4, "zigzag")), whole)
+        chex.assert_trees_all_equal(np.asarray(cp.restore(arranged, 4, "zigzag")), sequence)
         chex.assert_trees_all_equal(
-            np.asarray(arranged), np.asarray(cp.arrange(whole, 4, "zigzag"))
+            np.asarray(arranged), np.asarray(cp.arrange(sequence, 4, "zigzag"))
         )
 
 
@@ -380,14 +380,14 @@ def test_auto_takes_what_its_price_says(monkeypatch):
                 chosen = found[fastest(*asked)]
                 assert chosen <= 1.02 * min(found.values())
                 assert ("ulysses",) not in found or heads == 8
-    whole, near = (
+    full, near = (
         seconds(
             AttentionShape(1, 512, 8, 8, 128, 128, 2), Mask(True, window), "contiguous", (8,), "v5p"
         )
         for window in (None, 512)
     )
     hops = (7, 1)  # where scores are few, a round is as long as its hop, but for the last one
-    assert near["ring",] < whole["ring",] * hops[1] / hops[0] * 1.5
+    assert near["ring",] < full["ring",] * hops[1] / hops[0] * 1.5
 
 
 def ones(*shape, dtype=jnp.float32):

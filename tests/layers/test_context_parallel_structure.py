@@ -1,4 +1,4 @@
-"""What attention over ranks sends and keeps: counted in its programs, as TPUs compile them."""
+"""What attention over ranks sends and keeps: counted in its programs, as compiled for TPUs."""
 
 import re
 from functools import partial
@@ -35,7 +35,7 @@ def with_gradients(attend):
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_keys_travel_once_forward_and_again_with_their_gradients_backward(n):
-    """n - 1 hops; backward as many, and as many more of the gradients, the last of them home."""
+    """n - 1 hops forward. Backward n - 1 hops of keys and n - 1 of gradients, the last one home."""
     q, k = jnp.ones((1, 8 * n, 4, 4)), jnp.ones((1, 8 * n, 2, 4))
     attend = attention(make_mesh(n), algorithm="ring", layout="zigzag")
     forward = jax.make_jaxpr(attend)(q, k, k)
@@ -90,12 +90,12 @@ def test_a_rank_holds_its_shard_what_travels_and_its_sums(n, gradients):
     seen = overlap.report(overlap.compile_for(topology, function, q, k, k))
     queries, keys = (bytes_of((part, count, d), jnp.bfloat16) for count in (heads, groups))
     own = 2 * queries + 2 * keys  # with the result, or its cotangent
-    wire = 2 * 2 * keys  # a shard that has come, and the next
+    wire = 2 * 2 * keys  # the shard that has arrived, and the next one
     sums = 2 * queries  # in float32, as all sums
     if gradients:
         own += queries
-        wire += 2 * 2 * 2 * keys  # gradients that have come, and those that are sent
+        wire += 2 * 2 * 2 * keys  # gradients that have arrived, and those that are sent
         sums += 2 * 2 * keys
     assert seen.temporaries <= 1.1 * (own + wire + sums)
-    if n > 2:  # of two visits, one cannot hide the hop home
+    if n > 2:  # one of two visits cannot hide the hop home
         assert seen.exposed_share <= (0.06 if gradients else 0.03)

@@ -1,7 +1,7 @@
 """Mixtures of experts over ranks, and their gradients, against the same layer on one device.
 
-In float64; tolerances as in `test_layers`. Sums over features have D or F terms, those of
-gradients as many as there are tokens.
+In float64, with tolerances as in `test_layers`. Sums over features have D or F terms. Those of
+gradients have as many terms as there are tokens.
 """
 
 import re
@@ -22,7 +22,7 @@ from ringcoll.layers import expert_parallel as ep
 from ringcoll.matmuls.experts import Mixture, fastest
 
 D, F, T = 6, 5, 7
-#: (ranks, experts): each has one at least, and most have several.
+#: (ranks, experts): each rank has at least one, most have several.
 SIZES = [(1, 8), (2, 8), (3, 6), (4, 8), (5, 5), (8, 8)]
 FORMS = ["gather", "ring", "bidirectional_ring", "ragged_all_to_all"]
 ROUTINGS = ["random", "skewed", "to one", "to few"]
@@ -33,7 +33,7 @@ def arguments(n, experts, routing, seed=0):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n * T, D))
     router = rng.standard_normal((D, experts))
-    x[:, 0] = 1 + rng.random(n * T)  # a feature that routers can go by
+    x[:, 0] = 1 + rng.random(n * T)  # a feature by which routers can choose
     if routing == "skewed":
         router[0] += np.linspace(4, 0, experts)
     elif routing == "to one":
@@ -48,13 +48,15 @@ def arguments(n, experts, routing, seed=0):
     return {"x": x, "router": router, "experts": weights}
 
 
-def over(mesh, params, *, check_vma=True, features=None, **how):
+def over(mesh, params, *, check_vma=True, features=None, **options):
     """The layer over a mesh, from whole operands to whole results."""
     experts = ep.partition_specs(params["experts"], "x", features=features)
 
     def layer(params):
-        made = ep.moe(params["x"], params["router"], params["experts"], "x", **how)
-        return made if features is None else made._replace(output=jax.lax.psum(made[0], features))
+        result = ep.moe(params["x"], params["router"], params["experts"], "x", **options)
+        if features is not None:
+            result = result._replace(output=jax.lax.psum(result.output, features))
+        return result
 
     specs = {"x": P("x"), "router": P(), "experts": experts}
     out = ep.Routed(P("x"), P())
@@ -136,9 +138,9 @@ def test_leading_dimensions_are_tokens_too():
 
 def test_weights_that_are_not_normalized():
     with jax.enable_x64(True):
-        params, how = arguments(2, 4, "random"), {"top_k": 1, "normalize": False}
-        ours = with_gradients(lambda params: tuple(over(make_mesh(2), params, **how)(params)))
-        close(ours(params), with_gradients(partial(by_reference, **how))(params), 2 * T * D)
+        params, options = arguments(2, 4, "random"), {"top_k": 1, "normalize": False}
+        ours = with_gradients(lambda params: tuple(over(make_mesh(2), params, **options)(params)))
+        close(ours(params), with_gradients(partial(by_reference, **options))(params), 2 * T * D)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +158,8 @@ def test_experts_beside_tensor_parallelism(form, check_vma):
             for name, w in params["experts"].items()
         }
         mesh = make_mesh(2, 2, names="xy")
-        how = {"top_k": 2, "algorithm": form, "features": "y", "check_vma": check_vma}
-        ours = with_gradients(lambda params: tuple(over(mesh, params, **how)(params)))
+        options = {"top_k": 2, "algorithm": form, "features": "y", "check_vma": check_vma}
+        ours = with_gradients(lambda params: tuple(over(mesh, params, **options)(params)))
         close(ours(params), with_gradients(partial(by_reference, top_k=2))(params), 2 * T * D)
 
 
@@ -181,9 +183,9 @@ def test_experts_over_two_axes_count_row_major():
 def test_a_bound_of_rows_that_holds_changes_nothing(form, check_vma):
     with jax.enable_x64(True):
         params = arguments(4, 8, "random")
-        # Of 14 rows that a rank may have for another, 12: less than all, and enough.
-        how = {"top_k": 2, "algorithm": form, "max_send": 12, "check_vma": check_vma}
-        ours = with_gradients(lambda params: tuple(over(make_mesh(4), params, **how)(params)))
+        # 12 of the 14 rows that a rank may have for another: fewer than all, but enough here.
+        options = {"top_k": 2, "algorithm": form, "max_send": 12, "check_vma": check_vma}
+        ours = with_gradients(lambda params: tuple(over(make_mesh(4), params, **options)(params)))
         close(ours(params), on_one_device(4, 8, "random", 2), terms=4 * T * D)
 
 
@@ -191,15 +193,15 @@ def test_a_bound_of_rows_that_holds_changes_nothing(form, check_vma):
 def test_a_ring_that_keeps_its_rows_multiplies_them_once_for_the_weights(
     max_send, often, monkeypatch
 ):
-    """Without a bound it does in each visit: of three blocks, and of two halves of its own."""
+    """Without a bound it multiplies in each visit: three blocks, and two halves of its own."""
     monkeypatch.setattr("test_expert_parallel.T", 8)  # so no product has as many rows as features
 
     def product(rows, weights, sizes):
         return rows @ weights[0]
 
     def loss(params):
-        how = {"top_k": 2, "algorithm": "ring", "max_send": max_send, "kernel": product}
-        return over(make_mesh(4), params, **how)(params).output.sum()
+        options = {"top_k": 2, "algorithm": "ring", "max_send": max_send, "kernel": product}
+        return over(make_mesh(4), params, **options)(params).output.sum()
 
     params = jax.tree.map(jnp.float32, arguments(4, 8, "random"))
     text = jax.jit(jax.grad(loss)).lower(params).compile().as_text()
@@ -275,7 +277,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_errors_say_what_is_wrong_before_anything_is_sent(case):
-    changed, how, kind, words = WRONG[case]
+    changed, options, kind, words = WRONG[case]
     shapes = {"x": (7, 6), "router": (6, 4), "gate": (2, 6, 5), "up": (2, 6, 5), "down": (2, 5, 6)}
     of_x = changed.get("dtype", jnp.float32)
 
@@ -286,7 +288,7 @@ def test_errors_say_what_is_wrong_before_anything_is_sent(case):
             if name in shapes
         )
         experts = dict(zip(("gate", "up", "down"), weights, strict=True))
-        return ep.moe(x, router, experts, **({"axis_name": "x", "top_k": 2} | how))
+        return ep.moe(x, router, experts, **({"axis_name": "x", "top_k": 2} | options))
 
     mapped = jax.shard_map(layer, mesh=make_mesh(2), in_specs=(), out_specs=P("x"))
     with pytest.raises(kind) as raised:
@@ -302,11 +304,11 @@ def test_of_no_tokens_there_are_no_results(form, max_send):
 
     @jax.jit
     def run(params):
-        made, back = jax.vjp(call, params)
-        return made, *back(jax.tree.map(jnp.ones_like, made))
+        results, back = jax.vjp(call, params)
+        return results, *back(jax.tree.map(jnp.ones_like, results))
 
-    made, gradients = jax.device_get(run(params))
-    assert (made.output.shape, made.balance_loss) == ((0, D), 0)
+    results, gradients = jax.device_get(run(params))
+    assert (results.output.shape, results.balance_loss) == ((0, D), 0)
     chex.assert_trees_all_equal_shapes(gradients, params)
     assert not any(map(np.any, jax.tree.leaves(gradients)))
 

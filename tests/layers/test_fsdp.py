@@ -1,6 +1,6 @@
 """Sharded parameters: their specs, gathers at use, and gradients, against one device.
 
-In float64 within the roundings that `test_layers` counts; what only moves is exact.
+In float64, within the roundings that `test_layers` counts. Values that only move are exact.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ def shapes(**leaves):
 
 
 @pytest.mark.parametrize(
-    ("shape", "how", "spec"),
+    ("shape", "options", "spec"),
     [
         ((8, 16), {}, P(None, "x")),  # the larger
         ((16, 16), {}, P("x", None)),  # the first of equal ones
@@ -52,12 +52,12 @@ def shapes(**leaves):
         ((8, 16), {"dtype": np.int32}, P()),  # `gather` is of floats
     ],
 )
-def test_specs(shape, how, spec):
-    how = {"min_size": 8, "axis_name": "x", "mesh": make_mesh(4, 2), **how}
-    dtype = how.pop("dtype", np.float32)
-    if "base" in how:
-        how["base"] = {"w": how["base"]}
-    assert fsdp.specs({"w": jax.ShapeDtypeStruct(shape, dtype)}, **how) == {"w": spec}
+def test_specs(shape, options, spec):
+    options = {"min_size": 8, "axis_name": "x", "mesh": make_mesh(4, 2), **options}
+    dtype = options.pop("dtype", np.float32)
+    if "base" in options:
+        options["base"] = {"w": options["base"]}
+    assert fsdp.specs({"w": jax.ShapeDtypeStruct(shape, dtype)}, **options) == {"w": spec}
 
 
 def test_the_mesh_may_be_that_of_jax():
@@ -81,7 +81,7 @@ LAYERS, S = 3, 6
 
 
 def sizes(mesh):
-    """Of a batch, of features and of those between, as few as divide."""
+    """The sizes of a batch, of features and of hidden features: the smallest that divide."""
     data, fsdp, model = mesh.shape.values()
     return 3 * data * fsdp, 2 * fsdp, 4 * fsdp * model
 
@@ -168,22 +168,22 @@ def with_rank_promotion(call):
     return allowed
 
 
-def scanned(of_layer, **how):
+def scanned(of_layer, **options):
     @with_rank_promotion
     def call(specs, params, keys, x):
-        how_all = {"replicas": "x", "algorithm": "ring", **how}
-        return fsdp.scan_layers(of_layer, (params, keys), x, (specs, P()), "y", **how_all)
+        all_options = {"replicas": "x", "algorithm": "ring", **options}
+        return fsdp.scan_layers(of_layer, (params, keys), x, (specs, P()), "y", **all_options)
 
     return call
 
 
 def gathered_each(specs, params, keys, x):
-    """Each layer gathered where it is used, in a loop of Python's."""
+    """Each layer is gathered where it is used, in a Python loop."""
     specs = jax.tree.map(lambda spec: P(*spec[1:]), specs)
     for i in range(LAYERS):
         p = jax.tree.map(lambda leaf, i=i: leaf[i], params)
-        whole = fsdp.gather(p, specs, "y", replicas="x", algorithm="two_ended")
-        x = tensor_parallel_block((whole, keys[i]), x)
+        gathered = fsdp.gather(p, specs, "y", replicas="x", algorithm="two_ended")
+        x = tensor_parallel_block((gathered, keys[i]), x)
     return x
 
 
@@ -242,7 +242,7 @@ def test_gradients_reduced_under_their_products(name, check_vma, policy):
     mostly_exhaustive(product(POLICIES, [True, False]), lambda *case: case == ("products", True)),
 )
 def test_a_scanned_block_may_close_over_traced_values(check_vma, policy):
-    """Over what has a gradient too, and what is not a float, and under `jit` and `remat`."""
+    """Over values with gradients and values that are not floats; also under `jit` and `remat`."""
     rng, order, key = np.random.default_rng(0), np.arange(8)[::-1], jax.random.key(0)
     params, x = {"w": rng.standard_normal((3, 8, 8))}, rng.standard_normal((8, 8))
     spec = {"w": P(None, "x", None)}
@@ -254,8 +254,8 @@ def test_a_scanned_block_may_close_over_traced_values(check_vma, policy):
         def block(p, x):
             return layer(p, x, scale, order, key)
 
-        how = {"algorithm": "ring", "policy": POLICIES[policy]}
-        return fsdp.scan_layers(block, params, x, spec, "x", **how)
+        options = {"algorithm": "ring", "policy": POLICIES[policy]}
+        return fsdp.scan_layers(block, params, x, spec, "x", **options)
 
     def each(params, x, *given):
         for i in range(3):

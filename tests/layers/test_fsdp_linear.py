@@ -36,7 +36,7 @@ def test_a_linear_layer_multiplies_while_its_kernel_arrives(n, dim, check_vma):
 
 
 def test_a_kernel_that_has_arrived_is_multiplied_as_one_that_arrives():
-    """Of a replicated x as well; and as exactly as is asked for."""
+    """Also with a replicated x, and at the precision that is asked for."""
     mesh, spec = make_mesh(2), {"kernel": P(None, "x")}
     params = {"kernel": np.arange(12, dtype=np.float32).reshape(2, 6)}
     x = np.arange(4, dtype=np.float32).reshape(2, 2)
@@ -62,13 +62,13 @@ def test_a_kernel_that_has_arrived_is_multiplied_as_one_that_arrives():
     crossed([P(), P("y", None), P(None, "y"), P("y", "z")], [True, False]),
 )
 def test_a_gathered_kernel_may_be_unsharded_or_sharded_further(spec, check_vma):
-    """Small kernels are not sharded at all; others over an axis of tensor parallelism too."""
+    """Small kernels are not sharded at all. Others are also sharded for tensor parallelism."""
     w, x = (np.arange(64, dtype=np.float32).reshape(8, 8) % k - 3 for k in (7, 5))
     columns = P("y", "z" if "z" in spec else None)
 
     def ours(w, x, fused):
-        whole = fsdp.gather({"w": w}, {"w": spec}, "y", fused=fused)["w"]
-        return fsdp.linear(whole, x, "y", algorithm="ring") if fused else x @ whole
+        gathered = fsdp.gather({"w": w}, {"w": spec}, "y", fused=fused)["w"]
+        return fsdp.linear(gathered, x, "y", algorithm="ring") if fused else x @ gathered
 
     def program(fused):
         mapped = jax.shard_map(

@@ -21,10 +21,10 @@ def test_dtypes_of_the_wire():
     params["w"] = params["w"] * 257.0  # not a bfloat16
 
     def loss(params, reduce_dtype):
-        how = {"dtype": jnp.bfloat16, "reduce_dtype": reduce_dtype, "algorithm": "ring"}
-        whole = fsdp.gather(params, spec, "x", **how)
-        assert whole["w"].dtype == whole["b"].dtype == jnp.bfloat16
-        return jax.lax.psum(sum(leaf.sum() for leaf in jax.tree.leaves(whole)), "x")
+        options = {"dtype": jnp.bfloat16, "reduce_dtype": reduce_dtype, "algorithm": "ring"}
+        gathered = fsdp.gather(params, spec, "x", **options)
+        assert gathered["w"].dtype == gathered["b"].dtype == jnp.bfloat16
+        return jax.lax.psum(sum(leaf.sum() for leaf in jax.tree.leaves(gathered)), "x")
 
     def program(reduce_dtype):
         return jax.shard_map(
@@ -48,31 +48,31 @@ def test_dtypes_of_the_wire():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_gradients_are_summed_in_the_dtype_that_is_asked_for(fused):
-    """256 and seven ones, one from each rank: in bfloat16 256, or 264, or in between."""
+    """Ranks add 256 and seven ones: 263 in float32; in bfloat16 256, or 264, or in between."""
     spec, rows = P("x", None), np.ones((8, 8), jnp.bfloat16)
     rows[0] = 256
 
     def loss(w, x):
-        how = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "algorithm": "ring"}
-        whole = fsdp.gather(w, spec, "x", fused=fused, **how)
-        y = fsdp.linear(whole, x, "x", algorithm="ring") if fused else x @ whole
+        options = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "algorithm": "ring"}
+        gathered = fsdp.gather(w, spec, "x", fused=fused, **options)
+        y = fsdp.linear(gathered, x, "x", algorithm="ring") if fused else x @ gathered
         return jax.lax.psum(y.astype(jnp.float32).sum(), "x")
 
     mapped = jax.shard_map(
         jax.grad(loss), mesh=make_mesh(8), in_specs=(spec, P("x")), out_specs=spec
     )
-    made = jax.jit(mapped)(np.ones((8, 8), np.float32), rows)
-    np.testing.assert_array_equal(made, np.full((8, 8), 263))
+    results = jax.jit(mapped)(np.ones((8, 8), np.float32), rows)
+    np.testing.assert_array_equal(results, np.full((8, 8), 263))
 
 
 def test_sums_over_replicas_are_in_the_dtype_that_is_asked_for():
-    """Of what is sharded and of what is whole: 256 and seven ones are 264 in bfloat16."""
+    """Of sharded and of unsharded parameters: 256 and seven ones are 264 in bfloat16."""
     spec = {"sharded": P("x"), "whole": P()}
 
     def loss(params, weight):
-        how = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "replicas": "y"}
-        whole = fsdp.gather(params, spec, "x", **how, algorithm="ring")
-        return jax.lax.psum(sum((weight * leaf).sum() for leaf in whole.values()), ("x", "y"))
+        options = {"dtype": jnp.bfloat16, "reduce_dtype": jnp.float32, "replicas": "y"}
+        gathered = fsdp.gather(params, spec, "x", **options, algorithm="ring")
+        return jax.lax.psum(sum((weight * leaf).sum() for leaf in gathered.values()), ("x", "y"))
 
     mapped = jax.shard_map(
         jax.grad(loss), mesh=make_mesh(2, 4), in_specs=(spec, P(("x", "y"))), out_specs=spec
@@ -82,18 +82,18 @@ def test_sums_over_replicas_are_in_the_dtype_that_is_asked_for():
         np.testing.assert_array_equal(dw, np.full(4, 263, np.float32))
 
 
-def trained(policy, length, width=64, **how):
+def trained(policy, length, width=64, **options):
     """The gradient of a scan over square layers on four ranks."""
     mesh, spec = make_mesh(4), {"w": P(None, None, "x")}
 
     def layer(p, x):
         linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
-        y = linear(p["w"], x) if how.get("fused") else x @ p["w"]
+        y = linear(p["w"], x) if options.get("fused") else x @ p["w"]
         return jnp.tanh(y)
 
     def loss(params, x):
-        how_all = {"algorithm": "ring", "policy": policy, **how}
-        y = fsdp.scan_layers(layer, params, x, spec, "x", **how_all)
+        all_options = {"algorithm": "ring", "policy": policy, **options}
+        y = fsdp.scan_layers(layer, params, x, spec, "x", **all_options)
         return jax.lax.psum(y.sum(), "x")
 
     mapped = jax.shard_map(jax.grad(loss), mesh=mesh, in_specs=(spec, P("x")), out_specs=spec)
@@ -109,7 +109,7 @@ def trained(policy, length, width=64, **how):
     mostly_exhaustive(product([True, False], POLICIES), lambda *case: case == (True, "nothing")),
 )
 def test_gathered_parameters_are_not_kept(policy, fused):
-    """Of each layer a few x are kept, of [2, 64], and not its parameters, of [64, 64]."""
+    """For each layer a few x of [2, 64] are kept, and no parameters of [64, 64]."""
 
     def held(length):
         mapped, operands = trained(POLICIES[policy], length, fused=fused)
@@ -132,7 +132,7 @@ def test_products_that_a_policy_saves_are_not_computed_again(fused):
 
 @pytest.mark.parametrize(("fused", "gathers", "scatters"), [(False, 4, 2), (True, 4, 0)])
 def test_a_loop_of_equal_rounds(fused, gathers, scatters):
-    """Forward a gather before and one within; going back one within, and after it a reduction."""
+    """Forward: a gather before the loop, one inside. Backward: one inside, then a reduction."""
     mapped, operands = trained(None, 5, fused=fused)
     text = str(jax.make_jaxpr(mapped)(*operands))
     assert text.count("= ringcoll_all_gather[") == gathers

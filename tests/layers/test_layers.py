@@ -1,9 +1,9 @@
 """Tensor-parallel layers, and their gradients, against the same layers on one device.
 
-In float64. A result is a chain of sums of at most T terms, each off by gamma(T) of the sum of
-its magnitudes (see `test_matmul_gradients`); a layer has no more than eight of them one after
-the other. The data is of order one, and so are the magnitudes: what is allowed is 8 gamma(T)
-of the largest element of a result, times 32 for what exponentials and quotients amplify.
+In float64. A result is a chain of sums of at most T terms. Each sum is off by at most gamma(T) of
+the sum of the magnitudes of its terms (see `test_matmul_gradients`), and a layer has at most eight
+sums one after the other. The data and so the magnitudes are of order one. So a result may be off by
+8 gamma(T) of its largest element, times 32 for what exponentials and quotients amplify.
 """
 
 from functools import cache, partial
@@ -36,7 +36,7 @@ BATCH, D, K = 6, 6, 4
 
 
 def sizes(n):
-    """Everything that is sharded over n ranks, as few as differ."""
+    """The sizes that are sharded over n ranks: small, and all different."""
     return {"s": 2 * n, "heads": 4 * n, "groups": 2 * n, "f": 3 * n, "v": 4 * n}
 
 
@@ -69,20 +69,20 @@ def parameters(n):
     }
 
 
-def by_layers(params, tokens, labels, **how):
-    """Every layer's result, each fed with embedded tokens."""
+def by_layers(params, tokens, labels, **options):
+    """The result of every layer for embedded tokens."""
     attend = reference.attend  # float64; jax.nn.dot_product_attention has float32 scores
-    vocabulary = {k: v for k, v in how.items() if k in ("sequence_parallel", "algorithm")}
+    vocabulary = {k: v for k, v in options.items() if k in ("sequence_parallel", "algorithm")}
     vocabulary["algorithm"] = "ring"
     x = tp.embed(params["embed"], tokens, "z", **vocabulary)
-    middle = tp.column_linear(params["up"], x, "z", **how)
-    logits = tp.unembed(params["unembed"], x, "z", **how)
+    middle = tp.column_linear(params["up"], x, "z", **options)
+    logits = tp.unembed(params["unembed"], x, "z", **options)
     return {
         "embed": x,
-        "linear": tp.row_linear(params["down"], middle, "z", **how),
-        "mlp": tp.mlp(params["mlp"], x, "z", **how),
-        "gated_mlp": tp.gated_mlp(params["gated_mlp"], x, "z", **how),
-        "attention": tp.attention(params["attention"], x, "z", attend=attend, **how),
+        "linear": tp.row_linear(params["down"], middle, "z", **options),
+        "mlp": tp.mlp(params["mlp"], x, "z", **options),
+        "gated_mlp": tp.gated_mlp(params["gated_mlp"], x, "z", **options),
+        "attention": tp.attention(params["attention"], x, "z", attend=attend, **options),
         "rms_norm": tp.rms_norm(params["rms_norm"], x, "z"),
         "layer_norm": tp.layer_norm(params["layer_norm"], x, "z"),
         "cross_entropy": tp.cross_entropy(logits, labels, "z", algorithm="ring"),
@@ -105,7 +105,7 @@ def by_reference(params, tokens, labels):
 
 
 def with_gradients(call):
-    """The results, and the gradients of a sum of all their elements, differently weighted."""
+    """The results, and the gradients of the sum of all their elements, each with its own weight."""
 
     def both(params, *data):
         def loss(params):
@@ -198,10 +198,10 @@ def small(n=2):
     mostly_exhaustive([True, False], lambda sequence_parallel: sequence_parallel),
 )
 def test_layers_under_transformations(sequence_parallel):
-    """`vmap`, `remat`, `scan` and derivatives of derivatives, of parameters that are attributes."""
+    """`vmap`, `remat`, `scan` and second derivatives, with parameters that are attributes."""
     mesh, spec = make_mesh(2, names="z"), P(None, "z" if sequence_parallel else None)
-    how = {"sequence_parallel": sequence_parallel, "algorithm": "ring"}
-    layer = partial(tp.mlp, axis_name="z", activation=jnp.sin, **how)
+    options = {"sequence_parallel": sequence_parallel, "algorithm": "ring"}
+    layer = partial(tp.mlp, axis_name="z", activation=jnp.sin, **options)
 
     def mapped(call, params):
         specs = tp.partition_specs(params, "z")
@@ -240,7 +240,7 @@ def test_layers_under_transformations(sequence_parallel):
 
 @pytest.mark.parametrize("shift", [200.0, -200.0])
 def test_large_logits_have_a_loss_and_a_gradient(shift):
-    """exp(200) is no float32, and exp(-200) is 0."""
+    """exp(200) overflows float32, and exp(-200) is 0."""
     logits = np.random.default_rng(4).standard_normal((3, 8)).astype(np.float32) + shift
     labels = np.array([0, 5, 7])
     ours = jax.shard_map(
@@ -259,14 +259,14 @@ def test_large_logits_have_a_loss_and_a_gradient(shift):
 
 
 def test_attention_is_that_of_jax_and_takes_positions():
-    """`jax.nn.dot_product_attention`, in float32: its scores are."""
+    """Against `jax.nn.dot_product_attention`, in float32, because its scores are float32."""
     mesh = make_mesh(2, names="z")
     params = jax.tree.map(lambda leaf: leaf.astype(np.float32), parameters(2)["attention"])
     x = np.random.default_rng(3).standard_normal((2, 4, D)).astype(np.float32)
     specs = tp.partition_specs(params, "z")
 
-    def program(**how):
-        call = partial(tp.attention, axis_name="z", **how)
+    def program(**options):
+        call = partial(tp.attention, axis_name="z", **options)
         into = (specs, P(None, "z"))
         mapped = jax.shard_map(call, mesh=mesh, in_specs=into, out_specs=P(None, "z"))
         return jax.jit(mapped)(params, x)
@@ -278,7 +278,7 @@ def test_attention_is_that_of_jax_and_takes_positions():
             np.testing.assert_allclose(program(causal=causal), expected, atol=500 * 2.0**-24)
     usual = program()
     assert np.array_equal(program(positions=np.arange(4)), usual)
-    # Angles are of differences of positions: a shift turns queries and keys alike.
+    # Only differences of positions count: a shift rotates queries and keys alike.
     shifted = program(positions=np.arange(4)[None] + np.array([[7], [9]]))
     np.testing.assert_allclose(shifted, usual, atol=500 * 2.0**-24)
     assert not np.allclose(program(positions=np.arange(4)[::-1]), usual)

@@ -99,11 +99,11 @@ def test_tensor_parallel_layers(dtype, sizes):
     params = {"layer": params, "norm": {"scale": 1 + normal(32)}}
 
     def block(params, x):
-        own, how = params["layer"], {"axis_name": "x", **TREE}
+        own, options = params["layer"], {"axis_name": "x", **TREE}
         x = x + tensor_parallel.attention(
-            own, tensor_parallel.rms_norm(params["norm"], x, **how), **how
+            own, tensor_parallel.rms_norm(params["norm"], x, **options), **options
         )
-        return x + tensor_parallel.gated_mlp(own, x, **how)
+        return x + tensor_parallel.gated_mlp(own, x, **options)
 
     specs = tensor_parallel.partition_specs(params, "x")
     x = normal(2, 16, 32).astype(dtype)
@@ -152,7 +152,7 @@ MESHES = {
 
 
 def all_kinds():
-    """The dtypes by turns."""
+    """Every kind of layer, with the dtypes in turn."""
     for i, (kind, meshes) in enumerate(MESHES.items()):
         leaves, dtype = 4 if kind == "both" else 8, ("float32", "bfloat16")[i % 2]
         of = {"kind": kind, "meshes": meshes, "dtype": dtype, "leaves": leaves, "batch": leaves}
@@ -209,10 +209,10 @@ for name, found in (("fused", fused), ("apart", apart)):
 
 
 def test_a_formula_compiled_apart_is_as_in_any_program():
-    """Fused with the additions before it, this one sums its features in another order."""
+    """If this formula is fused with the additions before it, it adds features in another order."""
     run = python("-c", DEFAULT_FLAGS)
-    said = "fused differs: True\napart differs: False\n"
-    assert said in run.stdout, run.stdout + run.stderr[-2000:]
+    printed = "fused differs: True\napart differs: False\n"
+    assert printed in run.stdout, run.stdout + run.stderr[-2000:]
 
 
 def test_gradients_of_what_a_formula_closes_over():
@@ -238,7 +238,7 @@ def test_gradients_of_what_a_formula_closes_over():
         ),
         (
             lambda x: fsdp.linear(jnp.ones((4, 2)), x, "x", replicas="x", order="tree"),
-            "order='tree' with replicas='x', or a kernel that has arrived; shard the batch",
+            "order='tree' with replicas='x', or a gathered kernel; shard the batch",
         ),
         (
             lambda x: fsdp.scan_layers(jnp.multiply, x, x, P(None, "x"), "x", order="tree"),

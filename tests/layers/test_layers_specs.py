@@ -30,12 +30,12 @@ def test_specs_go_by_the_last_name_that_is_known():
     }
     assert tp.partition_specs(block, "z") == specs
     stacked = jax.tree.map(lambda leaf: np.ones((3, *leaf.shape)), block)
-    whole = (P(), P(None))
-    after = jax.tree.map(lambda spec: P(None, *spec) if spec not in whole else P(), specs)
+    unsharded = (P(), P(None))
+    after = jax.tree.map(lambda spec: P(None, *spec) if spec not in unsharded else P(), specs)
     assert tp.partition_specs(stacked, "z") == after
     own = {"in_projection": np.ones((4, 8)), "out_projection": {"bias": np.ones(4)}}
-    how = {"columns": {"in_projection": -1}, "rows": {"out_projection": -2}}
-    assert tp.partition_specs(own, ("y", "z"), **how) == {
+    options = {"columns": {"in_projection": -1}, "rows": {"out_projection": -2}}
+    assert tp.partition_specs(own, ("y", "z"), **options) == {
         "in_projection": P(None, ("y", "z")),
         "out_projection": {"bias": P()},
     }
@@ -44,7 +44,7 @@ def test_specs_go_by_the_last_name_that_is_known():
 @jax.tree_util.register_dataclass
 @dataclass
 class Variable:
-    """A leaf as Flax has it: one step further down, by a name that is a layer's as well."""
+    """A leaf as in Flax: one level further down, under a name that is also a layer's."""
 
     value: Any
 

@@ -61,10 +61,10 @@ def rounds(program):
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_a_layer_goes_round_twice_each_way(name, sequence_parallel):
-    """In by a gather and out by a reduce-scatter; back the other way about.
+    """Forward: a gather, then a reduce-scatter. Backward: a gather and a reduce-scatter again.
 
-    With replicated activations out by both, and back by an all-reduce of the cotangent of x:
-    that of the result is on every rank.
+    Replicated activations leave by a reduce-scatter and a gather. Backward, the cotangent of x is
+    all-reduced; that of the result is on every rank already.
     """
     for gradients, times in ((False, 2), (True, 4)):
         program = traced(*LAYERS[name], sequence_parallel, gradients)
@@ -116,7 +116,7 @@ def test_no_logits_are_sent(n):
 
 
 def test_of_logits_no_float32_is_kept():
-    """They are kept for the gradient as they came."""
+    """They are kept for the gradient in their own dtype."""
     logits = jax.ShapeDtypeStruct((8, 64), jnp.bfloat16)
     labels = jax.ShapeDtypeStruct((8,), jnp.int32)
 
@@ -151,7 +151,7 @@ def test_tokens_outside_the_vocabulary_make_nans():
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.uint32])
 def test_tokens_may_be_narrow(dtype):
-    """Of more than their dtype could count."""
+    """The vocabulary is larger than their dtype can count."""
     size = 2**16 if dtype in (np.int16, np.uint16) else 264
     mesh, table = make_mesh(2), {"embedding": np.arange(size, dtype=np.float32)[:, None]}
     tokens = np.array([[0, 7, 8, 131, 132, 255]], dtype)
@@ -190,16 +190,16 @@ def test_random_numbers_differ_where_they_should(check_vma):
 
 
 def test_gradients_are_summed_while_that_of_a_call_is_computed():
-    """Not before its cotangent is there, and not after its gradient is wanted."""
+    """The sum starts after its cotangent is there, and ends before its gradient is used."""
     mesh = make_mesh(2)
     x, w = np.arange(8, dtype=np.float32), np.arange(4, dtype=np.float32)
-    taken = np.array([1, 0, 3, 2])  # no float: it has no gradient, and is in nobody's way
+    taken = np.array([1, 0, 3, 2])  # not a float: it has no gradient, and changes nothing
 
     def both(x, w):
         def loss(x, w):
             call = lambda x, taken: jnp.sin(x[taken])  # noqa: E731
-            y, beside = tp.copied_beside(call, (x, taken), w, "x", algorithm="ring")
-            return (y * beside).sum()
+            y, copied_w = tp.copied_beside(call, (x, taken), w, "x", algorithm="ring")
+            return (y * copied_w).sum()
 
         return jax.grad(loss, (0, 1))(x, w)
 
@@ -211,6 +211,6 @@ def test_gradients_are_summed_while_that_of_a_call_is_computed():
     np.testing.assert_allclose(ct_x, (np.cos(rows) * w[taken]).reshape(-1), rtol=0, atol=2**-19)
     text = str(jax.make_jaxpr(mapped)(x, w))
     first, last = (find("optimization_barrier") for find in (text.index, text.rindex))
-    # The gradient of the call is one product with a cosine, put where it was taken from.
+    # The gradient of the call is one product with a cosine, written back to its place.
     assert first < text.index("ringcoll_psum[") < last
     assert first < text.index("scatter-add") < last

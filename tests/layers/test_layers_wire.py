@@ -31,9 +31,9 @@ def test_fsdp_sends_bytes_and_only_where_it_is_asked_to(check_vma):
             if arrives:
                 y = fsdp.linear({"kernel": params["w"]}, x, "x", replicas="y", **wires)
                 return (y**2).sum(keepdims=True)
-            whole = fsdp.gather(params, specs, "x", replicas="y", fused=fused, **wires)
-            y = fsdp.linear({"kernel": whole["w"]}, x, "x") if fused else x @ whole["w"]
-            return ((y + whole["b"][None]) ** 2).sum(keepdims=True)
+            gathered = fsdp.gather(params, specs, "x", replicas="y", fused=fused, **wires)
+            y = fsdp.linear({"kernel": gathered["w"]}, x, "x") if fused else x @ gathered["w"]
+            return ((y + gathered["b"][None]) ** 2).sum(keepdims=True)
 
         mapped = jax.shard_map(
             loss,
@@ -47,13 +47,15 @@ def test_fsdp_sends_bytes_and_only_where_it_is_asked_to(check_vma):
     for fused, arrives in (False, False), (True, False), (False, True):
         exact = of(fused, arrives)(params)[1]
         for wires in {"wire": "int8"}, {"gradient_wire": Wire("int8", 64)}:
-            made = of(fused, arrives, **wires)
-            got = made(params)[1]
+            program = of(fused, arrives, **wires)
+            got = program(params)[1]
             off = abs(got["w"] - exact["w"]).max() / abs(exact["w"]).max()
             assert 1e-5 < off < 0.05, (fused, arrives, wires, off)
             if "gradient_wire" in wires:  # the others' gradients are exact
                 np.testing.assert_allclose(got["b"], exact["b"], rtol=1e-5)
-            assert re.search(r"all_gather.*ui8|all_to_all.*ui8", made.lower(params).as_text(), re.S)
+            assert re.search(
+                r"all_gather.*ui8|all_to_all.*ui8", program.lower(params).as_text(), re.S
+            )
 
 
 def test_tensor_parallel_layers_take_both_wires():
@@ -79,7 +81,7 @@ def test_tensor_parallel_layers_take_both_wires():
     for _, grads in forward, backward:
         for got, wanted in zip(jax.tree.leaves(grads), jax.tree.leaves(exact), strict=True):
             assert 1e-6 < abs(got - wanted).max() / abs(wanted).max() < 0.05
-    with pytest.raises(ValueError, match="rounds to nearest alone"):
+    with pytest.raises(ValueError, match="only rounds to nearest"):
         gradients(wire=Wire("int8", stochastic=jax.random.key(0)))
     whole = {"sequence_parallel": False, "gradient_wire": "int3"}  # not used there, yet no wire
     with pytest.raises(ValueError, match="int3"):
@@ -101,25 +103,25 @@ def test_the_wire_of_a_gradient_may_be_that_of_its_layer():
     columns, rows = P(None, "x"), P("x")
     layers = {
         "column_linear": (  # a gradient of x, which types say is the same on all ranks
-            lambda x, w, **how: tp.column_linear(w, x, "x", sequence_parallel=False, **how),
+            lambda x, w, **options: tp.column_linear(w, x, "x", sequence_parallel=False, **options),
             (x, kernel),
             (P(), columns),
             columns,
         ),
         "embed": (
-            lambda w, ids, **how: tp.embed({"embedding": w}, ids, "x", **how),
+            lambda w, ids, **options: tp.embed({"embedding": w}, ids, "x", **options),
             (kernel, ids),
             (rows, P()),
             rows,
         ),
         "gather": (
-            lambda w, **how: fsdp.gather(w, columns, "x", **how),
+            lambda w, **options: fsdp.gather(w, columns, "x", **options),
             (kernel,),
             (columns,),
             P(),
         ),
         "linear": (
-            lambda w, x, **how: fsdp.linear({"kernel": w}, x, "x", replicas="x", **how),
+            lambda w, x, **options: fsdp.linear({"kernel": w}, x, "x", replicas="x", **options),
             (kernel, x),
             (columns, rows),
             rows,
@@ -160,27 +162,27 @@ def parameters(n):
 
 
 def of_ranks(params, n):
-    """Each rank's part. The sum over ranks of a layer's results of these is that of the whole."""
+    """Each rank's part. The results for these parts add up to the result of the layer."""
     dims = {**tp.COLUMNS, **tp.ROWS}
     parts = {name: np.split(x, n, dims[name] % x.ndim) for name, x in params.items()}
     return [{name: part[r] for name, part in parts.items()} for r in range(n)]
 
 
 def bound(collective, n, wire):
-    """Relative to the sum of the ranks' largest magnitudes: encoded once, and float32 roundings."""
+    """Relative to the sum of the ranks' largest magnitudes: one encoding, and float32 roundings."""
     if n == 1:
         return 2.0**-18
     return precision.error_bound(collective, "direct", (n,), 2.0**-23, wire=wire) + 2.0**-18
 
 
 def check(got, terms, most, what):
-    """That `got` is the sum of the terms, but for `most` of the sum of their magnitudes."""
+    """Assert that `got` is the sum of the terms, up to `most` times the sum of their magnitudes."""
     off, allowed = np.abs(got - sum(terms)).max(), most * sum(np.abs(x).max() for x in terms)
     assert off <= allowed, (what, off, allowed)
 
 
 def cases():
-    """Every number of ranks in both modes; codes and types by turns, on two ranks all types."""
+    """Every number of ranks in both modes, with codes and types in turn; on two ranks all types."""
     modes = [(n, parallel) for n in SIZES for parallel in (True, False)]
     turns = zip(modes, cycle(CODES), cycle((True, True, False, False)), strict=False)
     some = [(n, codes, parallel, check_vma) for (n, parallel), codes, check_vma in turns]
@@ -204,16 +206,18 @@ def test_layers_are_their_collectives_with_a_wire(n, codes, sequence_parallel, c
         def decoded(x, wire):
             return ringcoll.all_gather(x, "z", axis=1, tiled=True, wire=wire)
 
-        made = {
+        by_layers = {
             name: jax.vjp(partial(call, **mode), params, x) for name, (call, _) in LAYERS.items()
         }
-        made["embed"] = jax.vjp(lambda params: tp.embed(params, tokens, **mode), params)
+        by_layers["embed"] = jax.vjp(lambda params: tp.embed(params, tokens, **mode), params)
         logits, pull = jax.vjp(partial(tp.unembed, **mode), params, x)
         if sequence_parallel or check_vma:  # else a gradient is a rank's own share
-            done = {name: (y, pull_back(ct)) for name, (y, pull_back) in made.items()}
+            done = {name: (y, pull_back(ct)) for name, (y, pull_back) in by_layers.items()}
             done["unembed"] = logits, pull(jnp.cos(logits))
         else:
-            done = {name: (y, None) for name, (y, _) in made.items()} | {"unembed": (logits, None)}
+            done = {name: (y, None) for name, (y, _) in by_layers.items()} | {
+                "unembed": (logits, None)
+            }
         if not sequence_parallel:
             return done, jnp.zeros(n), jnp.zeros(n)
         return done, decoded(x, wire)[None], decoded(ct, back)[None]
@@ -239,7 +243,7 @@ def test_layers_are_their_collectives_with_a_wire(n, codes, sequence_parallel, c
         parts = of_ranks(params, n)
 
         def check_gradients(name, calls, gradients, of_parts):
-            """Each rank's call of its part of the parameters, and its part of the cotangent."""
+            """Compare with the gradients of each rank's part, for its part of the cotangent."""
             of_params, of_x = gradients
             pulled = [
                 jax.vjp(call, part, gathered)[1](ct)
@@ -281,10 +285,10 @@ def test_what_is_no_wire_is_refused(name, argument, sequence_parallel):
     params = {**parameters(2), "kernel": np.ones((D, D), np.float32)}
     x = np.zeros((2, 4), int) if name == "embed" else np.ones((2, 4, D), np.float32)
     refused = [("int3", ValueError, "int3"), (8, TypeError, "not a wire")]
-    refused += [(Wire("int8", stochastic=jax.random.key(0)), ValueError, "rounds to nearest alone")]
+    refused += [(Wire("int8", stochastic=jax.random.key(0)), ValueError, "only rounds to nearest")]
     for wire, kind, words in refused:
-        how = {"sequence_parallel": sequence_parallel, argument: wire}
-        call = partial(getattr(tp, name), axis_name="z", **how)
+        options = {"sequence_parallel": sequence_parallel, argument: wire}
+        call = partial(getattr(tp, name), axis_name="z", **options)
         mapped = jax.shard_map(
             call, mesh=make_mesh(2, names="z"), in_specs=P(), out_specs=P(), check_vma=False
         )

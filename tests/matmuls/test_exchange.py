@@ -23,10 +23,10 @@ def array(*shape):
 
 
 def where_possible(options, gather, x, others, keeps=False):
-    made = [
+    found = [
         exchange.in_place_of(gather, *pair) for pair in zip(gather.products, others, strict=True)
     ]
-    return options.algorithm == "auto" and None not in made
+    return options.algorithm == "auto" and None not in found
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_what_travels_instead(monkeypatch):
         y, pull = jax.vjp(call, x, w)
         return pull(y)
 
-    made = jax.shard_map(program, mesh=make_mesh(4), in_specs=(P("x"), P("x")), out_specs=P("x"))
+    mapped = jax.shard_map(program, mesh=make_mesh(4), in_specs=(P("x"), P("x")), out_specs=P("x"))
     x, w = jax.ShapeDtypeStruct((12, 8), np.float32), jax.ShapeDtypeStruct((8, 6), np.float32)
-    text = jax.jit(made).lower(x, w).as_text()
+    text = jax.jit(mapped).lower(x, w).as_text()
     assert text.count("stablehlo.all_to_all") == 2
     assert text.count("stablehlo.all_gather") == 1  # of the cotangent, none of w
 
@@ -83,8 +83,10 @@ def fsdp(model, m, k, f, n=8, by="k", sizes=None, keeps=False):
 
 
 def test_few_rows_travel_in_place_of_a_large_weight():
-    """Compiled in microseconds, w gathered and rows exchanged, 8192 x 14336, by 128 and 512 rows a
-    rank: v6e 1245 and 205, 1264 and 728; tpu7x 889 and 561 (512)."""
+    """Compiled, 8192 x 14336, in microseconds: w gathered and rows exchanged.
+
+    v6e: 1245 and 205 with 128 rows a rank, 1264 and 728 with 512. tpu7x: 889 and 561 with 512.
+    """
     for model in DEVICES.values():
         assert fsdp(model, 128, 8192, 14336)
         assert fsdp(model, 128, 8192, 14336, by="f")
@@ -96,8 +98,11 @@ def test_few_rows_travel_in_place_of_a_large_weight():
 
 
 def test_rows_that_are_few_once_may_be_many_twice():
-    """A gathered w serves the gradient by x too. Compiled, with both gradients, v6e, 512 rows a
-    rank: w gathered 2694 us, rows exchanged there and back 3044."""
+    """A gathered w serves the gradient by x too.
+
+    Compiled, with both gradients, v6e, 512 rows a rank: w gathered 2694 us, rows exchanged there
+    and back 3044.
+    """
     v6e = DEVICES["v6e"]
     assert fsdp(v6e, 512, 8192, 14336)
     assert not fsdp(v6e, 512, 8192, 14336, keeps=True)
@@ -119,10 +124,10 @@ def test_of_symbolic_sizes_nothing_is_guessed():
 
 
 def test_only_tpus_exchange_and_only_by_auto():
-    """Neither with a wire nor by a tree, whose sums are others."""
+    """Not with a wire or by a tree either, because their sums are others."""
 
-    def count(**how):
-        call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how)  # noqa: E731
+    def count(**options):
+        call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", operand=1, **options)  # noqa: E731
         mapped = jax.shard_map(call, mesh=make_mesh(8), in_specs=(P("x"), P("x")), out_specs=P("x"))
         x = jax.ShapeDtypeStruct((1024, 8192), jax.numpy.bfloat16)
         w = jax.ShapeDtypeStruct((8192, 14336), jax.numpy.bfloat16)

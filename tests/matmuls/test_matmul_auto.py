@@ -1,4 +1,4 @@
-"""What "auto" may pick on machines that are not here computes the same."""
+"""The forms that "auto" may choose on other machines compute the same results."""
 
 import re
 from functools import partial
@@ -18,7 +18,7 @@ from ringcoll.runtime import barriers, hosts
 
 
 def operands(n):
-    """Of every form whose shapes any n divides; shards of one row, so that lanes go empty."""
+    """Of every form whose shapes any n divides. Shards have one row, so some lanes are empty."""
     shapes = {
         "rows gathered": ((1, 3), (3, 4)),
         "contraction gathered": ((5, 1), (n, 4)),
@@ -33,25 +33,25 @@ def operands(n):
     }
 
 
-def compared(n, *hows, check_vma=True):
-    """Results and gradients of all forms in some ways, beside those of the plain form."""
+def compared(n, *variants, check_vma=True):
+    """Compare results and gradients of all forms, in each variant, with those of the plain form."""
 
     def both(call, x, w):
         y, pull = jax.vjp(call, x, w)
         return y, pull(y)
 
-    def program(made):
+    def program(pairs):
         return {
             name: (
-                [both(partial(FORMS[name].ours, **how), *pair) for how in hows],
+                [both(partial(FORMS[name].ours, **options), *pair) for options in variants],
                 both(FORMS[name].plain, *pair),
             )
-            for name, pair in made.items()
+            for name, pair in pairs.items()
         }
 
-    for made, plain in per_rank(make_mesh(n), program, operands(n), check_vma=check_vma).values():
-        # (+ 0: a sum that begins with a zero has no -0.0.)
-        assert_same(*jax.tree.map(lambda x: x + 0, (made, [plain] * len(hows))))
+    for ours, plain in per_rank(make_mesh(n), program, operands(n), check_vma=check_vma).values():
+        # + 0, because a sum that begins with a zero has no -0.0.
+        assert_same(*jax.tree.map(lambda x: x + 0, (ours, [plain] * len(variants))))
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,18 @@ def test_however_the_lanes_of_a_round_are_multiplied(n, joining, monkeypatch):
 
 @pytest.mark.parametrize(("n", "check_vma"), crossed([2, 3, 4, 8], [True, False]))
 def test_gathers_in_a_loop_of_two_rounds_a_turn(n, check_vma, monkeypatch):
-    """Of an odd number of ranks, rounds are as ever."""
+    """On an odd number of ranks, the rounds are as usual."""
     monkeypatch.setattr(auto, "pairs_pay", lambda *_: True)
     form, pair = FORMS["rows gathered"], operands(n)["rows gathered"]
-    hows = ("ring", "bidirectional_ring", "two_ended")
+    chosen = ("ring", "bidirectional_ring", "two_ended")
 
     def program(x, w):
-        return [form.ours(x, w, algorithm=how) for how in hows], [form.plain(x, w)] * len(hows)
+        ours = [form.ours(x, w, algorithm=name) for name in chosen]
+        return ours, [form.plain(x, w)] * len(chosen)
 
-    made = per_rank(make_mesh(n), program, *pair, check_vma=check_vma)
-    assert_same(*jax.tree.map(lambda x: x + 0, made))  # a sum that begins with a zero has no -0.0
+    results = per_rank(make_mesh(n), program, *pair, check_vma=check_vma)
+    # + 0, because a sum that begins with a zero has no -0.0.
+    assert_same(*jax.tree.map(lambda x: x + 0, results))
 
 
 @pytest.mark.parametrize(("algorithm", "loops"), [("bidirectional_ring", 1), ("two_ended", 0)])
@@ -97,10 +99,10 @@ def test_only_rounds_that_forward_all_are_such_a_loop(algorithm, loops, monkeypa
     ),
 )
 def test_sums_that_are_made_by_turns(n, check_vma, monkeypatch):
-    """Of shards of one row, most halves are empty; on two ranks all is as without turns."""
+    """Shards have one row, so most halves are empty. On two ranks there are no turns."""
     monkeypatch.setattr(auto, "turns_pay", lambda *_: True)
-    hows = [{"algorithm": algorithm} for algorithm in ("ring", "bidirectional_ring")]
-    compared(n, *hows, check_vma=check_vma)
+    variants = [{"algorithm": algorithm} for algorithm in ("ring", "bidirectional_ring")]
+    compared(n, *variants, check_vma=check_vma)
 
 
 #: Which products: none, one, all.
@@ -132,14 +134,14 @@ def test_whichever_products_are_made_late(n, check_vma, late, monkeypatch):
     ),
 )
 def test_sums_in_a_loop_without_barriers(n, check_vma, monkeypatch):
-    """As compilers for TPUs get them; on CPUs there are barriers."""
+    """TPUs get this form. On CPUs there are barriers."""
     monkeypatch.setattr(barriers, "device_kind", lambda: None)
     assert isinstance(barriers.order_of_work(sums=True), barriers.Summing)
     compared(n, {"algorithm": "bidirectional_ring"}, check_vma=check_vma)
 
 
 def test_processes_of_one_host_have_the_form_of_one_process(monkeypatch):
-    """That there are several hosts is asked of the mesh, not of the number of processes."""
+    """The mesh, not the number of processes, tells whether there are several hosts."""
     for module in (forms, hosts):
         monkeypatch.setattr(module, "are_cpu_processes", lambda: True)
 
@@ -161,7 +163,7 @@ def test_processes_of_one_host_have_the_form_of_one_process(monkeypatch):
     [("tpu", "bidirectional_ring"), ("cuda", "ring"), ("rocm", "ring"), ("cpu", "lax")],
 )
 def test_every_platform_has_its_form(platform, algorithm):
-    """Of one host; the form is read off a number that is put into the program for it."""
+    """On one host. Each form adds a number of its own, which is read from the program."""
     numbers = {"bidirectional_ring": 11, "ring": 22, "lax": 33, "two_ended": 44}
 
     def run(form, x):

@@ -14,8 +14,8 @@ from ringcoll.matmuls import auto
 from ringcoll.runtime import engine
 
 N = 4
-#: Of matrices: shapes of x and w that two ranks of y can share, and which of rows and columns
-#: of the result stay as they are.
+#: For matrices: shapes of x and w that two ranks of y can share, and which of rows and columns
+#: of the result are not sharded.
 SHAPES = {
     "rows gathered": ((2, 3), (3, 6), ("columns",)),
     "contraction gathered": ((6, 2), (2 * N, 4), ("rows", "columns")),
@@ -68,12 +68,12 @@ def test_beside_an_axis_that_shards_rows_or_columns(
         return [jax.device_put(v, NamedSharding(mesh, s)) for v, s in ((x, x_spec), (w, w_spec))]
 
     def program(pairs):
-        made = []
+        ys = []
         for (name, _), (x, w) in zip(CASES, pairs, strict=True):
             call = partial(FORMS[name].ours, algorithm=algorithm)
             ours = with_gradients(call)
-            made.append(jax.tree.map(lambda y: y[None], ours(x[0], w[0])))
-        return made
+            ys.append(jax.tree.map(lambda y: y[None], ours(x[0], w[0])))
+        return ys
 
     with jax.set_mesh(mesh):
         mapped = jax.shard_map(

@@ -37,19 +37,19 @@ def array(*shape):
 
 
 def rows(model, m, k, f, n=8):
-    """x: [m/n, k] of which the rows are gathered, w: [k, f]."""
+    """x: [m/n, k], whose rows are gathered; w: [k, f]."""
     product = Product("kf", "mf", TWO_BYTES)
     return to_gather(Gather("m", "mk", (product,)), array(m // n, k), [array(k, f)], (n,), model)
 
 
 def columns(model, m, k, f, n=8):
-    """w: [k, f/n] of which the columns are gathered, x: [m, k]: as layers of FSDP."""
+    """w: [k, f/n], whose columns are gathered; x: [m, k]: as in layers of FSDP."""
     product = Product("mk", "mf", TWO_BYTES)
     return to_gather(Gather("f", "kf", (product,)), array(k, f // n), [array(m, k)], (n,), model)
 
 
 def contracted(model, m, k, f, n=8):
-    """w: [k/n, f] of which the contracted rows are gathered, x: [m, k]: products are added."""
+    """w: [k/n, f], whose contracted rows are gathered; x: [m, k]: products are added."""
     product = Product("mk", "mf", TWO_BYTES)
     return to_gather(Gather("k", "kf", (product,)), array(k // n, f), [array(m, k)], (n,), model)
 
@@ -100,10 +100,10 @@ def test_where_a_built_in_scatter_is_an_all_reduce_the_ring_is_taken_sooner():
 
 
 def priced(monkeypatch, choose, *args):
-    """The work that a choice asks the price of, first of all."""
+    """The first work that a choice prices."""
     seen = []
 
-    def bare_seconds(work, *args, **how):
+    def bare_seconds(work, *args, **options):
         seen.extend(work)
         return 0.0
 
@@ -120,7 +120,7 @@ def test_what_is_read_once_and_what_in_every_round(monkeypatch):
     assert gathered == Work(flops, added=0, once=x + y, again=w, placed=y)
     added = priced(monkeypatch, contracted, m, k, f, n)
     assert added == Work(flops, added=y, once=w, sliced=x)  # w travels
-    # k is of both ranks. What came and what was made are read, and their sum is written.
+    # k is of both ranks. The arrived sum and the product are read, and their sum is written.
     scattered = priced(monkeypatch, summed, m, k, f, n)
     assert scattered == Work(
         flops / n, added=3 * y / n, once=y, again=w / n, cut=x / n, joined=y / n, written=y
@@ -145,8 +145,10 @@ def test_halves_by_turns_pay_under_a_longer_wire_if_products_hide_reading_what_i
 
 
 def test_a_gradient_finds_its_factors_fetched():
-    """Compiled, both gradients of a gathered contraction, 512 x 8192 x 14336 on v6e: ring 170 us,
-    lax 157."""
+    """Both gradients of a contraction on v6e: compiled, the ring takes 170 us, lax 157.
+
+    The contraction is gathered: 512 x 8192 x 14336.
+    """
     pair = array(512, 1792), array(8192, 1792)
     sums = Scatter("k", "mk", (("mf", "kf"),), TWO_BYTES)
     assert to_scatter(sums, [pair], (8,), V6E) == RING
@@ -194,7 +196,7 @@ def test_a_sum_that_is_not_held_is_dear_to_write():
 
 
 def test_every_product_of_a_sum_counts_by_its_own_sizes():
-    """As the gradient by x of a wide and of a narrow product, in either order."""
+    """As in the gradient by x of a wide and of a narrow product, in either order."""
     wide, narrow = ((array(640, k), array(k, 4096)) for k in (4096, 8))
     sum_of_two = Scatter("m", "mf", (("mk", "kf"),) * 2, TWO_BYTES)
     assert to_scatter(sum_of_two, [narrow, narrow], (8,), V5E) == "lax"
@@ -292,11 +294,11 @@ def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_sma
     assert contracted(V5E, 2048, 8192, 4096) == (RING, ())  # compiled: 863 us, plain 1365
     assert contracted(V5E, 4096, 8192, 8192) == (RING, ())  # 3115 and 3533
     assert contracted(V5E, 65536, 8192, 28672) == ("lax", ())
-    # The memory beside the core holds the sum, but not also what is multiplied.
+    # The memory beside the core holds the sum, but not the operands too.
     assert contracted(V5E, 4096, 4096, 14336) == ("lax", ())  # 5569 and 3670
     assert contracted(V6E, 4096, 4096, 14336) == ("lax", ())  # 2657 and 1166
     assert contracted(V5E, 2048, 4096, 14336) == (RING, ())
-    # Of its sum, which is read and written, half is under the matmul; of more it would be.
+    # Half of the sum's reads and writes are under the matmul. With more work, more would be.
     assert contracted(V5E, 16384, 8192, 4096) == ("lax", ())
 
 
@@ -312,7 +314,7 @@ def test_beside_one_that_is_placed_a_product_with_a_large_result_is_made_late():
 
 
 def between(m, k, f, n=4, dtype=np.float32, jax="0.12.0"):
-    """What is gathered and what is scattered, between hosts on CPU: rows(...) and summed(...)."""
+    """The choices for rows(...) and summed(...) between hosts on CPU."""
     kind = np.dtype(dtype)
     x, w, columns, part = (
         SimpleNamespace(shape=shape, size=int(np.prod(shape)), dtype=kind)
@@ -329,7 +331,7 @@ def between(m, k, f, n=4, dtype=np.float32, jax="0.12.0"):
 def test_between_hosts_the_ring_is_taken_where_it_hides_more_than_its_messages_cost():
     assert between(1024, 1024, 16384) == ("ring", "ring")
     assert between(128, 128, 128) == ("lax", "lax")
-    # Little work beside much to send: the built-in gather sends as much as the ring. The
+    # Little work and many bytes: the built-in gather sends as much as the ring. The
     # built-in sum sends twice that.
     assert between(8192, 8192, 8) == ("lax", "ring")
     assert between(8192, 8, 8192) == ("ring", "ring")
@@ -379,11 +381,11 @@ def joined_as(gather, x, others, ranks, model, algorithm=RING):
     return joining(gather, x, others, schedule, model)
 
 
-@pytest.mark.parametrize(("name", "how"), [("v5e", "apart"), ("v5p", "copied"), ("v6e", "fused")])
-def test_how_what_comes_by_two_lanes_is_multiplied(name, how):
+@pytest.mark.parametrize(("name", "best"), [("v5e", "apart"), ("v5p", "copied"), ("v6e", "fused")])
+def test_how_what_comes_by_two_lanes_is_multiplied(name, best):
     gather = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
     x, w = array(1024, 8192), array(8192, 3584)
-    assert joined_as(gather, x, [w], 8, DEVICES[name]) == how
+    assert joined_as(gather, x, [w], 8, DEVICES[name]) == best
     long = array(8192, 28672)  # eight times the compute: half a matmul covers the hop
     # On v6e half a matmul takes less than to read w. (Compiled: apart 8565, copied 5727 us.)
     assert joined_as(gather, x, [long], 8, DEVICES[name]) == (

@@ -18,24 +18,26 @@ N = 3
 OPERANDS = data((N, 6, 4)), data((N, 4, 2))
 
 
-def gather(axis="x", **how):
-    return lambda x, w: ringcoll.all_gather_matmul(x, w, axis, **how)
+def gather(axis="x", **options):
+    return lambda x, w: ringcoll.all_gather_matmul(x, w, axis, **options)
 
 
-def scatter(axis="x", **how):
-    return lambda x, w: ringcoll.matmul_reduce_scatter(x, w, axis, **how)
+def scatter(axis="x", **options):
+    return lambda x, w: ringcoll.matmul_reduce_scatter(x, w, axis, **options)
 
 
-def einsum(spec="mk,kf->mf", **how):
-    return lambda x, w: ringcoll.all_gather_einsum(spec, x, w, "x", **{"gather": "m", **how})
+def einsum(spec="mk,kf->mf", **options):
+    return lambda x, w: ringcoll.all_gather_einsum(spec, x, w, "x", **{"gather": "m", **options})
 
 
-def scattering(spec="mk,kf->mf", **how):
-    return lambda x, w: ringcoll.einsum_reduce_scatter(spec, x, w, "x", **{"scatter": "m", **how})
+def scattering(spec="mk,kf->mf", **options):
+    return lambda x, w: ringcoll.einsum_reduce_scatter(
+        spec, x, w, "x", **{"scatter": "m", **options}
+    )
 
 
-def sharded(*specs, **how):
-    return lambda a, b: ringcoll.sharded_matmul(a, b, *specs, **how)
+def sharded(*specs, **options):
+    return lambda a, b: ringcoll.sharded_matmul(a, b, *specs, **options)
 
 
 def keys(x):
@@ -107,7 +109,7 @@ REFUSED = {
     "table": (
         ValueError,
         gather(algorithm=TABLE),
-        (EINSUM, "algorithm", "a Table is of collectives alone", "pass a name"),
+        (EINSUM, "algorithm", "a Table is only for collectives", "pass a name"),
     ),
     "residuals": (
         ValueError,
@@ -183,7 +185,7 @@ REFUSED = {
     "accumulation too narrow": (
         ValueError,
         scatter(accumulate_dtype=jnp.bfloat16),
-        (SUM, "accumulate_dtype=bfloat16 cannot hold every float32", "pass one"),
+        (SUM, "accumulate_dtype=bfloat16 cannot hold every float32", "pass a dtype"),
     ),
     "precision": (ValueError, gather(precision="some"), (EINSUM, "Precision", "some")),
     "whole products that do not fit": (
@@ -237,7 +239,7 @@ REFUSED = {
     "dimensions": (
         ValueError,
         einsum("amk,kf->amf"),
-        (EINSUM, "'amk' is not of the 2 dimensions of x", "give each a letter"),
+        (EINSUM, "'amk' does not fit the 2 dimensions of x", "give each a letter"),
     ),
     "sharded vector": (
         ValueError,
@@ -253,7 +255,7 @@ REFUSED = {
     "open spec": (
         ValueError,
         sharded(P(P.UNCONSTRAINED), P(), P()),
-        (SHARDED, "leaves a dimension open", "say how the shards are"),
+        (SHARDED, "leaves a dimension open", "say how it is sharded"),
     ),
     "sizes, nothing sharded": (
         ValueError,
@@ -283,11 +285,11 @@ def test_refused_before_anything_is_sent(case, monkeypatch):
     assert not sent
 
 
-def summed(**how):
-    return lambda x, w: ringcoll.matmul_all_reduce(x, w, "x", **how)
+def summed(**options):
+    return lambda x, w: ringcoll.matmul_all_reduce(x, w, "x", **options)
 
 
-#: Functions that call others, which have to hand their options on.
+#: Functions that call others, and must pass on their options.
 FUNCTIONS = {
     GATHER: gather,
     SCATTER: scatter,

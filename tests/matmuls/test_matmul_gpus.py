@@ -1,4 +1,4 @@
-"""What "auto" is on GPUs: never what measured collectives and matmuls say is slower."""
+""" "auto" on GPUs: never slower by measured collectives and matmuls."""
 
 from itertools import product
 
@@ -16,9 +16,9 @@ from ringcoll.schedules.registry import COLLECTIVES
 GPUS = ("h100", "h200", "b200", "gb200", "gb300")
 BF16 = np.dtype(np.float16)  # as wide
 RANKS = {"h100": (2, 4, 8), "h200": (8,), "b200": (2, 4, 8), "gb200": (4, 8, 72), "gb300": (4, 8)}
-#: At most so much slower than the built-in, as predicted.
+#: By how much it may be slower than the built-in, as predicted.
 SLOWER = 1.05
-#: The shapes of `benchmarks/pages/gpus.md`; of the last two a permute is shorter than its product.
+#: The shapes of `benchmarks/pages/gpus.md`; in the last two a permute is shorter than its product.
 SHAPES = {
     (8192, 8192, 28672): "lax",
     (8192, 4096, 14336): "lax",
@@ -36,7 +36,7 @@ SUM = Scatter("m", "mf", (("mk", "kf"),), BF16)
 
 
 def chosen(form, n, m, k, f, gpu):
-    """What "auto" takes; the bytes of a shard; those that each round moves besides."""
+    """The choice of "auto", the bytes of a shard, and the other bytes that each round moves."""
     result = 2 * m * f // n
     if form == "sum":
         pair = array(m, k // n), array(k // n, f)
@@ -50,7 +50,7 @@ def chosen(form, n, m, k, f, gpu):
 
 
 def seconds(form, n, m, k, f, gpu, shard, moved):
-    """By the built-in and by the ring: worked out here once more, from what was measured."""
+    """Seconds by the built-in and by the ring, computed here again from the measurements."""
     device = MACHINES[gpu]
     rate, flops = device.matmul(2), 2 * m * k * f / n
     name = "psum_scatter" if form == "sum" else "all_gather"
@@ -72,7 +72,7 @@ CELLS = [
 
 
 def test_auto_is_in_no_cell_predicted_slower_than_the_built_in():
-    """Nor does it leave a third: where the ring is that much faster, it is taken."""
+    """And where the built-in takes 1.33 times as long as the ring, the ring is taken."""
     taken = []
     for gpu, n, form, (m, k, f) in CELLS:
         sizes = tuple(size // n * n for size in (m, k, f))

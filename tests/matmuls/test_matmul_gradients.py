@@ -1,10 +1,10 @@
 """Gradients of matmuls over the wire: in float64 on random reals, and by finite differences.
 
-Every tolerance is counted off the program. An element of a result or of a gradient is a sum of
-T products, added up in whatever order: it is rounded T times at most on the way, and so errs by
-at most gamma(T) = T u / (1 - T u) of the sum of their magnitudes, u = 2**-53 (Higham, "Accuracy
-and Stability of Numerical Algorithms", section 3.1). The plain form makes T of ones, and the
-sum of magnitudes of magnitudes.
+Every tolerance is counted from the program. An element of a result or of a gradient is a sum of T
+products, added in any order. It is rounded at most T times, so its error is at most gamma(T) = T u
+/ (1 - T u) of the sum of the products' magnitudes, u = 2**-53 (Higham, "Accuracy and Stability of
+Numerical Algorithms", section 3.1). The plain form of ones gives T, and the plain form of
+magnitudes gives the sum of magnitudes.
 """
 
 import jax
@@ -28,8 +28,8 @@ def gamma(terms):
     return terms * u / (1 - terms * u)
 
 
-def hows(name):
-    """The ways to call: an algorithm, and for a gather what is kept."""
+def variants(name):
+    """The options to call with: an algorithm, and for a gather what is kept."""
     kept = [{}] if name in SCATTERS else [{"residuals": "save"}, {"residuals": "regather"}]
     return [{"algorithm": algorithm, **one} for algorithm in ALGORITHMS for one in kept]
 
@@ -73,7 +73,7 @@ EVERY = [
 )
 def test_gradients_err_no_more_than_their_roundings(name, n, check_vma, algorithms):
     form = FORMS[name]
-    chosen = [how for how in hows(name) if how["algorithm"] in algorithms]
+    chosen = [options for options in variants(name) if options["algorithm"] in algorithms]
 
     def program(x, w, weights):
         plain = with_gradients(form.plain)
@@ -82,10 +82,10 @@ def test_gradients_err_no_more_than_their_roundings(name, n, check_vma, algorith
             "terms": plain(*map(jnp.ones_like, (x, w, weights))),
             "magnitudes": plain(*map(jnp.abs, (x, w, weights))),
             **{
-                str(how): with_gradients(lambda x, w, how=how: form.ours(x, w, **how))(
-                    x, w, weights
-                )
-                for how in chosen
+                str(options): with_gradients(
+                    lambda x, w, options=options: form.ours(x, w, **options)
+                )(x, w, weights)
+                for options in chosen
             },
         }
 
@@ -97,14 +97,14 @@ def test_gradients_err_no_more_than_their_roundings(name, n, check_vma, algorith
     plain, terms, magnitudes = (
         jax.tree.leaves(results.pop(key)) for key in ("plain", "terms", "magnitudes")
     )
-    for how, ours in results.items():
+    for options, ours in results.items():
         for got, wanted, t, size in zip(
             jax.tree.leaves(ours), plain, terms, magnitudes, strict=True
         ):
             assert got.dtype == np.float64
-            # Both err, and so does the sum of magnitudes.
+            # Both have an error, and so has the sum of magnitudes.
             bound = 2 * gamma(t) * size / (1 - gamma(t))
-            assert np.all(np.abs(got - wanted) <= bound), how
+            assert np.all(np.abs(got - wanted) <= bound), options
 
 
 def of_all_ranks(call, n, check_vma):
@@ -120,28 +120,28 @@ def of_all_ranks(call, n, check_vma):
 
 
 DIFFERENCES = [
-    (name, how, n, check_vma)
+    (name, options, n, check_vma)
     for i, name in enumerate(FORMS)  # each in another way, on more or fewer ranks
-    for how in [hows(name)[i % len(hows(name))]]
+    for options in [variants(name)[i % len(variants(name))]]
     for n, check_vma in [((3, True), (2, False), (3, False), (4, True))[i % 4]]
 ]
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "n", "check_vma"),
+    ("name", "options", "n", "check_vma"),
     mostly_exhaustive(DIFFERENCES, lambda name, *_: [*FORMS].index(name) % 6 == 0),
 )
-def test_gradients_are_finite_differences(name, how, n, check_vma):
-    """Of the result and of its gradients, so to the second order.
+def test_gradients_are_finite_differences(name, options, n, check_vma):
+    """Of the result and of its gradients, so up to second order.
 
-    Both are of degree two at most along any direction, so that a central difference over any
-    distance is the derivative but for roundings; over the distance 1 there are fewest. No
-    number that is drawn exceeds 5; moved by another, 10.
+    Both have degree two at most along any direction. So a central difference over any distance is
+    the derivative, up to roundings, which are fewest at distance 1. No drawn number exceeds 5, and
+    no moved one 10.
     """
     form = FORMS[name]
     with jax.enable_x64(True):
         x, w = map(jnp.asarray, reals(form, n))
-        ours = of_all_ranks(lambda x, w: form.ours(x, w, **how), n, check_vma)
+        ours = of_all_ranks(lambda x, w: form.ours(x, w, **options), n, check_vma)
         plain = of_all_ranks(form.plain, n, check_vma)
         pulled = lambda f: lambda x, w, ct: jax.vjp(f, x, w)[1](ct)  # noqa: E731
         ct = jnp.asarray(np.random.default_rng(1).standard_normal(plain(x, w).shape))
@@ -150,8 +150,8 @@ def test_gradients_are_finite_differences(name, how, n, check_vma):
             (jax.jit(pulled(ours)), jax.jit(pulled(plain)), (x, w, ct)),
         ]:
             assert max(jnp.abs(v).max() for v in operands) < 5
-            made = jax.tree.leaves(by_plain(*map(jnp.ones_like, operands)))
-            terms = float(sum(y.sum() for y in made))
+            gradients = jax.tree.leaves(by_plain(*map(jnp.ones_like, operands)))
+            terms = float(sum(y.sum() for y in gradients))
             atol = 2 * gamma(terms) * terms * 5 * 10**2
             check_grads(of, operands, 1, modes=("rev",), atol=atol, rtol=0, eps=1.0)
 

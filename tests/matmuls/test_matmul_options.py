@@ -1,5 +1,7 @@
 """Options of collective matmuls, forward and back: wide sums, other dtypes, precision."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +28,7 @@ def kept(name):
 
 
 def there_and_back(call, x, w, ct):
-    """The result, and what becomes of a cotangent, for either factor."""
+    """The result, and the gradients of both factors for a cotangent."""
     y, pull_back = jax.vjp(call, x, w)
     ct = jnp.resize(ct, y.shape).astype(y.dtype)
     if jax.typeof(ct).mat.varying != jax.typeof(y).mat.varying:
@@ -42,10 +44,10 @@ def there_and_back(call, x, w, ct):
     ),
 )
 def test_wide_sums_are_rounded_once_and_gradients_have_their_factor_s_dtype(name, check_vma):
-    """To the nearest of the only right answer, which is exact in float32."""
+    """The only right result is exact in float32, and is rounded to nearest."""
     form, rng = FORMS[name], np.random.default_rng(0)
     narrow, single = jnp.bfloat16, jnp.float32
-    hows = [{"algorithm": "ring", **more} for more in kept(name)] + [{"algorithm": "lax"}]
+    variants = [{"algorithm": "ring", **more} for more in kept(name)] + [{"algorithm": "lax"}]
     x, w = (rng.integers(-64, 65, (N, *shape)) for shape in form.shapes(N))
     ct = rng.integers(-64, 65, (N, 97))  # a sum of these is exact in bfloat16 as well
 
@@ -55,9 +57,9 @@ def test_wide_sums_are_rounded_once_and_gradients_have_their_factor_s_dtype(name
             factors = [of.astype(kind) for of, kind in zip((x, w), kinds, strict=True)]
             exact = there_and_back(form.plain, *(of.astype(single) for of in factors), ct)
             to = jnp.promote_types(*kinds), *kinds
-            for how in hows if kinds == (narrow, narrow) else hows[:1]:
-                case = f"{how} {[jnp.dtype(kind).name for kind in kinds]}"
-                call = lambda x, w, how=how: form.ours(x, w, **how, accumulate_dtype=single)  # noqa: E731
+            for options in variants if kinds == (narrow, narrow) else variants[:1]:
+                case = f"{options} {[jnp.dtype(kind).name for kind in kinds]}"
+                call = partial(form.ours, **options, accumulate_dtype=single)
                 ours[case] = there_and_back(call, *factors, ct)
                 right[case] = tuple(y.astype(kind) for y, kind in zip(exact, to, strict=True))
                 if name == "several weights":  # of one, which the test itself adds up in bfloat16
@@ -71,19 +73,19 @@ def test_wide_sums_are_rounded_once_and_gradients_have_their_factor_s_dtype(name
 
 @pytest.mark.parametrize("algorithm", ["ring", "lax"])
 def test_the_gradient_of_a_sum_on_every_rank_is_summed_wide(algorithm):
-    """Where types are not checked: 256 + 1 is 256 in bfloat16, again and again."""
+    """Types are not checked. In bfloat16, 256 + 1 is 256, however often 1 is added."""
 
     def slope(weight):
         def loss(x):
-            how = {"algorithm": algorithm, "accumulate_dtype": jnp.float32}
-            y = ringcoll.matmul_all_reduce(x, jnp.eye(4, dtype=x.dtype), "x", **how)
+            options = {"algorithm": algorithm, "accumulate_dtype": jnp.float32}
+            y = ringcoll.matmul_all_reduce(x, jnp.eye(4, dtype=x.dtype), "x", **options)
             return (weight * y).sum()
 
         return jax.grad(loss)(jnp.ones((4, 4), jnp.bfloat16))
 
     weights = np.array([256, 1, 1, 1], jnp.bfloat16)
-    made = per_rank(make_mesh(4), slope, weights, check_vma=False)
-    np.testing.assert_array_equal(made, np.full((4, 4, 4), 260))
+    results = per_rank(make_mesh(4), slope, weights, check_vma=False)
+    np.testing.assert_array_equal(results, np.full((4, 4, 4), 260))
 
 
 def products(jaxpr):
@@ -104,14 +106,14 @@ def test_all_products_are_as_precise_as_is_asked_for(name):
     operands = [jnp.ones((N, *shape)) for shape in (*form.shapes(N), (7,))]
     for by in ("ring", "lax", "auto"):
         for more in kept(name):
-            how = {"algorithm": by, **more}
+            options = {"algorithm": by, **more}
 
-            def program(x, w, ct, how=how):
-                call = lambda x, w: form.ours(x, w, precision="highest", **how)  # noqa: E731
+            def program(x, w, ct, options=options):
+                call = lambda x, w: form.ours(x, w, precision="highest", **options)  # noqa: E731
                 return there_and_back(call, x, w, ct)
 
-            made = jax.make_jaxpr(every_rank(make_mesh(N), program, check_vma=True))(*operands)
-            found = products(made.jaxpr)
-            assert len(found) >= 3, how
+            traced = jax.make_jaxpr(every_rank(make_mesh(N), program, check_vma=True))(*operands)
+            found = products(traced.jaxpr)
+            assert len(found) >= 3, options
             highest = lax.Precision.HIGHEST
-            assert set(found) == {(highest, highest)}, how
+            assert set(found) == {(highest, highest)}, options

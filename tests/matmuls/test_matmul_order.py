@@ -15,28 +15,28 @@ X, UP, DOWN = (RNG.standard_normal(s, np.float32) for s in ((16, 24), (24, 64), 
 HIDDEN = RNG.standard_normal((16, 64), np.float32)
 
 
-def columns_then_rows(how):
+def columns_then_rows(options):
     def layer(x, up, down):
-        hidden = ringcoll.all_gather_matmul(x, {"up": up}, "x", **how)["up"]
-        return ringcoll.matmul_reduce_scatter(hidden, down, "x", **how)
+        hidden = ringcoll.all_gather_matmul(x, {"up": up}, "x", **options)["up"]
+        return ringcoll.matmul_reduce_scatter(hidden, down, "x", **options)
 
     return layer, (P("x"), P(None, "x"), P("x")), P("x"), (X, UP, DOWN)
 
 
-def all_reduce(how):
-    fused = how["algorithm"] != "halving_doubling"
+def all_reduce(options):
+    fused = options["algorithm"] != "halving_doubling"
 
     def layer(x, w):
-        return ringcoll.matmul_all_reduce(x, w, "x", fused=fused, **how)
+        return ringcoll.matmul_all_reduce(x, w, "x", fused=fused, **options)
 
     return layer, (P(None, "x"), P("x")), P(), (HIDDEN, DOWN)
 
 
-def sharded(how):
+def sharded(options):
     specs = P(None, "x"), P("x"), P("x")
 
     def layer(x, w):
-        return ringcoll.sharded_matmul(x, w, *specs, **how)
+        return ringcoll.sharded_matmul(x, w, *specs, **options)
 
     return layer, specs[:2], specs[2], (HIDDEN, DOWN)
 
@@ -53,8 +53,8 @@ def sharded(how):
     ],
 )
 def test_as_one_rank(form, algorithm, dtype, wide):
-    how = {"algorithm": algorithm, "accumulate_dtype": wide, **TREE}
-    layer, in_specs, out, operands = form(how)
+    options = {"algorithm": algorithm, "accumulate_dtype": wide, **TREE}
+    layer, in_specs, out, operands = form(options)
     operands, expected = [jnp.asarray(x).astype(dtype) for x in operands], None
     for n, check_vma in ((1, True), (2, False), (4, True), (8, True)):
         mapped = jax.shard_map(
@@ -90,9 +90,9 @@ def test_refused():
 @pytest.mark.parametrize("fused", [True, False])
 def test_integers_are_not_widened_to_floats(fused):
     x, w = jnp.full((2, 4), 2**12 + 1), jnp.full((4, 2), 2**13 + 3)
-    how = {"fused": fused, "order": "tree", "leaves": 2, "accumulate_dtype": jnp.float32}
+    options = {"fused": fused, "order": "tree", "leaves": 2, "accumulate_dtype": jnp.float32}
     summed = jax.shard_map(
-        lambda x, w: ringcoll.matmul_all_reduce(x, w, "x", **how),
+        lambda x, w: ringcoll.matmul_all_reduce(x, w, "x", **options),
         mesh=make_mesh(2),
         in_specs=(P(None, "x"), P("x")),
         out_specs=P(),

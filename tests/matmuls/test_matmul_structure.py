@@ -30,13 +30,13 @@ def lowered(call, ins, out, shapes, n=N):
     return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=ins, out_specs=out)).lower(*operands)
 
 
-def gather(**how):
-    call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", **how)  # noqa: E731
+def gather(**options):
+    call = lambda x, w: ringcoll.all_gather_matmul(x, w, "x", **options)  # noqa: E731
     return call, (P("x"), P(None, "x")), ((8, 6), (6, 8))
 
 
-def scatter(**how):
-    call = lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", **how)  # noqa: E731
+def scatter(**options):
+    call = lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x", **options)  # noqa: E731
     return call, (P(None, "x"), P("x")), ((8, 8), (8, 6))
 
 
@@ -45,7 +45,7 @@ def gradients(call):
 
 
 @pytest.mark.parametrize(
-    ("made", "lanes", "forward", "backward"),
+    ("matmul", "lanes", "forward", "backward"),
     [
         # There and back: x travels and its cotangents return; or x travels once more.
         (gather(algorithm="ring"), 1, 1, 2),
@@ -56,8 +56,8 @@ def gradients(call):
         (scatter(algorithm="bidirectional_ring"), 2, 1, 2),
     ],
 )
-def test_how_often_shards_go_round(made, lanes, forward, backward):
-    call, ins, shapes = made
+def test_how_often_shards_go_round(matmul, lanes, forward, backward):
+    call, ins, shapes = matmul
     for function, out, rounds in [
         (call, P(), forward),
         (gradients(call), ins, backward),
@@ -72,16 +72,16 @@ def test_how_often_shards_go_round(made, lanes, forward, backward):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", **how),
-        lambda x, w, **how: ringcoll.sharded_matmul(x, w, P(None, "x"), P("x"), P(), **how),
-        lambda x, w, **how: tp.row_linear(w, x, "x", sequence_parallel=False, **how),
+        lambda x, w, **options: ringcoll.matmul_all_reduce(x, w, "x", **options),
+        lambda x, w, **options: ringcoll.sharded_matmul(x, w, P(None, "x"), P("x"), P(), **options),
+        lambda x, w, **options: tp.row_linear(w, x, "x", sequence_parallel=False, **options),
     ],
     ids=["matmul_all_reduce", "sharded_matmul", "row_linear"],
 )
 def test_a_sum_of_products_is_by_the_algorithm_that_is_asked_for(call):
-    def counted(**how):
+    def counted(**options):
         ins, shapes = (P(None, "x"), P("x")), ((8, 8), (8, 6))
-        text = lowered(partial(call, **how), ins, P(), shapes).as_text()
+        text = lowered(partial(call, **options), ins, P(), shapes).as_text()
         assert not BUILT_IN.search(text)
         return text.count("dot_general"), text.count("stablehlo.collective_permute")
 
@@ -92,7 +92,7 @@ def test_a_sum_of_products_is_by_the_algorithm_that_is_asked_for(call):
 
 
 def hops(jaxpr):
-    """How often a program sends, its loops counted as often as they turn."""
+    """How often a program sends; each turn of a loop counts."""
     inner = ((e, x) for e in jaxpr.eqns for x in e.params.values() if hasattr(x, "eqns"))
     below = sum(hops(x) * e.params.get("length", 1) for e, x in inner)
     return below + sum(e.primitive.name == "ringcoll_ppermute" for e in jaxpr.eqns)
@@ -124,17 +124,17 @@ def before_barriers(jaxpr):
 
 
 @pytest.mark.parametrize(
-    ("made", "shapes", "expected"),
+    ("make", "shapes", "expected"),
     [
-        # What came goes on when what came before it is multiplied.
+        # A shard is sent on when the shard before it is multiplied.
         (gather, ((2, 6), (6, 8)), [(1, 1), (2, 2), (3, 3)]),
-        # The first product; the next, that alone; the sum with what came. Then, in a loop, each
+        # The first product; the next one alone; its sum with the arrived one. Then, in a loop, each
         # turn's product alone, and its sum.
         (scatter, ((8, 2), (2, 6)), [(1, 0), (2, 0), (2, 1), (1, 0), (1, 1)]),
     ],
 )
-def test_a_compiler_must_keep_the_products_of_rounds_apart(made, shapes, expected):
-    call, _, _ = made(algorithm="ring")
+def test_a_compiler_must_keep_the_products_of_rounds_apart(make, shapes, expected):
+    call, _, _ = make(algorithm="ring")
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(*map(np.ones, shapes))
     assert before_barriers(traced.jaxpr) == expected
 
@@ -147,12 +147,12 @@ def count_of(jaxpr, primitive):
 
 @pytest.mark.parametrize("residuals", ["save", "regather"])
 def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
-    """Behind a barrier, or written out, a compiler copies their sum in every round."""
+    """With a barrier, or unrolled, a compiler copies their sum in every round."""
     call, _, _ = gather(algorithm="ring", dimension=-1, residuals=residuals)
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((5, 2)), np.ones((2 * N, 6)))
     assert count_of(traced.jaxpr, "optimization_barrier") == 0
     assert count_of(traced.jaxpr, "scan") == 1
-    assert count_of(traced.jaxpr, "dot_general") == 2  # that of the loop and the last
+    assert count_of(traced.jaxpr, "dot_general") == 2  # the loop's product, and the last one
     assert hops(traced.jaxpr) == N - 1
 
 
@@ -168,12 +168,12 @@ def test_a_sum_by_turns_is_a_loop_of_two_halves_without_barriers(monkeypatch):
 
 
 def test_what_the_next_lane_sends_is_multiplied_under_the_messages_of_this_one():
-    """One product in a round: of the blocks that a rank keeps, and those that it sends next."""
+    """A round has one product: of the blocks that a rank keeps and those that it sends next."""
     lanes = 3
     call, ins, shapes = scatter(algorithm=auto._in_lanes(lanes))
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((24, 2)), np.ones((2, 6)))
     assert count_of(traced.jaxpr, "dot_general") == lanes + 1
-    # The first product; in each round one; what came is added once that is done.
+    # The first product, then one in each round; the arrived sum is added when it is done.
     assert before_barriers(traced.jaxpr)[:3] == [(1, 0), (2, 1), (2, 1)]
     x, w = (np.arange(np.prod(shape), dtype=np.float32).reshape(shape) % 7 for shape in shapes)
     mapped = jax.shard_map(call, mesh=make_mesh(N), in_specs=ins, out_specs=P("x"))
@@ -209,20 +209,20 @@ def test_a_long_ring_is_a_loop():
 
 
 @pytest.mark.parametrize(("algorithm", "shards"), [("ring", 2), ("bidirectional_ring", 3)])
-@pytest.mark.parametrize(("made", "out"), [(gather, P(None, "x")), (scatter, P("x"))])
-def test_beside_operands_and_result_two_shards_are_held(made, out, algorithm, shards, monkeypatch):
-    """One that is multiplied, or summed, and one on the wire; and what one round multiplies.
+@pytest.mark.parametrize(("make", "out"), [(gather, P(None, "x")), (scatter, P("x"))])
+def test_beside_operands_and_result_two_shards_are_held(make, out, algorithm, shards, monkeypatch):
+    """A shard that is multiplied or summed, one on the wire, and what one round multiplies.
 
-    Of a bidirectional ring, the two halves joined besides. So as a loop; written out, XLA:CPU,
-    which knows no barriers, may multiply all shards before it sends any.
+    A bidirectional ring also holds the two joined halves. This is so for loops. XLA:CPU knows no
+    barriers, so if rounds are unrolled, it may multiply all shards before it sends any.
     """
     monkeypatch.setattr(engine, "UNROLL_UP_TO", 0)  # a scatter is a loop in any case
-    _, ins, _ = made()
+    _, ins, _ = make()
     n, rows, k, f = 8, 64, 512, 128  # of one rank; what travels is [rows, k]
-    shapes = ((n * rows, k), (k, n * f)) if made is gather else ((n * rows, n * f), (n * f, k))
+    shapes = ((n * rows, k), (k, n * f)) if make is gather else ((n * rows, n * f), (n * f, k))
 
-    def held(**how):
-        compiled = lowered(made(**how)[0], ins, out, shapes, n).compile()
+    def held(**options):
+        compiled = lowered(make(**options)[0], ins, out, shapes, n).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     assert held(algorithm=algorithm) <= 4 * (shards * rows * k + rows * f) + 2**10

@@ -30,14 +30,14 @@ FORMS = {
     ),
     "sum": (ringcoll.matmul_all_reduce, lambda n: ((5, 8), (8, 4))),
 }
-HOWS = ("auto", "lax")
+BUILT_IN_FORMS = ("auto", "lax")
 
 
-def there_and_back(call, how, x, w, ct):
+def there_and_back(call, options, x, w, ct):
     """The result, and the gradients of a loss whose cotangent is `ct`."""
 
     def loss(x, w):
-        y = call(x, w, axis_name="x", **how)
+        y = call(x, w, axis_name="x", **options)
         return (y * ct).sum(), y
 
     (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
@@ -45,24 +45,24 @@ def there_and_back(call, how, x, w, ct):
 
 
 def bound(collective, algorithm, n, wire):
-    """Relative to the largest magnitudes, and some roundings of the products."""
+    """The bound relative to the largest magnitudes, and some roundings of the products."""
     if n == 1:
         return 1e-5
-    algorithm = "direct" if algorithm in HOWS else algorithm
+    algorithm = "direct" if algorithm in BUILT_IN_FORMS else algorithm
     eps = float(jnp.finfo(jnp.float32).eps)
     return precision.error_bound(collective, algorithm, (n,), eps, wire=wire) + 1e-5
 
 
-def hows(name, n):
-    """Algorithms by name, and of a gather one that gathers again. (On CPU "auto" is "lax".)"""
-    made = {how: {"algorithm": how} for how in ("auto", "direct", "bidirectional_ring")}
+def variants(name, n):
+    """Algorithms by name, and for a gather one that gathers again. (On CPU "auto" is "lax".)"""
+    found = {name: {"algorithm": name} for name in ("auto", "direct", "bidirectional_ring")}
     if name.startswith("gathered"):
-        made["ring/regather"] = {"algorithm": "ring", "residuals": "regather"}
-    return made
+        found["ring/regather"] = {"algorithm": "ring", "residuals": "regather"}
+    return found
 
 
 def cases():
-    """Every number of ranks, codes by turns; what types change does not depend on codes."""
+    """Every number of ranks, codes in turn; the effect of types does not depend on codes."""
     kinds = cycle((("float8_e4m3fn", 0), ("int8", 1)))
     some = [(n, *kind) for n, kind in zip(SIZES, kinds, strict=False)]
     some += [(3, "int8", 1), (2, "float8_e4m3fn", 0)]
@@ -80,20 +80,20 @@ def test_values_and_gradients_are_within_the_bound(n, codes, check_vma):
         operands[name] = x, w, np.stack([ct[0]] * n) if name.startswith("sum") else ct
 
     def program(operands):
-        made = {}
+        results = {}
         for name, factors in operands.items():
-            call, of = FORMS[name][0], hows(name, n)
-            made[name] = {h: there_and_back(call, of[h] | {"wire": wire}, *factors) for h in of}
-            made[name]["plain"] = there_and_back(call, {"algorithm": "lax"}, *factors)
-        return made
+            call, of = FORMS[name][0], variants(name, n)
+            results[name] = {h: there_and_back(call, of[h] | {"wire": wire}, *factors) for h in of}
+            results[name]["plain"] = there_and_back(call, {"algorithm": "lax"}, *factors)
+        return results
 
     done = per_rank(mesh, program, operands, check_vma=bool(check_vma))
     for name, by in done.items():
         (x, w, ct), plain = operands[name], by.pop("plain")
         largest = lambda a: abs(a).max()  # noqa: E731
         along = lambda a, dim: abs(a).sum(dim).max()  # noqa: E731
-        for how, found in by.items():
-            algorithm = how.partition("/")[0]
+        for variant, found in by.items():
+            algorithm = variant.partition("/")[0]
             of = {c: bound(c, algorithm, n, wire) for c in ("all_gather", "psum_scatter", "psum")}
             gather, scatter, psum = of.values()
             if name.startswith("gathered"):
@@ -115,8 +115,8 @@ def test_values_and_gradients_are_within_the_bound(n, codes, check_vma):
                 )
             for what, got, wanted, most in zip("yxw", found, plain, bounds, strict=True):
                 off = largest(np.asarray(got) - wanted)
-                assert off <= most + 1e-5, (name, how, what, off, most)
-            assert (largest(np.asarray(found[0]) - plain[0]) > 1e-4) == (n > 1), (name, how)
+                assert off <= most + 1e-5, (name, variant, what, off, most)
+            assert (largest(np.asarray(found[0]) - plain[0]) > 1e-4) == (n > 1), (name, variant)
 
 
 def test_a_gathered_shard_is_what_all_ranks_decode_and_the_gradient_has_a_wire_of_its_own():
@@ -126,17 +126,19 @@ def test_a_gathered_shard_is_what_all_ranks_decode_and_the_gradient_has_a_wire_o
 
     def program(x, ct):
         shards = ringcoll.all_gather(x, "x", tiled=True, wire="int8")
-        made = {}
+        results = {}
         for algorithm in ("lax", "ring", "bidirectional_ring"):
-            how = {"algorithm": algorithm, "wire": "int8"}
+            options = {"algorithm": algorithm, "wire": "int8"}
             for back in ("same", None):
                 call = partial(ringcoll.all_gather_matmul, gradient_wire=back)
-                made[f"{algorithm} {back}"] = there_and_back(call, how, x, jnp.eye(8), ct * 0.37)
+                results[f"{algorithm} {back}"] = there_and_back(
+                    call, options, x, jnp.eye(8), ct * 0.37
+                )
         wires = jax.vjp(lambda x: ringcoll.all_gather(x, "x", tiled=True), x)[1](ct * 0.37)
-        return shards, made, wires[0]
+        return shards, results, wires[0]
 
-    shards, made, exact = per_rank(mesh, program, x, ct, check_vma=False)
-    for name, (y, of_x, _) in made.items():
+    shards, results, exact = per_rank(mesh, program, x, ct, check_vma=False)
+    for name, (y, of_x, _) in results.items():
         if not name.startswith("bidirectional"):  # whose halves have blocks of their own
             np.testing.assert_array_equal(y, shards, name)
         off = abs(of_x - exact).max()
@@ -148,20 +150,20 @@ def test_what_is_refused():
     x, w = np.ones((2, 2, 2), np.float32), np.ones((2, 2, 2), np.float32)
     random = Wire("int8", stochastic=jax.random.key(0))
     for call in ringcoll.all_gather_matmul, ringcoll.matmul_reduce_scatter:
-        for kind, words, how, of in [
+        for kind, words, options, of in [
             (TypeError, "int32 is not encoded", {"wire": "int8"}, np.int32),
             (TypeError, "int32 is not encoded", {"gradient_wire": "int8"}, np.int32),
             (ValueError, "'int4' has no codes", {"wire": "int4"}, np.float32),
             (TypeError, "not a wire", {"wire": 8}, np.float32),
-            (ValueError, "rounds to nearest alone", {"wire": random}, np.float32),
+            (ValueError, "only rounds to nearest", {"wire": random}, np.float32),
         ]:
             with pytest.raises(kind, match=words) as caught:
-                per_rank(mesh, partial(call, axis_name="x", **how), x.astype(of), w.astype(of))
+                per_rank(mesh, partial(call, axis_name="x", **options), x.astype(of), w.astype(of))
             assert "ringcoll." in str(caught.value)
 
 
 def test_the_price_knows_the_bytes():
-    """On v6e the wire of this gather is longer than its products in bfloat16."""
+    """On v6e the messages of this gather take longer than its products in bfloat16."""
     x = jax.ShapeDtypeStruct((1024, 8192), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((8192, 3584), jnp.bfloat16)
     product = Product("kf", "mf", np.dtype(jnp.bfloat16))
@@ -175,7 +177,7 @@ def test_the_price_knows_the_bytes():
     gather = Gather("m", "mk", (product,), Wire("int8"))
     assert set(narrow) == {"lax", "bidirectional_ring"}  # two whole shards are decoded too late
     assert auto.to_gather(gather, x, [w], (8,), model) == ("bidirectional_ring", ())
-    # As compiled: 660 us. Joined before the product, where what is decoded is written at once.
+    # As compiled: 660 us. Halves are decoded into one buffer, and joined before the product.
     halves = algorithms.bidirectional_ring(8)
     assert auto.joining(gather, x, [w], halves, model) == "copied"
     assert 0.9 * 660e-6 < narrow["bidirectional_ring"] < 1.1 * 660e-6
@@ -186,27 +188,27 @@ def test_the_price_knows_the_bytes():
 
 @pytest.mark.parametrize("algorithm", ["lax", "ring", "bidirectional_ring"])
 def test_only_bytes_travel(algorithm):
-    """Forward and backward, in the program that is lowered: no float, and at most 0.53 of bf16."""
+    """In the lowered program, forward and backward: no floats, at most 0.53 of bfloat16's bytes."""
     mesh, ins = make_mesh(4), (P("x"), P(None, "x"), P("x"))
 
-    def loss(x, w, v, how):
-        y = ringcoll.all_gather_matmul(x, w, "x", algorithm=algorithm, **how)
-        z = ringcoll.matmul_reduce_scatter(y, v, "x", algorithm=algorithm, **how)
+    def loss(x, w, v, options):
+        y = ringcoll.all_gather_matmul(x, w, "x", algorithm=algorithm, **options)
+        z = ringcoll.matmul_reduce_scatter(y, v, "x", algorithm=algorithm, **options)
         return (z**2).sum()
 
-    def sent(**how):
-        function = jax.grad(partial(loss, how=how), (0, 1, 2))
+    def sent(**options):
+        function = jax.grad(partial(loss, options=options), (0, 1, 2))
         mapped = jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=ins)
         shapes = (64, 512), (512, 256), (256, 512)
         operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
         return jax.jit(mapped).lower(*operands).as_text()
 
     kinds = "all_gather|all_to_all|collective_permute|reduce_scatter|all_reduce"
-    narrow, wide = (collectives(sent(**how), kinds) for how in ({"wire": "int8"}, {}))
+    narrow, wide = (collectives(sent(**options), kinds) for options in ({"wire": "int8"}, {}))
     assert {dtype for *_, dtype in narrow} == {"ui8"}
 
     def count(found):
-        """The elements of whole vectors; a reduce-scatter results in a part of four."""
+        """Elements of whole vectors; the result of a reduce-scatter is one of four parts."""
         sizes = [np.prod([int(d) for d in shape[:-1].split("x")]) for _, shape, _ in found]
         times = [4 if name == "reduce_scatter" else 1 for name, *_ in found]
         return np.dot(sizes, times)
@@ -220,17 +222,17 @@ def collectives(text, kinds):
 
 
 def test_decoded_shards_are_joined_in_one_buffer(monkeypatch):
-    """As on TPUs, where "copied" is chosen; on CPU the products are the same to the last bit."""
+    """As on TPUs, where "copied" is chosen. On CPU the products have the same bits."""
     mesh, rng = make_mesh(4), np.random.default_rng(0)
     x, w = (rng.normal(size=(4, *s)).astype(np.float32) for s in ((6, 16), (16, 8)))
 
     def program(x, w):
-        how = {"algorithm": "bidirectional_ring", "wire": "int8"}
-        return ringcoll.all_gather_matmul(x, w, "x", **how)
+        options = {"algorithm": "bidirectional_ring", "wire": "int8"}
+        return ringcoll.all_gather_matmul(x, w, "x", **options)
 
-    made = []
+    results = []
     for joining in ("fused", "copied"):
         monkeypatch.setattr(auto, "joining", lambda *_, joining=joining: joining)
-        made.append(per_rank(mesh, program, x, w))
-    np.testing.assert_array_equal(*made)
-    assert np.abs(made[0]).min() > 0
+        results.append(per_rank(mesh, program, x, w))
+    np.testing.assert_array_equal(*results)
+    assert np.abs(results[0]).min() > 0

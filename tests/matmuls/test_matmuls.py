@@ -33,68 +33,72 @@ def scattered(y, dim):
 
 FORMS = {
     "rows gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", **options),
         lambda n: ((3, 4), (4, 2)),
         lambda x, w: gathered(x, 0) @ w,
     ),
     "leading dimensions": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", **options),
         lambda n: ((2, 3, 4), (4, 2)),
         lambda x, w: gathered(x, 1) @ w,
     ),
     "contraction gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **options),
         lambda n: ((5, 3), (3 * n, 2)),
         lambda x, w: gathered(x, 1) @ w,
     ),
     "weight gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", operand=1, **options),
         lambda n: ((5, 3 * n), (3, 2)),
         lambda x, w: x @ gathered(w, 0),
     ),
     "columns of the weight gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_matmul(x, w, "x", operand=1, dimension=-1, **how),
+        lambda x, w, **options: ringcoll.all_gather_matmul(
+            x, w, "x", operand=1, dimension=-1, **options
+        ),
         lambda n: ((5, 4), (4, 3)),
         lambda x, w: x @ gathered(w, 1),
     ),
     "a batch gathered": Form(
-        lambda x, w, **how: ringcoll.all_gather_einsum(
-            "ebk,ekf->ebf", x, w, "x", gather="e", **how
+        lambda x, w, **options: ringcoll.all_gather_einsum(
+            "ebk,ekf->ebf", x, w, "x", gather="e", **options
         ),
         lambda n: ((2, 3, 4), (2 * n, 4, 2)),
         lambda x, w: jnp.einsum("ebk,ekf->ebf", gathered(x, 0), w),
     ),
     "several weights": Form(
-        lambda x, w, **how: jnp.concatenate(
-            ringcoll.all_gather_matmul(x, [w, 2 * w[:, :1]], "x", **how), 1
+        lambda x, w, **options: jnp.concatenate(
+            ringcoll.all_gather_matmul(x, [w, 2 * w[:, :1]], "x", **options), 1
         ),
         lambda n: ((3, 4), (4, 2)),
         lambda x, w: gathered(x, 0) @ jnp.concatenate([w, 2 * w[:, :1]], 1),
     ),
     "rows scattered": Form(
-        lambda x, w, **how: ringcoll.matmul_reduce_scatter(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.matmul_reduce_scatter(x, w, "x", **options),
         lambda n: ((3 * n, 4), (4, 2)),
         lambda x, w: scattered(x @ w, 0),
     ),
     "columns scattered": Form(
-        lambda x, w, **how: ringcoll.matmul_reduce_scatter(x, w, "x", scatter_dimension=-1, **how),
+        lambda x, w, **options: ringcoll.matmul_reduce_scatter(
+            x, w, "x", scatter_dimension=-1, **options
+        ),
         lambda n: ((2, 3, 4), (4, 3 * n)),
         lambda x, w: scattered(x @ w, 2),
     ),
     "a batch scattered": Form(
-        lambda x, w, **how: ringcoll.einsum_reduce_scatter(
-            "ebk,ekf->bfe", x, w, "x", scatter="e", **how
+        lambda x, w, **options: ringcoll.einsum_reduce_scatter(
+            "ebk,ekf->bfe", x, w, "x", scatter="e", **options
         ),
         lambda n: ((2 * n, 3, 4), (2 * n, 4, 2)),
         lambda x, w: scattered(jnp.einsum("ebk,ekf->bfe", x, w), 2),
     ),
     "sum of whole products": Form(
-        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", fused=False, **how),
+        lambda x, w, **options: ringcoll.matmul_all_reduce(x, w, "x", fused=False, **options),
         lambda n: ((5, 4), (4, 2)),
         lambda x, w: lax.psum(x @ w, "x"),
     ),
     "sum on every rank": Form(
-        lambda x, w, **how: ringcoll.matmul_all_reduce(x, w, "x", **how),
+        lambda x, w, **options: ringcoll.matmul_all_reduce(x, w, "x", **options),
         lambda n: ((5, 4), (4, 2)),
         lambda x, w: lax.psum(x @ w, "x"),
     ),
@@ -122,9 +126,9 @@ def with_gradients(call):
     return both
 
 
-#: What a sum on every rank makes of its cotangent is another program where types are checked.
+#: The gradient of a sum on every rank is another program if types are checked.
 SUMS = ("sum of whole products", "sum on every rank")
-#: Every form on every number of ranks, typed or not: by turns, and of a sum on a few ranks both.
+#: Every form on every number of ranks, with and without types in turn; for sums on few ranks, both.
 CALLS = [
     (name, n, check_vma)
     for i, name in enumerate(FORMS)
@@ -144,28 +148,30 @@ def is_usual(name, n, check_vma):
 def test_value_and_gradients_are_those_of_the_plain_form(name, n, check_vma):
     form, mesh = FORMS[name], make_mesh(n)
     # (On CPU "auto" is "lax".)
-    hows = [{"algorithm": algorithm} for algorithm in [*distinct("all_gather", n), "auto"]]
+    variants = [{"algorithm": algorithm} for algorithm in [*distinct("all_gather", n), "auto"]]
     if name in BOTH_WAYS:
-        hows += [{"algorithm": "bidirectional_ring", "residuals": "regather"}]
+        variants += [{"algorithm": "bidirectional_ring", "residuals": "regather"}]
 
     def program(x, w):
         return {
             "plain": with_gradients(form.plain)(x, w),
             **{
-                str(how): with_gradients(lambda x, w, how=how: form.ours(x, w, **how))(x, w)
-                for how in hows
+                str(options): with_gradients(
+                    lambda x, w, options=options: form.ours(x, w, **options)
+                )(x, w)
+                for options in variants
             },
         }
 
     results = per_rank(mesh, program, *operands(form, n), check_vma=check_vma)
     plain = results.pop("plain")
-    for how, ours in results.items():
+    for options, ours in results.items():
         for got, wanted in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-            np.testing.assert_array_equal(got, wanted, how)
+            np.testing.assert_array_equal(got, wanted, options)
 
 
 def second_order(f):
-    """A gradient by both factors of what a gradient by one makes."""
+    """The gradients by both factors of a function of the gradient by one factor."""
     by_w = lambda x, w: jax.grad(lambda w: (f(x, w) ** 2).sum())(w)  # noqa: E731
     return jax.grad(lambda x, w: (by_w(x, w) ** 2).sum(), (0, 1))
 
@@ -215,8 +221,8 @@ def test_several_axes_by_all_links(algorithm):
     def program(x, w):
         ours = ringcoll.all_gather_matmul(x, w, ("y", "x"), algorithm=algorithm)
         back = ringcoll.matmul_reduce_scatter(ours, w.T, ("y", "x"), algorithm=algorithm)
-        whole = lax.all_gather(x, ("y", "x"), tiled=True) @ w
-        return (ours, back), (whole, lax.psum_scatter(whole @ w.T, ("y", "x"), tiled=True))
+        product = lax.all_gather(x, ("y", "x"), tiled=True) @ w
+        return (ours, back), (product, lax.psum_scatter(product @ w.T, ("y", "x"), tiled=True))
 
     assert_same(*per_rank(mesh, program, x, w))
 
@@ -244,7 +250,7 @@ REFUSED = {
     ),
     "a diagonal": (lambda x, w: ("mm,mf->mf", x, w, "x", "m"), "has a label twice"),
     "alone": (lambda x, w: ("mk,jf->mf", x, w, "x", "m"), "stands in one place only"),
-    "dimensions": (lambda x, w: ("amk,kf->amf", x, w, "x", "m"), "'amk' is not of the 2 dim"),
+    "dimensions": (lambda x, w: ("amk,kf->amf", x, w, "x", "m"), "'amk' does not fit the 2 dim"),
     "sizes": (lambda x, w: ("mk,kf->mf", x, w[1:], "x", "m"), "label 'k' is of size 4 in x and 3"),
 }
 
@@ -271,7 +277,7 @@ def test_rows_that_do_not_divide_are_refused_or_padded_and_cut():
 
 
 def test_of_no_elements():
-    """Of no rows or columns; lax's collectives cannot be compiled for them."""
+    """With no rows or no columns, for which lax's collectives cannot be compiled."""
     shapes = {
         "rows gathered": ((0, 4), (4, 2)),
         "columns of the weight gathered": ((5, 4), (4, 0)),

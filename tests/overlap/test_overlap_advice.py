@@ -1,4 +1,4 @@
-"""What to change first: the pairs that are seen, what is foreseen of them, by the paper's sums.
+"""What to change first: which pairs are found, and what is predicted for them, as on paper.
 
 (x is 1,000,000 bytes, a matmul 1000 us, a link 1 GB/s; four ranks in a ring.)
 """
@@ -22,10 +22,10 @@ FIRST = "to change first: "
 
 
 def advice(*lines, text=None, **options):
-    made = overlap.report(text or program(*lines, **options), chip=CHIP)
-    assert str(made).splitlines()[-1] == (made.advice or str(made).splitlines()[-1])
-    assert made.to_dict()["advice"] == made.advice
-    return made.advice.removeprefix(FIRST)
+    report = overlap.report(text or program(*lines, **options), chip=CHIP)
+    assert str(report).splitlines()[-1] == (report.advice or str(report).splitlines()[-1])
+    assert report.to_dict()["advice"] == report.advice
+    return report.advice.removeprefix(FIRST)
 
 
 def test_gather_then_multiply():
@@ -37,15 +37,15 @@ def test_gather_then_multiply():
 
 
 def test_two_products_of_one_gather_are_taken_together():
-    said = advice(*GATHER, dot("y", "g"), dot("z", "g"))
-    assert "2375 us with the matmul; `all_gather_matmul` would take at best 2000 us" in said
+    found = advice(*GATHER, dot("y", "g"), dot("z", "g"))
+    assert "2375 us with the matmul; `all_gather_matmul` would take at best 2000 us" in found
 
 
 def test_a_short_matmul_leaves_hops_bare():
     # Of 3,000,000 bytes, 300 us: a piece of 75, then three hops of 126.
-    said = advice(*GATHER, dot("y", "g", cycles=250_000))
+    found = advice(*GATHER, dot("y", "g", cycles=250_000))
     assert (
-        "675 us with the matmul; `all_gather_matmul` would take at best 453 us (modelled)" in said
+        "675 us with the matmul; `all_gather_matmul` would take at best 453 us (modelled)" in found
     )
 
 
@@ -67,9 +67,11 @@ def test_multiply_then_reduce():
 
 def test_an_all_reduce_for_a_scatter_is_one():
     line = ', metadata={op_name="f/reduce_scatter" source_file="a.py" source_line=9}'
-    said = advice(dot("y"), f"%r = {SHAPE} all-reduce(%y), {GROUPS}, to_apply=%add{line}")
-    assert said.startswith("multiply, then scatter at a.py:9: 750 us exposed, 1750 us with the mat")
-    assert said.endswith("`matmul_reduce_scatter` would take at best 1300 us (modelled)")
+    found = advice(dot("y"), f"%r = {SHAPE} all-reduce(%y), {GROUPS}, to_apply=%add{line}")
+    assert found.startswith(
+        "multiply, then scatter at a.py:9: 750 us exposed, 1750 us with the mat"
+    )
+    assert found.endswith("`matmul_reduce_scatter` would take at best 1300 us (modelled)")
 
 
 def test_a_sum_over_the_gathered_dimension_is_no_faster():
@@ -93,15 +95,15 @@ def test_values_are_traced_through_copies_and_casts():
 """
     ended = f"%e = {SHAPE} all-gather-done(%s)"
     handed = f"%g = {SHAPE} fusion(%e), kind=kLoop, calls=%handed"
-    said = advice(GATHER[0], BEGUN, ended, handed, dot("y", "g"), before=inner + MATMUL)
-    assert said.startswith("gather, then multiply at s: 375 us exposed, ")
+    found = advice(GATHER[0], BEGUN, ended, handed, dot("y", "g"), before=inner + MATMUL)
+    assert found.startswith("gather, then multiply at s: 375 us exposed, ")
     back = f"%q = {SHAPE} fusion(%y), kind=kLoop, calls=%handed"
-    said = advice(dot("y"), back, SCATTER.replace("%y", "%q"), before=inner + MATMUL)
-    assert said.startswith("multiply, then scatter at r: 375 us exposed, ")
+    found = advice(dot("y"), back, SCATTER.replace("%y", "%q"), before=inner + MATMUL)
+    assert found.startswith("multiply, then scatter at r: 375 us exposed, ")
 
 
 def test_values_are_traced_into_asynchronous_calls():
-    """As tpu7x's programs have it: the operands come by an update, in a tuple."""
+    """As in programs for tpu7x: the operands come by an update, in a tuple."""
     body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
   %t = ({SHAPE}, {SHAPE}) tuple(%a, %a)
@@ -114,8 +116,8 @@ def test_values_are_traced_into_asynchronous_calls():
     begun = "%s = ((), (), s32[1]) call-start(), to_apply=%offloaded"
     update = f"%u = (({SHAPE}), {PART}) call-update(%s, %y)"
     ended = f"%d = {PART} call-done(%u)"
-    said = advice(begun, dot("y"), update, ended, before=body + MATMUL)
-    assert said.startswith("multiply, then scatter at s: 375 us exposed, 1375 us with the matmul")
+    found = advice(begun, dot("y"), update, ended, before=body + MATMUL)
+    assert found.startswith("multiply, then scatter at s: 375 us exposed, 1375 us with the matmul")
     body = f"""%offloaded (a: f32[125,500]) -> f32[500,500] {{
   %a = {PART} parameter(0)
   ROOT %ag = {SHAPE} all-gather(%a), {GROUPS}, dimensions={{0}}
@@ -126,12 +128,12 @@ def test_values_are_traced_into_asynchronous_calls():
         f"%u = (({PART}), {SHAPE}) call-update(%s, %part)",
         f"%d = {SHAPE} call-done(%u)",
     )
-    said = advice(begun, GATHER[0], update, ended, dot("y", "d"), before=body + MATMUL)
-    assert said.startswith("gather, then multiply at s: 375 us exposed, 1375 us with the matmul")
+    found = advice(begun, GATHER[0], update, ended, dot("y", "d"), before=body + MATMUL)
+    assert found.startswith("gather, then multiply at s: 375 us exposed, 1375 us with the matmul")
 
 
 def test_a_scatter_that_is_rewritten_has_the_line_of_its_matmul():
-    """As v6e's programs have it: padded, and an all-reduce of which a slice is kept."""
+    """As in programs for v6e: padded, then an all-reduce of which a slice is kept."""
     body = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
   %zero = f32[] constant(0)
@@ -144,37 +146,37 @@ def test_a_scatter_that_is_rewritten_has_the_line_of_its_matmul():
 """
     product = dot("y") + ', metadata={op_name="f/dot_general" source_file="a.py" source_line=9}'
     summed = f"%f = {PART} fusion(%y), kind=kCustom, calls=%all-reduce-scatter"
-    said = advice(product, summed, before=body + MATMUL)
-    assert said.startswith(
+    found = advice(product, summed, before=body + MATMUL)
+    assert found.startswith(
         "multiply, then scatter at a.py:9: 375 us exposed, 1375 us with the matm"
     )
 
 
 def test_all_turns_of_a_loop_count():
     turns = ', backend_config={"known_trip_count":{"n":"7"}}'
-    said = advice(text=loop(turns, *GATHER, dot("next", "g")))
-    assert "2625 us exposed, 9625 us with the matmul" in said
-    assert "would take at best 7000 us" in said
+    found = advice(text=loop(turns, *GATHER, dot("next", "g")))
+    assert "2625 us exposed, 9625 us with the matmul" in found
+    assert "would take at best 7000 us" in found
 
 
 def test_two_neighbours_share_a_link():
-    # Half of x goes over one link: 500 us, hidden as 2 x 500 us of matmul, a hop of 1 + 500.
+    # Half of x goes over one link, 500 us. Ours: two matmuls of 500 us, and a hop of 1 + 500.
     pair = [line.replace("{{0,1,2,3}}", "{{0,1}}").replace("125", "250") for line in GATHER]
     text = program(*pair, dot("y", "g"), ranks=2)
     network = Network(((0,), (1,)), (False,))
-    made = overlap.report(overlap.Program(text, network=network), chip=CHIP)
-    assert "500 us exposed, 1500 us with" in made.advice
-    assert made.advice.endswith("would take at best 1001 us (modelled)")
+    report = overlap.report(overlap.Program(text, network=network), chip=CHIP)
+    assert "500 us exposed, 1500 us with" in report.advice
+    assert report.advice.endswith("would take at best 1001 us (modelled)")
 
 
 def test_a_line_of_source_is_named():
-    said = ', metadata={op_name="jit(f)/%s" source_file="/a/train.py" source_line=41}'
-    gather = GATHER[1] + said % "all_gather"
+    metadata = ', metadata={op_name="jit(f)/%s" source_file="/a/train.py" source_line=41}'
+    gather = GATHER[1] + metadata % "all_gather"
     assert advice(GATHER[0], gather, dot("y", "g")).startswith(
         "gather, then multiply at train.py:41: "
     )
     assert advice(GATHER[0], gather) == "train.py:41 all_gather (all-gather): 375 us exposed"
-    ours = GATHER[1] + said % "ringcoll.all_gather_einsum(lax)/all_gather"  # "auto" has weighed it
+    ours = GATHER[1] + metadata % "ringcoll.all_gather_einsum(lax)/all_gather"  # chosen by "auto"
     assert advice(GATHER[0], ours, dot("y", "g")) == (
         "train.py:41 all_gather_einsum (all-gather): 375 us exposed"
     )

@@ -1,4 +1,4 @@
-"""What an assertion allows: shares, seconds, by kind; and nothing green by ignorance."""
+"""Limits of an assertion: shares and seconds, by kind. What cannot be read is never green."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from ringcoll.commands import overlap as command
 HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
 #: A matmul of 1000 us, a permute of 1001 and a gather, by two links of a ring, of 1500.
 BOTH = program(dot("y"), start("s", "y"), done("d", "s"), blocking("all-gather", "d"))
-#: A loop that ends when a number that comes in says so: 1001 us a turn, 1 us of it exposed.
+#: A loop whose operand says when it ends: 1001 us a turn, 1 us of it exposed.
 ENDLESS = loop("", start("s"), dot("y"), done("next", "s")).replace(
     "s32[] constant(7)", "s32[] get-tuple-element(%d), index=0"
 )
@@ -25,10 +25,10 @@ def check(text, *limits, **options):
 
 
 def test_the_parts_of_the_exposed_time_add_up():
-    made = overlap.report(BOTH, chip=CHIP)
+    report = overlap.report(BOTH, chip=CHIP)
     kinds = ("all-gather", "collective-permute", "all-reduce")
-    assert [round(1e6 * made.exposed_of(kind)) for kind in kinds] == [1500, 1001, 0]
-    assert sum(map(made.exposed_share_of, kinds)) == pytest.approx(made.exposed_share)
+    assert [round(1e6 * report.exposed_of(kind)) for kind in kinds] == [1500, 1001, 0]
+    assert sum(map(report.exposed_share_of, kinds)) == pytest.approx(report.exposed_share)
 
 
 def test_limits_that_limit_nothing_are_refused():
@@ -72,8 +72,8 @@ def test_no_more_than_a_limit_is_green(limits):
 def test_each_breach_is_reported():
     with pytest.raises(AssertionError) as caught:
         check(BOTH, {"all-gather": 0, "collective-permute": 0}, min_collectives=9)
-    said = str(caught.value).partition("The report:")[0]
-    assert [said.count(word) for word in ("fewer than", "more than the 0.0% allowed")] == [1, 2]
+    message = str(caught.value).partition("The report:")[0]
+    assert [message.count(word) for word in ("fewer than", "more than the 0.0% allowed")] == [1, 2]
 
 
 def test_a_program_without_collectives_is_red():
@@ -86,10 +86,10 @@ def test_a_program_without_collectives_is_red():
 
 
 def test_an_unread_instruction_is_red_until_it_is_allowed_by_name():
-    made = overlap.report(ENDLESS, chip=CHIP)
-    assert made.unread == ("while",)
-    assert json.loads(made.to_json())["unread"] == ["while"]
-    assert "\nnot read, so the times may leave it out: while" in str(made)
+    report = overlap.report(ENDLESS, chip=CHIP)
+    assert report.unread == ("while",)
+    assert json.loads(report.to_json())["unread"] == ["while"]
+    assert "\nnot read, so the times may leave it out: while" in str(report)
     for others in ((), ("whil",), "while.1", ["WHILE", "s"]):
         with pytest.raises(AssertionError, match=r"while of jit_f could not be read.*\('while',\)"):
             check(ENDLESS, allow_unread=others)
@@ -139,14 +139,14 @@ def test_bad_limits_are_refused_before_the_program_is_read(limits, error, compla
 
 @pytest.fixture
 def overlap_command(monkeypatch, capsys):
-    """The exit status, and what is said, of `overlap` on a text."""
+    """The exit status and the output of `overlap` for a text."""
 
     def run(text, *arguments):
-        made = overlap.report(text, chip=CHIP)
+        report = overlap.report(text, chip=CHIP)
         monkeypatch.setattr(command.topology, "mesh", lambda of, **_: None)
         monkeypatch.setattr(command, "_check_chip", lambda *_: None)
         monkeypatch.setattr(command, "example", lambda *_: (None, ()))
-        monkeypatch.setattr(command, "_reported", lambda *_: (overlap.Program(text), made))
+        monkeypatch.setattr(command, "_reported", lambda *_: (overlap.Program(text), report))
         try:
             status = command_line.main(["overlap", "--example", "ring_matmul", *arguments])
         except SystemExit as ended:
@@ -157,7 +157,7 @@ def overlap_command(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         ("", 0, ""),
         ("--max-exposed 0.72", 0, ""),
@@ -174,21 +174,21 @@ def overlap_command(monkeypatch, capsys):
         ("--allow-unread while", 2, "--allow-unread: nothing is limited; give --max-exposed, too"),
     ],
 )
-def test_limits_of_the_command(overlap_command, arguments, status, said):
+def test_limits_of_the_command(overlap_command, arguments, status, message):
     ended, err = overlap_command(BOTH, *arguments.replace("us -3", "us=-3").split())
     assert ended == status
-    assert said in err
-    assert bool(err) == bool(said)
+    assert message in err
+    assert bool(err) == bool(message)
 
 
 def test_the_command_is_not_green_by_ignorance_either(overlap_command):
     assert overlap_command(ENDLESS)[0] == 0  # nothing is limited
-    status, said = overlap_command(ENDLESS, "--max-exposed", "1")
-    assert (status, "while of jit_f could not be read" in said) == (1, True)
+    status, printed = overlap_command(ENDLESS, "--max-exposed", "1")
+    assert (status, "while of jit_f could not be read" in printed) == (1, True)
     assert overlap_command(ENDLESS, "--max-exposed", "1", "--allow-unread", "while")[0] == 0
     nothing = program(dot("y"))
     assert overlap_command(nothing, "--max-exposed", "1")[0] == 1
     assert overlap_command(nothing, "--max-exposed", "1", "--min-collectives", "0")[0] == 0
     untimed = HIDDEN.replace(":T(8,128)", "").replace(":T(128)", "")
-    status, said = overlap_command(untimed, "--max-exposed-us", "1")
-    assert (status, "has no times" in said) == (2, True)
+    status, printed = overlap_command(untimed, "--max-exposed-us", "1")
+    assert (status, "has no times" in printed) == (2, True)

@@ -44,7 +44,7 @@ SPREAD = (
     "%m2 = u32[] get-tuple-element(%m), index=2",
     "%d = f32[2000,500]{1,0:T(8,128)} fusion(%m1, %m2), kind=kCustom, calls=%finish",
 )
-#: A sum of which each rank keeps a slice.
+#: A sum; each rank keeps a slice of it.
 SUMMED = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
   %zero = s32[] constant(0)
@@ -56,14 +56,14 @@ SUMMED = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
 
 
 def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
-    made = overlap.report(program(*SPREAD, before=ASYNC), chip=CHIP)
-    assert us(made, "total", "compute", "exposed") == (1500, 1000, 500)
-    (row,) = made.rows
+    report = overlap.report(program(*SPREAD, before=ASYNC), chip=CHIP)
+    assert us(report, "total", "compute", "exposed") == (1500, 1000, 500)
+    (row,) = report.rows
     assert (row.kind, row.asynchronous, row.matmuls) == ("all-gather", True, 1)
 
 
 def test_a_matmul_does_not_move_the_buffers_of_a_transfer_spread_over_it():
-    """It reads two MB and writes one, 300 us; the operand that it hands on is not written."""
+    """It reads two MB and writes one, 300 us; the operand that it passes on is not written."""
     lines = [line.replace("1000000", "350000") for line in SPREAD]
     assert us(overlap.report(program(*lines, before=ASYNC), chip=CHIP), "compute") == (350,)
 
@@ -101,40 +101,40 @@ def test_a_collective_that_is_spread_over_the_turns_of_a_loop():
         "%m2 = u32[] get-tuple-element(%while), index=2",
         SPREAD[6],
     ]
-    made = overlap.report(program(*lines, before=ASYNC + loop), chip=CHIP)
-    assert us(made, "total", "compute", "exposed") == (2000, 2000, 0)
-    (row,) = made.rows
+    report = overlap.report(program(*lines, before=ASYNC + loop), chip=CHIP)
+    assert us(report, "total", "compute", "exposed") == (2000, 2000, 0)
+    (row,) = report.rows
     assert (row.count, row.matmuls, row.asynchronous) == (1, 2, True)
 
 
 def test_a_collective_after_a_spread_one_counts_by_itself():
-    # An all-reduce in a fusion reads what the all-gather's matmul made: it is no part of it.
+    # The all-reduce in a fusion reads the result of the gather's matmul; it is not a part of it.
     lines = [
         *SPREAD[:4],
         f"%m0 = {SHAPE} get-tuple-element(%m), index=0",
         "%r = f32[125,500] fusion(%m0), kind=kCustom, calls=%all-reduce-scatter",
         *SPREAD[4:],
     ]
-    made = overlap.report(program(*lines, before=ASYNC + SUMMED), chip=CHIP)
-    assert [row.kind for row in made.rows] == ["all-gather", "reduce-scatter"]
+    report = overlap.report(program(*lines, before=ASYNC + SUMMED), chip=CHIP)
+    assert [row.kind for row in report.rows] == ["all-gather", "reduce-scatter"]
     # The matmul hides 1000 of 1500 us; the links are free for the second collective then.
-    assert us(made, "total", "exposed") == (1500 + 375, 500 + 375)
+    assert us(report, "total", "exposed") == (1500 + 375, 500 + 375)
 
 
 def test_a_fusion_that_sums_and_keeps_a_slice_is_a_reduce_scatter():
     line = "%y = f32[125,500] fusion(%x), kind=kCustom, calls=%all-reduce-scatter"
-    made = overlap.report(program(line, before=SUMMED), chip=CHIP)
-    assert [row.kind for row in made.rows] == ["reduce-scatter"]
-    assert us(made, "total", "exposed") == (375, 375)
+    report = overlap.report(program(line, before=SUMMED), chip=CHIP)
+    assert [row.kind for row in report.rows] == ["reduce-scatter"]
+    assert us(report, "total", "exposed") == (375, 375)
 
 
 def test_a_sum_of_which_a_slice_is_kept_may_be_spread_over_a_matmul():
     text = program(*SPREAD, before=ASYNC.replace("all-gather(", "all-reduce("))
     named = re.sub("%(begin|go_on|finish)", r"%all-reduce-scatter.\1", text)
-    made = overlap.report(named, chip=CHIP)
+    report = overlap.report(named, chip=CHIP)
     # 3/4 MB over two links, all of it under the matmul.
-    assert [(row.kind, row.count) for row in made.rows] == [("reduce-scatter", 1)]
-    assert us(made, "total", "exposed", "communication") == (1000, 0, 375)
+    assert [(row.kind, row.count) for row in report.rows] == [("reduce-scatter", 1)]
+    assert us(report, "total", "exposed", "communication") == (1000, 0, 375)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_sum_of_which_a_slice_is_kept_may_be_spread_over_a_matmul():
     ("kind", "wire"), [("reduce-scatter", 375), ("all-gather", 1500), ("all-reduce", 750)]
 )
 def test_an_asynchronous_call_begins_with_its_update(start, key, kind, wire):
-    """What runs on a tpu7x's sparse cores; libtpu writes the second form since 0.0.52."""
+    """A tpu7x's sparse cores run such calls; libtpu writes the second form since 0.0.52."""
     body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
   %a = {SHAPE} parameter(0)
   %b = ({SHAPE}) tuple(%a)
@@ -161,12 +161,12 @@ def test_an_asynchronous_call_begins_with_its_update(start, key, kind, wire):
         dot("z", cycles=300_000),
         f"%d = f32[125,500] {start}-done(%u)",
     ]
-    made = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
+    report = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
     # 300 us of compute stand between the update and its end.
     expected = (1000 + wire, 1300, wire - 300)
-    assert us(made, "total", "compute", "exposed") == expected
-    assert [(row.kind, row.asynchronous) for row in made.rows] == [(kind, True)]
-    assert [row.matmuls for row in made.rows] == [1]
+    assert us(report, "total", "compute", "exposed") == expected
+    assert [(row.kind, row.asynchronous) for row in report.rows] == [(kind, True)]
+    assert [row.matmuls for row in report.rows] == [1]
 
 
 def test_an_asynchronous_call_that_sends_nothing_is_free_and_noted():
@@ -182,9 +182,9 @@ def test_an_asynchronous_call_that_sends_nothing_is_free_and_noted():
         f"%u = (({SHAPE}), {SHAPE}) call-update(%s, %y)",
         f"%d = {SHAPE} call-done(%u)",
     ]
-    made = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
-    assert us(made, "total", "compute", "exposed") == (1000, 1000, 0)
-    assert any("sparse cores" in line for line in made.assumptions)
+    report = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
+    assert us(report, "total", "compute", "exposed") == (1000, 1000, 0)
+    assert any("sparse cores" in line for line in report.assumptions)
 
 
 def test_a_conditional_without_exposure_takes_its_longest_branch():
@@ -194,9 +194,9 @@ def test_a_conditional_without_exposure_takes_its_longest_branch():
         for name, cycles in (("short", 1000), ("long", 500_000))
     )
     line = f"%y = {SHAPE} conditional(%x, %x, %w), branch_computations={{%short, %long}}"
-    made = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
-    assert us(made, "compute") == (500,)
-    assert any("branch with most exposed" in line for line in made.assumptions)
+    report = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
+    assert us(report, "compute") == (500,)
+    assert any("branch with most exposed" in line for line in report.assumptions)
 
 
 def test_of_a_conditional_the_branch_with_most_exposed_is_taken():
@@ -213,11 +213,11 @@ def test_of_a_conditional_the_branch_with_most_exposed_is_taken():
 
 """
     line = f"%y = {SHAPE} conditional(%x, %x, %w), branch_computations={{%long, %sums}}"
-    made = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
-    assert made.exposed == made.total > 0
+    report = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
+    assert report.exposed == report.total > 0
 
 
-#: Of w (1 MB), a fusion within a fusion takes a tenth: 50 rows, as they are or turned over.
+#: A fusion within a fusion takes a tenth of w (1 MB): 50 rows, as they are or transposed.
 SLICED = f"""%slice (v: f32[500,500], at: s32[]) -> f32[50,500] {{
   %v = {SHAPE} parameter(0)
   %at = s32[] parameter(1)
@@ -279,9 +279,9 @@ def test_a_fusion_that_cuts_an_array_reads_its_parts():
 """
     shapes = f"(f32[100,500], f32[50,500], {SHAPE})"
     line = f"%y = {shapes} fusion(%w), kind=kLoop, calls=%cut"
-    made = overlap.report(program(line, before=body), chip=CHIP)
-    # Both parts are read and written; what is handed on is neither.
-    assert made.compute * 10e9 == pytest.approx(2 * (200_000 + 100_000))
+    report = overlap.report(program(line, before=body), chip=CHIP)
+    # Both parts are read and written. The operand that is passed on is neither.
+    assert report.compute * 10e9 == pytest.approx(2 * (200_000 + 100_000))
 
 
 def test_an_update_in_place_by_a_fusion_within_a_fusion_writes_the_update():
@@ -306,5 +306,5 @@ def test_an_update_in_place_by_a_fusion_within_a_fusion_writes_the_update():
         "%row = f32[1,500] constant(0)",
         f"%y = {SHAPE} fusion(%x, %row, %i0), kind=kLoop, calls=%outer",
     )
-    made = overlap.report(program(*lines, before=body), chip=CHIP)
-    assert made.compute * 10e9 == pytest.approx(2000 + 4 + 2000)
+    report = overlap.report(program(*lines, before=body), chip=CHIP)
+    assert report.compute * 10e9 == pytest.approx(2000 + 4 + 2000)

@@ -1,7 +1,7 @@
-"""Programs for eight H200 from the real compiler: what we send has matmuls under it.
+"""Programs for eight H200 from the real compiler: our messages have matmuls over them.
 
-No GPU is needed, nor CUDA, only XLA's plugin. The programs are compiled in a process of their
-own, so that no other test finds it loaded: see `gpu_programs`.
+Neither a GPU nor CUDA is needed, only XLA's plugin. The programs are compiled in a process of their
+own, so that no other test finds the plugin loaded: see `gpu_programs`.
 """
 
 import json
@@ -56,7 +56,7 @@ def test_of_a_gather_once_more_for_the_gradient_one_hop_is_bare_at_most(programs
 
 @pytest.mark.exhaustive
 def test_of_two_directions_one_is_bare_unless_the_compiler_is_told(programs):
-    """Why the ring goes one way round on GPUs; once this fails, it need not."""
+    """This is why the ring goes one way on GPUs. If this fails, it need not."""
     both = [programs[f"both ways{told}"]["rows"] for told in ("", ", two at once")]
     assert [sum(row["bare"] for row in rows) for rows in both] == [7, 0]
     assert len(programs["both ways"]["rows"]) == 14

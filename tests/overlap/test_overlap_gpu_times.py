@@ -9,21 +9,21 @@ from ringcoll import cost, overlap
 from ringcoll.costs.machines import MACHINES
 
 H100 = MACHINES["h100"]
-#: Of the matmul of `matmul`: float32, 500^3.
+#: Seconds of the matmul of `matmul`: float32, 500^3.
 PRODUCT = H100.matmuls[4].start + 2 * 500**3 * H100.matmuls[4].delta
 HOP = cost.predict("ppermute", 1e6, 4, "h100")
 
 
-def untiled(*lines, **how):
+def untiled(*lines, **options):
     """The text of a GPU's program: its layouts have no tiles."""
-    return program(*lines, **how).replace(":T(8,128)", "").replace(":T(128)", "")
+    return program(*lines, **options).replace(":T(8,128)", "").replace(":T(128)", "")
 
 
 def matmul(name, x="x"):
     return f"%{name} = f32[500,500]{{1,0}} fusion(%{x}, %w), kind=kCustom, calls=%matmul"
 
 
-def beside(name, x="x"):
+def on_other_stream(name, x="x"):
     """A matmul on another stream, and the wait for it."""
     kind = "kind=kCustom, calls=%matmul"
     of = "((f32[500,500]{1,0}, f32[500,500]{1,0}), f32[500,500]{1,0})"
@@ -33,18 +33,18 @@ def beside(name, x="x"):
     )
 
 
-def timed(*lines, chip="h100", **how):
-    return overlap.report(untiled(*lines, **how), chip=chip)
+def timed(*lines, chip="h100", **options):
+    return overlap.report(untiled(*lines, **options), chip=chip)
 
 
 def test_a_permute_and_a_matmul_take_what_was_measured():
-    made = timed(start("s"), matmul("y"), done("d", "s"), matmul("z", "d"))
-    assert made.timed
-    assert made.rows[0].wire == pytest.approx(HOP)
-    assert made.compute == pytest.approx(2 * PRODUCT)
-    assert made.exposed == pytest.approx(HOP - PRODUCT)
-    assert made.total == pytest.approx(HOP + PRODUCT)
-    assert dict(made.sources) == {"measured": pytest.approx(2 * PRODUCT)}
+    report = timed(start("s"), matmul("y"), done("d", "s"), matmul("z", "d"))
+    assert report.timed
+    assert report.rows[0].wire == pytest.approx(HOP)
+    assert report.compute == pytest.approx(2 * PRODUCT)
+    assert report.exposed == pytest.approx(HOP - PRODUCT)
+    assert report.total == pytest.approx(HOP + PRODUCT)
+    assert dict(report.sources) == {"measured": pytest.approx(2 * PRODUCT)}
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_a_permute_and_a_matmul_take_what_was_measured():
 )
 def test_built_in_collectives_are_those_of_predict(opcode, name, times):
     """Bytes as nccl-tests counts them: of an all-gather, those of the result."""
-    made = timed(matmul("y"), blocking(opcode, "y"))
-    assert made.exposed == pytest.approx(cost.predict(name, times * 1e6, 4, "h100"))
+    report = timed(matmul("y"), blocking(opcode, "y"))
+    assert report.exposed == pytest.approx(cost.predict(name, times * 1e6, 4, "h100"))
     pairs = timed(matmul("y"), blocking(opcode, "y", groups="{{0,1},{2,3}}"))
     least = cost.predict(name, min(times, 2) * 1e6, 2, "h100")
     assert pairs.exposed == pytest.approx(least)
@@ -75,32 +75,32 @@ def test_ranks_on_two_hosts_use_the_network():
 
 
 def test_transfers_run_one_after_the_other():
-    made = timed(start("s"), start("t"), done("d", "s"), done("e", "t"))
-    assert made.total == made.exposed == pytest.approx(2 * HOP)
+    report = timed(start("s"), start("t"), done("d", "s"), done("e", "t"))
+    assert report.total == report.exposed == pytest.approx(2 * HOP)
     nobody = "source_target_pairs={{0,0}}"
     assert timed(start("s", pairs=nobody), done("d", "s")).total == 0
 
 
 def test_matmuls_on_two_streams_take_turns():
-    (one, wait), (two, last) = beside("m"), beside("n")
-    made = timed(one, two, matmul("y"), wait, last)
-    assert made.total == made.compute == pytest.approx(3 * PRODUCT)
-    assert made.exposed == made.memory == 0
+    (one, wait), (two, last) = on_other_stream("m"), on_other_stream("n")
+    report = timed(one, two, matmul("y"), wait, last)
+    assert report.total == report.compute == pytest.approx(3 * PRODUCT)
+    assert report.exposed == report.memory == 0
 
 
 def test_a_transfer_under_a_matmul_of_another_stream_is_exposed_for_the_rest():
-    one, wait = beside("m")
-    made = timed(one, start("s"), done("d", "s"), wait)
-    assert made.exposed == pytest.approx(HOP - PRODUCT)
-    assert made.total == pytest.approx(HOP)
-    assert made.rows[0].compute == pytest.approx(PRODUCT)
+    one, wait = on_other_stream("m")
+    report = timed(one, start("s"), done("d", "s"), wait)
+    assert report.exposed == pytest.approx(HOP - PRODUCT)
+    assert report.total == pytest.approx(HOP)
+    assert report.rows[0].compute == pytest.approx(PRODUCT)
 
 
 def test_other_work_takes_its_bytes_over_the_memory():
-    """Three arrays; of a library's matmul, not the room that it works in."""
-    made = timed("%a = f32[500,500]{1,0} add(%x, %w)")
-    assert made.total == pytest.approx(3e6 * H100.model.memory)
-    assert dict(made.sources) == {"roofline": made.total}
+    """Three arrays. The workspace of a library's matmul does not count."""
+    report = timed("%a = f32[500,500]{1,0} add(%x, %w)")
+    assert report.total == pytest.approx(3e6 * H100.model.memory)
+    assert dict(report.sources) == {"roofline": report.total}
     config = '{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}'
     gemm = (
         "%g = (f32[500,500]{1,0}, s8[999999999]{0}) custom-call(%x, %w), "
@@ -119,12 +119,12 @@ def test_a_dtype_that_was_not_measured_counts_as_the_next_wider(dtype, width):
 
 
 def test_a_report_says_what_was_modelled_and_how_far_it_is_off():
-    made = timed(start("s"), matmul("y"), done("d", "s"), chip="NVIDIA H200")
-    said = str(made)
+    report = timed(start("s"), matmul("y"), done("d", "s"), chip="NVIDIA H200")
+    text = str(report)
     for words in ("h200: memory 4800 GB/s", "on h100", "median error", "nobody has measured"):
-        assert words in said
-    assert "1 of 1 collectives have a matmul between start and done" in said
-    assert json.loads(made.to_json())["chip"] == {"name": "h200", "hbm": 4.8e12}
+        assert words in text
+    assert "1 of 1 collectives have a matmul between start and done" in text
+    assert json.loads(report.to_json())["chip"] == {"name": "h200", "hbm": 4.8e12}
     assert {"h100", "h200", "b200", "gb200"} <= {*overlap.GPUS}
 
 

@@ -1,4 +1,4 @@
-"""Lines of source: what stands beside a row, by both ways in which texts tell it; versions."""
+"""Lines of source beside rows, in both forms that programs have; and versions."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from ringcoll.overlap.hlo import parse
 from ringcoll.overlap.lines import Line, Lines
 
 OURS = inspect.getfile(ringcoll.all_gather_matmul)
-#: What called what: train.py, line 41, our function, an installed package's; and line 7 alone.
+#: Stacks of calls: train.py, line 41, our function, an installed package's; and line 7 alone.
 TABLES = f"""
 FileNames
 1 "/home/me/train.py"
@@ -45,7 +45,7 @@ StackFrames
 7 {{file_location_id=2 parent_frame_id=7}}
 
 """
-#: The same by writers that count parents as they count frames, and leave out those of none.
+#: The same as others write it: they count parents like frames, and leave out empty ones.
 PLAIN = TABLES
 for n in (1, 2, 3, 7):
     PLAIN = PLAIN.replace(f" parent_frame_id={n}", f" parent_frame_id={n - 1}")
@@ -54,8 +54,8 @@ PLAIN = PLAIN.replace(" parent_frame_id=0", "")
 
 def text(metadata, tables=TABLES, **options):
     """A program whose permute has metadata."""
-    made = program(f"{start('s')}, metadata={{{metadata}}}", dot("y"), done("d", "s"), **options)
-    head, line, rest = made.partition("\n")
+    built = program(f"{start('s')}, metadata={{{metadata}}}", dot("y"), done("d", "s"), **options)
+    head, line, rest = built.partition("\n")
     return head + line + tables + rest
 
 
@@ -72,7 +72,7 @@ def line_of(text, name="s"):
         (3, "/home/me/train.py:41"),  # nor an installed package's
         (4, "/home/me/train.py:7"),
         (5, f"{OURS}:70"),  # none called it
-        (7, "/venv/lib/site-packages/other/layer.py:99"),  # called by no file of the user's
+        (7, "/venv/lib/site-packages/other/layer.py:99"),  # no file of the user calls it
         (8, ""),
     ],
 )
@@ -89,8 +89,8 @@ def test_frames_that_call_each_other_end():
 
 
 def test_older_texts_name_the_line_beside_the_instruction():
-    said = 'op_name="jit(f)/shard_map/psum" source_file="C:\\\\me\\\\train.py" source_line=12'
-    assert line_of(text(said, "\n\n")).short == "train.py:12 psum"
+    metadata = 'op_name="jit(f)/shard_map/psum" source_file="C:\\\\me\\\\train.py" source_line=12'
+    assert line_of(text(metadata, "\n\n")).short == "train.py:12 psum"
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_a_fusion_has_the_line_of_its_collective():
 
 """
     outer = f'%f = {SHAPE} fusion(%x), calls=%spread, metadata={{op_name="f/dot" stack_frame_id=1}}'
-    made = program(outer, before=inner + MATMUL).replace("\n\n", TABLES, 1)
-    assert line_of(made, "f").short == "train.py:7 psum"
-    bare = made.replace(', metadata={op_name="f/psum" stack_frame_id=4}', ", to_apply=%add")
+    fused = program(outer, before=inner + MATMUL).replace("\n\n", TABLES, 1)
+    assert line_of(fused, "f").short == "train.py:7 psum"
+    bare = fused.replace(', metadata={op_name="f/psum" stack_frame_id=4}', ", to_apply=%add")
     assert line_of(bare, "f").short == "train.py:41 dot"
     # The compiler left out the line of the sum, and kept that of its addition.
     addition = """
@@ -136,15 +136,15 @@ def test_a_fusion_has_the_line_of_its_collective():
     assert line_of(bare.replace("%spread", addition[1:], 1), "f").short == (
         "train.py:7 reduce_scatter"
     )
-    assert line_of(made, "none_such") == Line()
+    assert line_of(fused, "none_such") == Line()
 
 
 def test_rows_point_to_code_in_text_and_json():
-    made = overlap.report(text('op_name="jit(f)/psum" stack_frame_id=1'), chip=CHIP)
-    heads, row = str(made).splitlines()[1:3]
+    report = overlap.report(text('op_name="jit(f)/psum" stack_frame_id=1'), chip=CHIP)
+    heads, row = str(report).splitlines()[1:3]
     assert heads.split()[:3] == ["at", "collective", "kind"]
     assert row.startswith("train.py:41 psum  s ")
-    (row,) = json.loads(made.to_json())["rows"]
+    (row,) = json.loads(report.to_json())["rows"]
     assert (row["source"], row["op_name"]) == ("/home/me/train.py:41", "jit(f)/psum")
     assert row["at"] == "train.py:41 psum"
     assert not str(overlap.report(text("", "\n\n"), chip=CHIP)).splitlines()[1].startswith("at")
@@ -152,13 +152,13 @@ def test_rows_point_to_code_in_text_and_json():
 
 def test_a_turn_and_all_turns_of_a_loop_are_told_apart():
     turns = ', backend_config={"known_trip_count":{"n":"7"}}'
-    made = overlap.report(loop(turns, dot("y"), start("s", "y"), done("next", "s")), chip=CHIP)
-    heads, row, note = str(made).splitlines()[1:4]
+    report = overlap.report(loop(turns, dot("y"), start("s", "y"), done("next", "s")), chip=CHIP)
+    heads, row, note = str(report).splitlines()[1:4]
     assert heads.split()[-5:] == ["exposed", "us", "in", "all", "us"]
     assert row.split()[2] == "7"
     assert row.split()[-2:] == ["1001.0", "7007.0"]
     assert note == "(MB to exposed us are of one run; in all us is the exposed time of all runs)"
-    (row,) = json.loads(made.to_json())["rows"]
+    (row,) = json.loads(report.to_json())["rows"]
     assert [round(1e6 * row[key]) for key in ("wire", "exposed_each", "exposed")] == [
         *(1001, 1001, 7007)
     ]
@@ -180,15 +180,15 @@ def test_a_compiled_program_tells_lines_and_versions():
                       in_specs=P("x"), out_specs=P())  # fmt: skip
     operand = jax.ShapeDtypeStruct((64, 8), jnp.float32, sharding=NamedSharding(mesh, P("x")))
     for function, which in ((f, "return jax.lax"), (g, "g = jax.")):
-        made = overlap.report(jax.jit(function).lower(operand).compile())
+        report = overlap.report(jax.jit(function).lower(operand).compile())
         lines, first = inspect.getsourcelines(test_a_compiled_program_tells_lines_and_versions)
         (at,) = (first + i for i, line in enumerate(lines) if line.strip().startswith(which))
-        assert made.rows
-        assert {row.source for row in made.rows} == {f"{__file__}:{at}"}
-    assert made.rows[0].at.endswith(" psum reduce_scatter round 1")
-    assert dict(made.versions) == {"jax": jax.__version__, "jaxlib": jax.lib.__version__}
-    assert f"\ncompiled by jax {jax.__version__}, jaxlib " in str(made)
-    assert json.loads(made.to_json())["versions"]["jax"] == jax.__version__
+        assert report.rows
+        assert {row.source for row in report.rows} == {f"{__file__}:{at}"}
+    assert report.rows[0].at.endswith(" psum reduce_scatter round 1")
+    assert dict(report.versions) == {"jax": jax.__version__, "jaxlib": jax.lib.__version__}
+    assert f"\ncompiled by jax {jax.__version__}, jaxlib " in str(report)
+    assert json.loads(report.to_json())["versions"]["jax"] == jax.__version__
 
 
 def test_versions_of_compilers(monkeypatch):
@@ -206,6 +206,6 @@ def test_versions_of_compilers(monkeypatch):
 
 
 def test_a_text_has_no_versions():
-    made = overlap.report(program(dot("y")), chip=CHIP)
-    assert made.versions == {}
-    assert "compiled by unknown versions of jax and of the compiler" in str(made)
+    report = overlap.report(program(dot("y")), chip=CHIP)
+    assert report.versions == {}
+    assert "compiled by unknown versions of jax and of the compiler" in str(report)

@@ -21,17 +21,17 @@ def gather(name, groups):
 
 def totals(*lines):
     """Total and busiest link, in microseconds."""
-    given = overlap.Program(program(*lines, ranks=8), network=GRID)
-    return us(overlap.report(given, chip=CHIP), "total", "communication")
+    placed = overlap.Program(program(*lines, ranks=8), network=GRID)
+    return us(overlap.report(placed, chip=CHIP), "total", "communication")
 
 
 def both(one, other):
-    """The lines of two collectives that are started before the first is waited for."""
+    """Two collectives that both start before the first is waited for."""
     return one[0], other[0], one[1], other[1]
 
 
 def test_collectives_over_two_axes_run_beside_each_other():
-    # A row's end has one link to its row, over which 3 MB come; a column's, one for 1 MB.
+    # The end of a row has one link to its row, for 3 MB, and one to its column, for 1 MB.
     rows, columns = gather("r", ROWS), gather("c", COLUMNS)
     assert totals(*rows) == (3000, 3000)
     assert totals(*columns) == (1000, 1000)
@@ -42,14 +42,14 @@ def test_groups_whose_members_are_far_apart_share_links():
     """On a ring of 8, each of 8 shards of 1 MB passes 4 of the 16 links: 2 MB a link."""
     ring = Network(tuple((r,) for r in range(8)), (True,))
     text = program(*gather("c", "{{0,4},{1,5},{2,6},{3,7}}"), ranks=8)
-    made = overlap.report(overlap.Program(text, network=ring), chip=CHIP)
-    assert us(made, "total") == (2000,)
+    report = overlap.report(overlap.Program(text, network=ring), chip=CHIP)
+    assert us(report, "total") == (2000,)
 
 
 def test_collectives_over_the_same_links_wait_for_each_other():
-    whole = gather("a", "{{0,1,2,3,4,5,6,7}}")  # 7 MB over two links of a corner
+    over_all = gather("a", "{{0,1,2,3,4,5,6,7}}")  # 7 MB over two links of a corner
     assert totals(*both(gather("r", ROWS), gather("q", ROWS))) == (6000, 6000)
-    assert totals(*both(gather("r", ROWS), whole)) == (6500, 6500)
+    assert totals(*both(gather("r", ROWS), over_all)) == (6500, 6500)
 
 
 def test_a_permute_along_one_axis_runs_beside_a_collective_along_the_other():
@@ -90,6 +90,6 @@ def test_a_group_of_one_sends_nothing():
 
 
 def test_groups_of_ranks_that_the_network_has_not_are_refused():
-    given = overlap.Program(program(*gather("r", "{{0,8}}"), ranks=8), network=GRID)
+    placed = overlap.Program(program(*gather("r", "{{0,8}}"), ranks=8), network=GRID)
     with pytest.raises(overlap.HloError, match=r"more than the 8 ranks.*pass mesh="):
-        overlap.report(given, chip=CHIP)
+        overlap.report(placed, chip=CHIP)

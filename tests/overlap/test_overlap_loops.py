@@ -1,4 +1,4 @@
-"""Transfers that are carried round loops, and branches, run on paper; see `hlo_texts`.
+"""Transfers that loops carry from turn to turn, and branches, run on paper; see `hlo_texts`.
 
 A transfer takes 1001 us, a matmul 1000 us.
 """
@@ -47,11 +47,11 @@ def carried(*body, turns=7, before=("s0",), after=(), states=1, given=None):
     )
 
 
-def counts(made):
-    return {row.name: row.count for row in made.rows}
+def counts(report):
+    return {row.name: row.count for row in report.rows}
 
 
-#: The state as it is, and taken apart and put together again, as compilers write it.
+#: The state itself, and the state taken apart and joined again, as compilers write it.
 WHOLE = (f"%n1 = {STATE} bitcast(%s)",)
 PARTS = (
     f"%sa = {SHAPE} get-tuple-element(%s), index=0",
@@ -64,56 +64,56 @@ PARTS = (
 
 @pytest.mark.parametrize("handed", [WHOLE, PARTS])
 def test_a_permute_that_ends_in_the_next_turn_counts_in_each(handed):
-    """It is waited for, the next is started, and a matmul runs above that: 1 us is exposed.
+    """Each turn waits, starts the next permute, and runs a matmul over it: 1 us is exposed.
 
-    The first is waited for with nothing above it: 1001 us. The last ends after the loop.
+    Nothing runs over the first permute, so 1001 us are exposed. The last one ends after the loop.
     """
     body = (done("x", "p1"), start("s"), dot("y"), *handed)
     text = carried(*body, before=[start("s0")], after=[done("z", "q1")])
-    made = overlap.report(text, chip=CHIP)
-    assert us(made, "total", "compute", "exposed") == (8008, 7000, 1001 + 7)
-    assert counts(made) == {"s0": 1, "s": 7}
-    assert us(made, "communication") == (8 * 1001,)
-    assert [(row.matmuls, row.bare) for row in made.rows] == [(0, 1), (7, 0)]
+    report = overlap.report(text, chip=CHIP)
+    assert us(report, "total", "compute", "exposed") == (8008, 7000, 1001 + 7)
+    assert counts(report) == {"s0": 1, "s": 7}
+    assert us(report, "communication") == (8 * 1001,)
+    assert [(row.matmuls, row.bare) for row in report.rows] == [(0, 1), (7, 0)]
 
 
 def test_a_permute_that_starts_before_that_of_the_last_turn_has_ended_waits_for_its_link():
     body = (start("s", "w"), done("x", "p1"), dot("y"), *WHOLE)
     text = carried(*body, before=[start("s0")], after=[done("z", "q1")])
-    made = overlap.report(text, chip=CHIP)
-    # Eight transfers, one after the other, and matmuls above all but the first.
-    assert us(made, "total", "compute", "exposed") == (8008, 7000, 1001 + 7)
-    assert counts(made) == {"s0": 1, "s": 7}
+    report = overlap.report(text, chip=CHIP)
+    # Eight transfers, one after the other; matmuls run over all but the first.
+    assert us(report, "total", "compute", "exposed") == (8008, 7000, 1001 + 7)
+    assert counts(report) == {"s0": 1, "s": 7}
 
 
 def test_many_turns_with_a_carried_permute_are_counted_without_being_run():
     body = (done("x", "p1"), start("s"), dot("y"), *WHOLE)
     text = carried(*body, turns=100_000, before=[start("s0")], after=[done("z", "q1")])
-    made = overlap.report(text, chip=CHIP)
+    report = overlap.report(text, chip=CHIP)
     # The counter's 12 bytes are 1.2 ns a turn.
-    assert us(made, "total", "compute") == (100_001 * 1001, 100_000_120)
-    assert us(made, "exposed") == (100_001 * 1001 - 100_000_120,)
-    assert counts(made) == {"s0": 1, "s": 100_000}
-    assert made.rows[1].matmuls == 100_000
+    assert us(report, "total", "compute") == (100_001 * 1001, 100_000_120)
+    assert us(report, "exposed") == (100_001 * 1001 - 100_000_120,)
+    assert counts(report) == {"s0": 1, "s": 100_000}
+    assert report.rows[1].matmuls == 100_000
 
 
 def test_a_loop_of_no_turns_returns_its_operands():
     body = (done("x", "p1"), start("s"), dot("y"), *WHOLE)
     text = carried(*body, turns=0, before=[start("s0")], after=[done("z", "q1")])
-    made = overlap.report(text, chip=CHIP)
-    assert us(made, "total", "exposed") == (1001, 1001)
-    assert counts(made) == {"s0": 1}
+    report = overlap.report(text, chip=CHIP)
+    assert us(report, "total", "exposed") == (1001, 1001)
+    assert counts(report) == {"s0": 1}
 
 
 def test_each_place_of_the_carry_holds_its_own_transfer():
-    """The second, started 400 us after the first, ends at 1401; only it is waited for inside."""
+    """The second starts 400 us after the first and ends at 1401. The loop waits for it alone."""
     before = [start("s0"), dot("v", cycles=400_000), start("t0", pairs=BACK)]
     swapped = f"%n1 = {STATE} bitcast(%p2)", f"%n2 = {STATE} bitcast(%p1)"
-    ends = [done("z", "q2"), done("u", "q1")]  # one turn: they have changed places
+    ends = [done("z", "q2"), done("u", "q1")]  # after one turn they have swapped places
     text = carried(*swapped, turns=1, before=before, after=ends, states=2, given=["s0", "t0"])
-    made = overlap.report(text, chip=CHIP)
-    assert us(made, *("total", "exposed")) == (1401, 601 + 400)
-    assert {row.name: round(1e6 * row.exposed) for row in made.rows} == {"s0": 601, "t0": 400}
+    report = overlap.report(text, chip=CHIP)
+    assert us(report, *("total", "exposed")) == (1401, 601 + 400)
+    assert {row.name: round(1e6 * row.exposed) for row in report.rows} == {"s0": 601, "t0": 400}
 
 
 def test_a_transfer_may_end_in_a_computation_that_is_called():
@@ -125,8 +125,8 @@ def test_a_transfer_may_end_in_a_computation_that_is_called():
 
 """
     lines = (start("s"), dot("y"), f"%z = {SHAPE} call(%s, %y), to_apply=%ends")
-    made = overlap.report(program(*lines, before=MATMUL + called), chip=CHIP)
-    assert us(made, "total", "exposed") == (1001, 1)
+    report = overlap.report(program(*lines, before=MATMUL + called), chip=CHIP)
+    assert us(report, "total", "exposed") == (1001, 1)
 
 
 def branch(name, *lines):
@@ -140,9 +140,9 @@ def test_the_branch_that_communicates_for_longest_is_the_longest():
     quick = branch("quick", dot("y1", cycles=1_400_000))
     slow = branch("slow", blocking("all-gather"), dot("y2", cycles=300_000))
     line = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%quick, %slow}}"
-    made = overlap.report(program(line, before=MATMUL + quick + slow), chip=CHIP)
-    assert us(made, "total", "exposed") == (1800, 1500)
-    assert [row.count for row in made.rows] == [1]
+    report = overlap.report(program(line, before=MATMUL + quick + slow), chip=CHIP)
+    assert us(report, "total", "exposed") == (1800, 1500)
+    assert [row.count for row in report.rows] == [1]
 
 
 def test_a_transfer_may_end_in_a_branch():
@@ -157,6 +157,6 @@ def test_a_transfer_may_end_in_a_branch():
     short = branch("short", dot("y1", cycles=300_000))
     line = f"%z = {SHAPE} conditional(%x, %x, %s), branch_computations={{%short, %ends}}"
     text = program(start("s"), dot("v", cycles=500_000), line, before=MATMUL + short + ends)
-    made = overlap.report(text, chip=CHIP)
-    assert us(made, "total", "exposed") == (1001, 101)
-    assert counts(made) == {"s": 1}
+    report = overlap.report(text, chip=CHIP)
+    assert us(report, "total", "exposed") == (1001, 101)
+    assert counts(report) == {"s": 1}

@@ -1,4 +1,4 @@
-"""Timelines as a trace for Perfetto, and as a page: what is in them, and how one moves in them."""
+"""Timelines as a trace for Perfetto, and as a page: their contents, and moving about in them."""
 
 import json
 from collections import defaultdict
@@ -53,26 +53,28 @@ def test_a_trace_has_a_track_of_the_chip_and_one_of_each_direction(both):
         sums[key] += event["dur"]
         sums[event["pid"], event["cat"]] += event["dur"]
         assert event["name"].startswith("exposed: ") == (event["cat"] == "exposed")
-    for pid, made in enumerate(both, 1):
+    for pid, report in enumerate(both, 1):
         assert named["process_name", pid, 0]["name"] == "jit_f on 4 x toy"
         wanted = ["compute", "links axis 0 +", "links axis 0 -"]
         assert [named["thread_name", pid, tid]["name"] for tid in (1, 2, 3)] == wanted
-        assert [sums[pid, 1], ends[pid, 1]] == pytest.approx([made.total * 1e6] * 2)
-        assert sums[pid, "exposed"] == pytest.approx(made.exposed * 1e6)
-        assert sums[pid, "compute"] == pytest.approx(made.compute * 1e6)
-        assert max(sums[pid, 2], sums[pid, 3]) == pytest.approx(made.communication * 1e6)
-        assert trace["otherData"]["reports"][pid - 1]["total_us"] == pytest.approx(made.total * 1e6)
+        assert [sums[pid, 1], ends[pid, 1]] == pytest.approx([report.total * 1e6] * 2)
+        assert sums[pid, "exposed"] == pytest.approx(report.exposed * 1e6)
+        assert sums[pid, "compute"] == pytest.approx(report.compute * 1e6)
+        assert max(sums[pid, 2], sums[pid, 3]) == pytest.approx(report.communication * 1e6)
+        assert trace["otherData"]["reports"][pid - 1]["total_us"] == pytest.approx(
+            report.total * 1e6
+        )
     (sent,) = [e for e in trace["traceEvents"] if e["name"] == "s" and e["pid"] == 1]
     assert sent["args"] == {"source": "/home/me/train.py:41", "at": "train.py:41 ppermute"}
 
 
 def test_turns_that_are_not_simulated_are_a_part_of_the_track():
     text = loop("", start("s"), done("next", "s"), bound="40")
-    made = overlap.report(text, chip=CHIP)
-    (chip, *_) = tracks(made.segments)
-    assert chip.segments[-1].stop == pytest.approx(made.total)
+    report = overlap.report(text, chip=CHIP)
+    (chip, *_) = tracks(report.segments)
+    assert chip.segments[-1].stop == pytest.approx(report.total)
     assert any(segment.row == "skipped" for segment in chip.segments)
-    (event,) = [e for e in json.loads(made.to_perfetto())["traceEvents"] if "more" in e["name"]]
+    (event,) = [e for e in json.loads(report.to_perfetto())["traceEvents"] if "more" in e["name"]]
     assert event["cat"] == "skipped"
 
 
@@ -93,17 +95,17 @@ def pair_of(pair):
 
 
 def test_transfers_in_one_direction_at_once_have_tracks_of_their_own():
-    made = overlap.report(HIDDEN, chip=CHIP)
-    wires = [segment for segment in made.segments if segment.row == "wire"]
-    twice = tracks([*made.segments, wires[0]])
+    report = overlap.report(HIDDEN, chip=CHIP)
+    wires = [segment for segment in report.segments if segment.row == "wire"]
+    twice = tracks([*report.segments, wires[0]])
     assert [track.name for track in twice] == [
         *("compute", "links axis 0 +", "links axis 0 + (2)", "links axis 0 -")
     ]
 
 
 def test_without_times_there_is_neither():
-    made = overlap.report(HIDDEN.replace(":T(8,128)", "").replace(":T(128)", ""))
-    for write in (made.to_perfetto, made.to_html):
+    report = overlap.report(HIDDEN.replace(":T(8,128)", "").replace(":T(128)", ""))
+    for write in (report.to_perfetto, report.to_html):
         with pytest.raises(ValueError, match=f"{write.__name__}: jit_f has no times to draw"):
             write()
 
@@ -134,12 +136,12 @@ def test_two_programs_are_shown_on_one_axis(opened, both):
     total = both[0].total * 1e6
     assert span(page) == (0, pytest.approx(total, rel=1e-3))
     strips = page.locator(".strip[aria-label=compute]")
-    for strip, made in zip(strips.all(), both, strict=True):
-        whole, bars = strip.bounding_box(), strip.locator("rect").all()
-        assert len(bars) == sum(s.row != "wire" for s in made.segments)
+    for strip, report in zip(strips.all(), both, strict=True):
+        box, bars = strip.bounding_box(), strip.locator("rect").all()
+        assert len(bars) == sum(s.row != "wire" for s in report.segments)
         end = max(b["x"] + b["width"] for b in (bar.bounding_box() for bar in bars))
-        share = (end - whole["x"]) / whole["width"]
-        assert share == pytest.approx(made.total * 1e6 / total, abs=0.01)
+        share = (end - box["x"]) / box["width"]
+        assert share == pytest.approx(report.total * 1e6 / total, abs=0.01)
     assert f"exposed {both[0].exposed * 1e6:.0f} us" in page.locator(".totals").first.inner_text()
 
 
@@ -177,10 +179,10 @@ def test_what_is_under_the_pointer_is_told(opened):
     page = opened()
     assert not page.locator("#tip").is_visible()
     page.locator(".strip[aria-label=compute] rect").nth(1).hover()
-    said = page.locator("#tip").inner_text().split("\n")
-    assert said[0] == "train.py:41 ppermute"
-    assert said[1].startswith("wait for the wire: exposed: 1,001 us from 1,000")
-    assert said[-1] == "/home/me/train.py:41"
+    tip = page.locator("#tip").inner_text().split("\n")
+    assert tip[0] == "train.py:41 ppermute"
+    assert tip[1].startswith("wait for the wire: exposed: 1,001 us from 1,000")
+    assert tip[-1] == "/home/me/train.py:41"
     page.mouse.move(1, 1)
     assert not page.locator("#tip").is_visible()
 

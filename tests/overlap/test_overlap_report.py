@@ -1,4 +1,4 @@
-"""Reports: what is taken, refused, printed, written and drawn; the assertion; the command."""
+"""Reports: what they take, refuse, print, write and draw; the assertion; the command."""
 
 import builtins
 import json
@@ -105,13 +105,13 @@ def test_many_rows_are_cut_to_the_most_exposed():
 
 
 def test_json_holds_all_figures():
-    made = json.loads(overlap.report(HIDDEN, chip=CHIP).to_json())
-    assert made["total"] == pytest.approx(2001e-6)
-    assert made["rows"][0]["bytes"] == 1_000_000
-    assert made["chip"]["link"] == 1e9
-    assert made["exposed_share"] == pytest.approx(1 / 2001)
-    assert "segments" not in made
-    assert made["assumptions"]
+    report = json.loads(overlap.report(HIDDEN, chip=CHIP).to_json())
+    assert report["total"] == pytest.approx(2001e-6)
+    assert report["rows"][0]["bytes"] == 1_000_000
+    assert report["chip"]["link"] == 1e9
+    assert report["exposed_share"] == pytest.approx(1 / 2001)
+    assert "segments" not in report
+    assert report["assumptions"]
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
@@ -124,10 +124,10 @@ def test_the_timeline_is_drawn(tmp_path, kind):
 
 
 def test_timelines_are_drawn_one_above_the_other(tmp_path):
-    made, path = overlap.report(HIDDEN, chip=CHIP), tmp_path / "timelines.svg"
-    made.draw(path, replace(made, name="below"))
+    report, path = overlap.report(HIDDEN, chip=CHIP), tmp_path / "timelines.svg"
+    report.draw(path, replace(report, name="below"))
     titles = [line for line in path.read_text(encoding="utf-8").split("\n") if " on 4 x " in line]
-    assert [made.name in title for title in titles] == [True, False]
+    assert [report.name in title for title in titles] == [True, False]
     assert ["below" in title for title in titles] == [False, True]
 
 
@@ -160,17 +160,17 @@ def untiled(text):
 
 def test_a_gpu_program_is_counted_not_timed():
     assert not overlap.report(untiled(HIDDEN), chip=CHIP).timed
-    made = overlap.report(untiled(HIDDEN))
-    assert not made.timed
-    assert (made.total, made.compute, made.exposed, made.communication) == (0, 0, 0, 0)
-    assert "1 of 1 collectives have a matmul between start and done" in str(made)
-    assert "no times" in made.assumptions[0]
-    assert made.exposed_share == 0
+    report = overlap.report(untiled(HIDDEN))
+    assert not report.timed
+    assert (report.total, report.compute, report.exposed, report.communication) == (0, 0, 0, 0)
+    assert "1 of 1 collectives have a matmul between start and done" in str(report)
+    assert "no times" in report.assumptions[0]
+    assert report.exposed_share == 0
     assert overlap.report(untiled(BARE)).exposed_share == 1
     with pytest.raises(AssertionError, match=r"100\.0% of the collectives"):
         overlap.assert_overlapped(untiled(BARE))
     with pytest.raises(ValueError, match="no times to draw"):
-        made.draw("timeline.svg")
+        report.draw("timeline.svg")
 
 
 def test_a_library_matmul_of_a_gpu_counts():
@@ -185,10 +185,10 @@ def test_a_library_matmul_of_a_gpu_counts():
 
 def test_a_synchronous_permute_of_a_gpu_blocks_the_stream():
     flag = 'backend_config={"collective_backend_config":{"is_sync":%s,"is_pipelined":false}}'
-    for said in ("true", "false"):
-        lines = f"{start('s')}, {flag % said}", done("d", "s"), dot("y", "d")
+    for is_sync in ("true", "false"):
+        lines = f"{start('s')}, {flag % is_sync}", done("d", "s"), dot("y", "d")
         (row,) = overlap.report(untiled(program(*lines))).rows
-        assert (row.asynchronous, row.count, row.bare) == (said == "false", 1, 1)
+        assert (row.asynchronous, row.count, row.bare) == (is_sync == "false", 1, 1)
 
 
 def test_a_matmul_on_another_stream_of_a_gpu_counts_under_transfers():
@@ -197,10 +197,10 @@ def test_a_matmul_on_another_stream_of_a_gpu_counts_under_transfers():
         'async_execution_thread="parallel", kind=kCustom, calls=%matmul'
     )
     waited = "%e = f32[500,500]{1,0} fusion-done(%m)"
-    whole = program(matmul, start("s"), done("d", "s"), waited, start("t", "e"), done("u", "t"))
-    made = overlap.report(untiled(whole))
-    assert [(row.matmuls, row.bare) for row in made.rows] == [(1, 0), (0, 1)]
-    assert made.rows[0].flops == made.flops == 2 * 500**3
+    text = program(matmul, start("s"), done("d", "s"), waited, start("t", "e"), done("u", "t"))
+    report = overlap.report(untiled(text))
+    assert [(row.matmuls, row.bare) for row in report.rows] == [(1, 0), (0, 1)]
+    assert report.rows[0].flops == report.flops == 2 * 500**3
     inside = program(start("s"), matmul, done("d", "s"), waited)
     assert [(row.matmuls, row.bare) for row in overlap.report(untiled(inside)).rows] == [(1, 0)]
 
@@ -214,11 +214,11 @@ def test_a_compiled_cpu_program_is_read():
         return jax.lax.ppermute(x, "x", [(r, (r + 1) % 8) for r in range(8)])
 
     compiled = jax.jit(f).lower(operand).compile()
-    made = overlap.report(compiled)
-    assert (made.timed, made.ranks) == (False, 8)
-    (row,) = made.rows
+    report = overlap.report(compiled)
+    assert (report.timed, report.ranks) == (False, 8)
+    (row,) = report.rows
     assert (row.kind, row.bytes, row.bare) == ("collective-permute", 8 * 8 * 4, 1)
-    assert made.temporaries is not None
+    assert report.temporaries is not None
     with pytest.raises(TypeError, match="got Lowered"):
         overlap.report(jax.jit(f).lower(operand))
 
@@ -297,9 +297,9 @@ def test_a_compiler_error_is_one_line(capsys, monkeypatch, arguments, complaint)
     monkeypatch.setattr(
         overlap.topology, "mesh", lambda of, **_: real(of) if "v5e" in of else make_mesh(8)
     )
-    given = arguments.format(own=__name__).split()
+    flags = arguments.format(own=__name__).split()
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["overlap", "--topology", "h200:8", *given])
+        command_line.main(["overlap", "--topology", "h200:8", *flags])
     assert complaint.format(own=__name__) in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -312,11 +312,11 @@ def elsewhere(mesh):
 def test_operands_on_other_devices_are_refused(capsys, monkeypatch):
     devices = make_mesh(8).devices[4:]
     monkeypatch.setattr(overlap.topology, "mesh", lambda *_, **__: Mesh(devices, ("x",)))
-    given = ["--function", f"{__name__}:elsewhere", "--topology", "h200:4"]
+    flags = ["--function", f"{__name__}:elsewhere", "--topology", "h200:4"]
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["overlap", *given])
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "elsewhere returned an operand on devices outside the mesh" in said
+        command_line.main(["overlap", *flags])
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert "elsewhere returned an operand on devices outside the mesh" in printed
 
 
 def returns_nothing(mesh):

@@ -31,8 +31,8 @@ from ringcoll.overlap.network import Network
 
 def totals(*lines, **options):
     """Total, compute, waits for memory and exposed, in microseconds."""
-    made = overlap.report(program(*lines), chip=CHIP, **options)
-    return us(made, "total", "compute", "memory", "exposed")
+    report = overlap.report(program(*lines), chip=CHIP, **options)
+    return us(report, "total", "compute", "memory", "exposed")
 
 
 def test_work_between_start_and_done_hides_a_transfer():
@@ -60,9 +60,9 @@ def test_the_wire_works_on_while_another_transfer_is_waited_for():
 
 def test_hops_multiply_the_bytes_and_add_latency():
     two = RING.replace("{0,1},{1,2},{2,3},{3,0}", "{0,2},{1,3},{2,0},{3,1}")
-    made = overlap.report(program(start("s", pairs=two), done("d", "s")), chip=CHIP)
-    assert [row.hops for row in made.rows] == [2]
-    assert us(made, "total", "exposed", "communication") == (2002, 2002, 2002)
+    report = overlap.report(program(start("s", pairs=two), done("d", "s")), chip=CHIP)
+    assert [row.hops for row in report.rows] == [2]
+    assert us(report, "total", "exposed", "communication") == (2002, 2002, 2002)
 
 
 def test_messages_that_meet_on_a_link_share_it():
@@ -74,7 +74,7 @@ def test_messages_that_meet_on_a_link_share_it():
 
 
 def test_a_link_that_carries_more_messages_than_any_has_hops_sets_the_time():
-    # All six go over the link (1, 1, 1) -> (1, 2, 1), and none more than four hops.
+    # All six pass the link (1, 1, 1) -> (1, 2, 1), and none takes more than four hops.
     places = tuple(product(range(3), range(4), range(3)))
     near = [(x, y, 1) for y in (0, 1) for x in range(3)]
     far = [(1, y, z) for y in (2, 3) for z in range(3)]
@@ -83,9 +83,9 @@ def test_a_link_that_carries_more_messages_than_any_has_hops_sets_the_time():
     )
     text = program(start("s", pairs=f"source_target_pairs={{{pairs}}}"), done("d", "s"))
     network = Network(places, (False,) * 3)
-    made = overlap.report(overlap.Program(text, network=network), chip=CHIP)
-    assert [row.hops for row in made.rows] == [4]
-    assert us(made, "total") == (6000 + 4,)
+    report = overlap.report(overlap.Program(text, network=network), chip=CHIP)
+    assert [row.hops for row in report.rows] == [4]
+    assert us(report, "total") == (6000 + 4,)
 
 
 @pytest.mark.parametrize(
@@ -149,38 +149,38 @@ def test_groups_that_cannot_be_read_are_refused():
 
 
 def test_an_addition_is_priced_by_its_bytes_not_by_its_estimate():
-    made = overlap.report(program(add("y"), dot("z", "y")), chip=CHIP)
-    assert us(made, "compute") == (300 + 1000,)
-    assert made.sources == pytest.approx({"roofline": 300e-6, "estimate": 1000e-6})
-    assert any("23% of the compute time from bytes" in line for line in made.assumptions)
+    report = overlap.report(program(add("y"), dot("z", "y")), chip=CHIP)
+    assert us(report, "compute") == (300 + 1000,)
+    assert report.sources == pytest.approx({"roofline": 300e-6, "estimate": 1000e-6})
+    assert any("23% of the compute time from bytes" in line for line in report.assumptions)
 
 
 def test_the_error_of_estimates_is_that_of_the_chip():
-    def said(chip, **options):
+    def assumption(chip, **options):
         lines = overlap.report(program(dot("y")), chip=chip, **options).assumptions
         return next(line for line in lines if "of the compute time from" in line)
 
     for name in overlap.CHIPS:
-        assert "programs measured: compute" in said(name, profile={"v": 1})
-    assert "12 programs measured: compute -11 to +19 %" in said("v6e")
-    assert "not measured on this chip" in said(CHIP)
-    assert said("v6e", profile={"y": 10_000_000}).endswith("of the generated code")
+        assert "programs measured: compute" in assumption(name, profile={"v": 1})
+    assert "12 programs measured: compute -11 to +19 %" in assumption("v6e")
+    assert "not measured on this chip" in assumption(CHIP)
+    assert assumption("v6e", profile={"y": 10_000_000}).endswith("of the generated code")
 
 
 def test_the_profile_comes_first_and_serves_equal_instructions():
-    # y and z do the same; v does it in fewer cycles by the compiler's own estimate.
+    # y and z do the same; by the compiler's estimate v takes fewer cycles.
     lines = [dot("y"), dot("z", "y"), dot("v", "z", cycles=500_000)]
-    made = overlap.report(program(*lines), chip=CHIP, profile={"y": 2_000_000})
-    assert us(made, "compute") == (2000 + 2000 + 500,)
-    assert made.sources == pytest.approx({"profile": 4e-3, "estimate": 5e-4})
+    report = overlap.report(program(*lines), chip=CHIP, profile={"y": 2_000_000})
+    assert us(report, "compute") == (2000 + 2000 + 500,)
+    assert report.sources == pytest.approx({"profile": 4e-3, "estimate": 5e-4})
 
 
 def test_an_instruction_takes_at_least_its_time_in_memory():
     # Three arrays of 1 MB at 10 GB/s take 300 us.
     fast = dot("y", cycles=100_000)
-    made = overlap.report(program(fast), chip=CHIP)
-    assert us(made, "compute") == (300,)
-    assert made.sources == pytest.approx({"roofline": 3e-4})
+    report = overlap.report(program(fast), chip=CHIP)
+    assert us(report, "compute") == (300,)
+    assert report.sources == pytest.approx({"roofline": 3e-4})
 
 
 def test_no_matmul_of_wide_numbers_is_quicker_than_its_flops():
@@ -213,9 +213,9 @@ def test_a_slice_and_an_update_in_place_cost_the_bytes_they_touch():
         "dynamic_slice_sizes={1,500}",
         "%y = f32[500,500]{1,0:T(8,128)} fusion(%x, %row, %zero), kind=kLoop, calls=%update",
     )
-    made = overlap.report(program(*lines, before=body), chip=CHIP)
+    report = overlap.report(program(*lines, before=body), chip=CHIP)
     # Both read and write 2,000 bytes; the indices are 4 bytes each.
-    assert made.compute * 10e9 == pytest.approx(4000 + 8 + 4000 + 4)
+    assert report.compute * 10e9 == pytest.approx(4000 + 8 + 4000 + 4)
 
 
 @pytest.mark.parametrize(
@@ -239,12 +239,12 @@ LOOP = (start("s"), dot("y"), done("next", "s"))
 
 @pytest.mark.parametrize("turns", ['", backend_config={"known_trip_count":{"n":"7"}}'[1:], ""])
 def test_a_loop_counts_as_often_as_it_turns(turns):
-    made = overlap.report(loop(turns, *LOOP), chip=CHIP)
-    assert us(made, "total", "compute", "exposed") == (7007, 7000, 7)
-    (row,) = made.rows
+    report = overlap.report(loop(turns, *LOOP), chip=CHIP)
+    assert us(report, "total", "compute", "exposed") == (7007, 7000, 7)
+    (row,) = report.rows
     assert (row.count, row.matmuls, row.bare) == (7, 7, 0)
     assert round(row.flops) == 7 * 250_000_000
-    assert len([s for s in made.segments if s.row == "wire"]) == 7
+    assert len([s for s in report.segments if s.row == "wire"]) == 7
 
 
 def test_the_turns_are_read_off_the_counter():
@@ -254,8 +254,8 @@ def test_the_turns_are_read_off_the_counter():
         ({"bound": "7", "step": "2"}, 4),
         ({"bound": "0", "first": "3"}, 0),
     ]:
-        made = overlap.report(loop(negative, *LOOP, **options), chip=CHIP)
-        assert us(made, "compute") == (1000 * turns,)
+        report = overlap.report(loop(negative, *LOOP, **options), chip=CHIP)
+        assert us(report, "compute") == (1000 * turns,)
 
 
 @pytest.mark.parametrize(
@@ -275,17 +275,17 @@ def test_the_last_turn_counts_where_the_bound_is_in_it(compared, turns):
 
 def test_a_loop_whose_turns_are_unknown_says_so():
     text = loop("", *LOOP).replace("s32[] constant(7)", "s32[] custom-call()")
-    made = overlap.report(text, chip=CHIP)
-    assert us(made, "compute") == (1000,)
-    assert any("turns of while cannot be read" in line for line in made.assumptions)
+    report = overlap.report(text, chip=CHIP)
+    assert us(report, "compute") == (1000,)
+    assert any("turns of while cannot be read" in line for line in report.assumptions)
 
 
 def test_a_long_loop_is_counted_without_being_run():
-    made = overlap.report(loop("", *LOOP, bound="100000"), chip=CHIP)
+    report = overlap.report(loop("", *LOOP, bound="100000"), chip=CHIP)
     # 12 bytes for the counter, every turn: 1.2 ns, which nothing on the wire waits for.
-    assert us(made, "total", "exposed", "communication") == (100_100_120, 100_000, 100_100_000)
-    assert made.rows[0].count == 100_000
-    assert len(made.segments) < 100
+    assert us(report, "total", "exposed", "communication") == (100_100_120, 100_000, 100_100_000)
+    assert report.rows[0].count == 100_000
+    assert len(report.segments) < 100
 
 
 def test_a_loop_inside_a_loop():

@@ -1,4 +1,4 @@
-"""Where ranks are: orders of a mesh, hops, links; and compiling for TPUs that are not there."""
+"""The places of ranks: orders of a mesh, hops, links; compiling for TPUs that are not here."""
 
 import os
 from itertools import pairwise, product
@@ -15,7 +15,7 @@ from ringcoll.overlap.network import Network
 
 
 def longest_step(order, wrap):
-    """Of the ring through these places."""
+    """The longest step of the ring through these places."""
     network = Network(tuple(order), wrap)
     ranks = [*range(len(order)), 0]
     return max(network.hops(a, b) for a, b in pairwise(ranks))
@@ -136,10 +136,10 @@ def test_without_the_plugin_for_gpus_the_extra_is_named(monkeypatch):
         overlap.mesh("h200:8")
 
 
-@pytest.mark.parametrize("said", ["h200", "h200:", "h200:0", "h200:4x2"])
-def test_gpus_are_named_with_their_number(said):
+@pytest.mark.parametrize("message", ["h200", "h200:", "h200:0", "h200:4x2"])
+def test_gpus_are_named_with_their_number(message):
     with pytest.raises(ValueError, match=r"says not how many; .*h200:8"):
-        topology.devices(said)
+        topology.devices(message)
 
 
 def test_the_coordinates_of_a_gpu_are_no_place():

@@ -1,7 +1,7 @@
 """Programs of the real TPU compiler: what it overlaps is green, what it cannot is red.
 
-No TPU is needed, only libtpu. The programs are compiled in a process of their own, because
-libtpu is one to a process and stays: see `tpu_programs`.
+No TPU is needed, only libtpu. The programs are compiled in a process of their own, because a
+process loads libtpu only once, and keeps it: see `tpu_programs`.
 """
 
 import json
@@ -23,7 +23,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def programs(printed) -> dict:
-    """What `tpu_programs` has compiled, and what was refused: the small ones."""
+    """The small programs that `tpu_programs` compiled, and those that were refused."""
     return json.loads(printed("tests/tpu_programs.py"))
 
 
@@ -45,7 +45,7 @@ def test_a_ring_that_multiplies_its_shards_is_overlapped(programs):
 def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(programs):
     report = programs["after_the_matmul"]
     assert report["verdict"].startswith("red: "), report["text"]
-    # Seven hops of 4 MiB at 45 GB/s, and 1 us each, with no matmul under them.
+    # Seven hops of 4 MiB at 45 GB/s, and 1 us each; no matmul hides them.
     hops = 7 * (512 * 4096 * 2 / 45e9 + 1e-6)
     assert 0.9 * hops < report["exposed"] <= 1.0001 * hops
     assert all(row["bare"] for row in report["rows"])
@@ -58,7 +58,7 @@ def test_the_headline_is_true(models):
     series = {tuple(one.jax.split(".")[:2]) for one in recorded_claims.load() if one.compiler}
     if tuple(version("jax").split(".")[:2]) not in series:
         pytest.skip(f"nothing is claimed of this version of JAX, only of {sorted(series)}")
-    # Red with a compiler that has no claims: CI would not notice else. (--update claims them.)
+    # Fails for a compiler without claims: else CI would not notice. (--update adds them.)
     assert len(models["headline"]) == 12
     wrong = {name: now for name, now in models["headline"].items() if now["off"]}
     assert not wrong, "python -m benchmarks claims"
@@ -75,7 +75,7 @@ def test_our_matmuls_hide_their_messages_and_the_built_in_forms_do_not(models, m
 
 @pytest.mark.exhaustive
 def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not(models):
-    """Of five products eight parts each hide what is sent, but for what the first must wait."""
+    """Five products in eight parts hide the messages, except what the first part must wait for."""
     ours, plain = (models[f"gated_mlp {algorithm}"] for algorithm in ("auto", "lax"))
     assert ours["exposed_share"] <= 0.05, ours["text"]
     assert ours["verdict"] == "green"
@@ -86,10 +86,10 @@ def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not
 
 
 def assert_gathers_hidden(report):
-    """In both loops over four layers every gather has matmuls under it, and next to none is bare.
+    """In both loops over four layers every gather has matmuls over it, and next to none is exposed.
 
-    A turn gathers three times 7 shards of 4 MiB, 326 us each over two links, under three
-    products of 698 us or more: all of it can be hidden. 2 % is for where transfers meet.
+    A turn gathers three times 7 shards of 4 MiB, 326 us each over two links, under three products
+    of 698 us or more, so all of it can be hidden. 2 % is for transfers that meet.
     """
     gathers = [row for row in report["rows"] if (row["kind"], row["count"]) == ("all-gather", 4)]
     assert len(gathers) == 6, report["text"]  # three forward, and again backward
@@ -105,10 +105,10 @@ def assert_gathers_hidden(report):
 def test_a_scan_over_sharded_layers_hides_its_gathers(models):
     report = models["stack fused"]
     assert_gathers_hidden(report)
-    # Outside of the loops: the first layer's, with nothing to go under.
+    # Outside the loops: those of the first layer, which nothing hides.
     before = [row for row in report["rows"] if (row["kind"], row["count"]) == ("all-gather", 1)]
     assert [row["asynchronous"] for row in before] == [False] * 3
-    # Gradients go hop by hop under the products that make them, none whole.
+    # Gradients travel hop by hop under the products that make them; none is sent whole.
     assert {row["kind"] for row in report["rows"]} == {"all-gather", "collective-permute"}
 
 
@@ -221,13 +221,13 @@ def test_the_command_compiles_a_function_of_the_users_own(tmp_path):
     done = python("-m", "ringcoll", "overlap", *own, *files, path=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "is exposed communication, more than the 5.0% allowed" in done.stderr
-    made = json.loads(done.stdout)
-    (row,) = made["rows"]
+    report = json.loads(done.stdout)
+    (row,) = report["rows"]
     assert (row["kind"], row["at"]) == ("all-gather", "overlap_examples.py:28 all_gather")
-    assert made["versions"] == {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
+    assert report["versions"] == {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
     assert "overlap_examples.py:28 dot_general" in page.read_text(encoding="utf-8")
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     (exposed,) = [event for event in events if event.get("cat") == "exposed"]
-    assert exposed["dur"] == pytest.approx(made["exposed"] * 1e6)
+    assert exposed["dur"] == pytest.approx(report["exposed"] * 1e6)
     names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert names == {"compute", *(f"links axis {axis} {way}" for axis in "01" for way in "+-")}

@@ -1,4 +1,4 @@
-"""The real compiler's texts of what is no plain collective: a tpu7x's sparse cores, a kernel."""
+"""The real compiler's texts of other communication: on a tpu7x's sparse cores, and by a kernel."""
 
 import json
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ sparse_cores = pytest.mark.skipif(
 
 @sparse_cores
 def test_a_gather_on_sparse_cores_is_exposed(found):
-    # Seven shards of 8 MiB over two or three links of 90 GB/s, with nothing above them.
+    # Seven shards of 8 MiB over two or three links of 90 GB/s; nothing hides them.
     assert found["gathered"]["kinds"] == ["all-gather"]
     seconds = 7 * 1024 * 4096 * 2 / 90e9
     assert seconds / 3 * 0.999 < found["gathered"]["exposed"] < seconds / 2 * 1.001

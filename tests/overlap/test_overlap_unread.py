@@ -1,4 +1,4 @@
-"""What communicates in a way that is not known is named, never free in silence."""
+"""Communication of an unknown kind is named. It is never silently free."""
 
 import pytest
 from hlo_texts import CHIP, MATMUL, SHAPE, blocking, done, dot, loop, program, start

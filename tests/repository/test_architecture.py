@@ -64,7 +64,7 @@ OVERLAP_KNOWS = ("overlap", "costs", "io")
 LAZILY = {"io.figure": "matplotlib", "draw.film": "PIL"}  # of extras, and only when it is drawn
 #: The methods that a notebook calls, and the one module that they may import from below.
 SHOWN, DRAWS = ("_repr_svg_", "_repr_html_"), "draw.notebook"
-#: The second where the first is not for it: see `Call`.
+#: The second is for modules that the first is not for: see `Call`.
 SENDERS = ("runtime.hop", "collectives.permute")
 SOURCES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path.read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def imported(tree):
 
 
 def imported_by(node):
-    """Those of one statement."""
+    """The full names that one statement imports."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -104,13 +104,13 @@ def of_jax(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
-                whole = getattr(node, "module", None) or alias.name
-                if whole.split(".")[0] == "jax":
+                module = getattr(node, "module", None) or alias.name
+                if module.split(".")[0] == "jax":
                     yield alias.asname or alias.name.split(".")[0]
 
 
 def module_of(inner):
-    """The module that a name inside the package is of; what is not a module is its package's."""
+    """The module of a name inside the package; a name that is no module belongs to its package."""
     for length in range(len(inner), 0, -1):
         name = ".".join(inner[:length])
         for module in (name, f"{name}.__init__"):
@@ -125,7 +125,7 @@ def is_in(module, places):
 
 
 def without_types(module, tree):
-    """What runs: the package names for type checkers what it imports when it is asked for."""
+    """The code that runs: for type checkers alone, the package also names its lazy imports."""
     for node in tree.body:
         is_if = module == "__init__" and isinstance(node, ast.If)
         if is_if and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -251,7 +251,7 @@ def test_no_imports_run_in_a_circle():
     ],
 )
 def test_the_rules_bite(module, source, complaint):
-    assert any(complaint in said for said in complaints(module, source))
+    assert any(complaint in found for found in complaints(module, source))
     assert not list(complaints(module, "import math\nimport numpy as np\nnp._private"))
 
 

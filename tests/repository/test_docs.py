@@ -1,4 +1,4 @@
-"""What is said about the project."""
+"""The project's version, command and metadata."""
 
 import re
 import tomllib
@@ -34,8 +34,8 @@ def test_the_command_is_the_module_and_says_its_version(capsys):
     with pytest.raises(SystemExit) as end:
         __main__.main(["--version"])
     assert end.value.code == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"ringcoll {ringcoll.__version__}, jax {jax.__version__}, Python ")
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"ringcoll {ringcoll.__version__}, jax {jax.__version__}, Python ")
 
 
 def test_hosted_ci_runs_ours():

@@ -60,15 +60,15 @@ def shared():
 
 
 def wrong(documented, known):
-    """What is wrong with the examples of a docstring; `known` is what they know, and make."""
+    """The failures of a docstring's examples. `known` has the names that they use and define."""
     words = inspect.getdoc(documented) or ""
     test = doctest.DocTestParser().get_doctest(words, known, documented.__name__, None, 0)
     if not test.examples:
         return f"{documented.__name__} has no example"
-    said, runner = [], doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    runner.run(test, out=said.append, clear_globs=False)
+    failures, runner = [], doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=failures.append, clear_globs=False)
     known |= test.globs  # a copy
-    return "".join(said)
+    return "".join(failures)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What runs by default of a matrix of cases, and what is exhaustive."""
+"""Which cases of a matrix run by default, and which are exhaustive."""
 
 from itertools import product
 

@@ -46,7 +46,7 @@ def test_a_text_that_is_not_there_once_is_no_mutant():
 
 
 @pytest.mark.parametrize(
-    ("passing", "reason", "status", "said"),
+    ("passing", "reason", "status", "message"),
     [
         (lambda text: text == "right", "", 0, "1 of 1 died; not as listed: -"),
         (lambda text: True, "", 1, "0 of 1 died; not as listed: room 1"),
@@ -56,7 +56,7 @@ def test_a_text_that_is_not_there_once_is_no_mutant():
     ],
 )
 def test_the_status_says_whether_the_list_is_true(
-    monkeypatch, tmp_path, capsys, passing, reason, status, said
+    monkeypatch, tmp_path, capsys, passing, reason, status, message
 ):
     (tmp_path / "code.py").write_text("right", encoding="utf-8")
     monkeypatch.setattr(mutation, "HERE", tmp_path)
@@ -65,7 +65,7 @@ def test_the_status_says_whether_the_list_is_true(
     )
     mutant = mutation.Mutant("room", 1, "code.py", "right", "wrong", "harm", ["test"], reason)
     assert mutation.run([mutant]) == status
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     assert (tmp_path / "code.py").read_text(encoding="utf-8") == "right"
 
 

@@ -20,11 +20,11 @@ import notebooks
 
 SOURCES = sorted((HERE / "examples").glob("lessons/[0-9]*.py"))
 SOURCES += sorted(p for p in (HERE / "examples").glob("tutorials/*.py") if p.stem != "__init__")
-#: What the wheel brings; the rest of the repository is not there on Colab.
+#: The contents of the wheel; Colab does not have the rest of the repository.
 THERE = {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}
-#: What of JAX imports a package that it does not bring.
+#: Modules of JAX that import packages which JAX does not install.
 NEEDS_MORE = ("visualize_array_sharding(", "visualize_sharding(")
-#: And what a notebook may use that asks for an extra.
+#: And packages that a notebook may use if it asks for an extra.
 BY_EXTRA = {"[examples]": {"flax", "optax"}}
 
 
@@ -58,7 +58,7 @@ def test_a_notebook_has_two_exercises_with_folded_solutions(source):
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_nothing_needs_a_solution_but_itself(source):
-    """Who writes a solution of their own runs the rest of the notebook with it."""
+    """Readers who write a solution of their own run the rest of the notebook with it."""
     cells = [cell for cell in notebooks.read(source).cells if cell.cell_type == "code"]
     used = [names(cell.source) for cell in cells]
     for i, cell in enumerate(cells):
@@ -69,7 +69,7 @@ def test_nothing_needs_a_solution_but_itself(source):
 
 
 def names(code):
-    """The names that a cell binds for others, and those that it needs of others."""
+    """The names that a cell defines for others, and those that it needs from others."""
     top = symtable.symtable(code, "cell", "exec")
     bound = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
 

@@ -1,7 +1,7 @@
-"""The site in a real browser, from a folder: nothing is asked of a network, or wider than a phone.
+"""The site in a real browser, from a folder: it needs no network, and a phone is wide enough.
 
-`RINGCOLL_SITE` names a folder in which it is built already, as CI does; else it is built here, and
-its notebooks are not executed.
+`RINGCOLL_SITE` names a folder in which it is already built, as in CI. Otherwise it is built here,
+and its notebooks are not executed.
 """
 
 import os
@@ -39,7 +39,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def opened(visit, site):
-    """Opens pages, of which none may ask for anything outside the folder."""
+    """Opens pages, which must not load anything from outside the folder."""
     return lambda name: visit(site / f"{name}.html", root=site)
 
 

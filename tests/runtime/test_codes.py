@@ -84,7 +84,7 @@ def test_values_come_back_within_the_bound_of_their_block(codes, dtype):
 
 
 def test_a_message_of_nothing_is_a_scale():
-    """Of a lane that has no rows or columns, for any block."""
+    """A lane may have no rows or columns; for any block."""
     for shape in ((0,), (4, 0), (0, 128), (4, 0, 128)):
         for block in (1, 2, 128):
             message = encode(Wire("int8", block), jnp.zeros(shape))
@@ -129,7 +129,7 @@ def test_rounding_at_random_is_right_in_the_mean_and_within_a_step(codes):
     scale = largest_in_block(x, BLOCK) / CODES[codes].largest
     step = scale * codes_apart(x / scale, codes)
     assert (abs(found - x) <= step * (1 + 1e-4)).all()
-    # The spread of a mean of 4000: at most half a step over the square root of 4000; five of it.
+    # The deviation of a mean of 4000 is at most step / 2 / sqrt(4000). Allow five of these.
     assert (abs(found.mean(0) - x) <= step * (2.5 / 4000**0.5)).all()
     whole = scale * CODES[codes].step
     nearest = Wire(codes, BLOCK)

@@ -1,7 +1,7 @@
-"""The engine by itself: who visits what when, who is asked for what, unrolled and as a loop.
+"""The engine by itself: visits and contributions in every round, unrolled and as a loop.
 
-No collective is in between. What the engine must do is computed here from the schedule as
-data, and the data are integers or compared bit by bit, so that equal means equal.
+No collective is involved. What the engine must do is computed here from the schedule as data. The
+data are integers, or are compared bit by bit, so results must be equal.
 """
 
 from dataclasses import replace
@@ -23,11 +23,11 @@ from ringcoll.schedules.schedule import Move, Schedule, stretches
 
 FORMS = {"unrolled": 24, "loop": 2}  # UNROLL_UP_TO; with 8 devices, no stretch is longer than 7
 
-#: A ring, and then offset 1 once more: its sum is there before the loop, backward.
+#: A ring that sends offset 1 again at the end: backward, its sum is there before the loop.
 RESENT = Schedule((6,), (*((Move(1, (t,)),) for t in range(4)), (Move(4, (1,)),))).check()
 
 
-#: Every shape unrolled; as a loop, where there is a long enough stretch.
+#: Every shape unrolled, and as a loop if a stretch is long enough.
 CASES = [
     *((shape, "unrolled", True) for shape in [*((n,) for n in SIZES), (4, 2), (2, 2, 2)]),
     *((shape, "unrolled", False) for shape in [(5,), (4, 2)]),
@@ -47,11 +47,11 @@ everywhere = pytest.mark.parametrize(
 
 
 def schedules(shape, form):
-    made = {a: algorithms.build("all_gather", a, shape) for a in distinct("all_gather", *shape)}
+    built = {a: algorithms.build("all_gather", a, shape) for a in distinct("all_gather", *shape)}
     if shape == (6,):
-        made["resent"] = RESENT
-    long = {a for a, s in made.items() if len(stretches(s, 2)) < len(s.rounds)}
-    return {a: s for a, s in made.items() if form == "unrolled" or a in long}
+        built["resent"] = RESENT
+    long = {a for a, s in built.items() if len(stretches(s, 2)) < len(s.rounds)}
+    return {a: s for a, s in built.items() if form == "unrolled" or a in long}
 
 
 def everyone(shape):
@@ -74,7 +74,7 @@ def rounds_by_origin(schedule, rank):
 
 
 def diary(schedule, ranks, own, order):
-    """Gather, writing down by [lane, origin] how often the visitor was given what when."""
+    """Gather; record by [lane, origin] how often the visitor got a shard, when, and its value."""
 
     def visit(carry, shards):
         clock, book = carry
@@ -148,7 +148,7 @@ def test_reduce_asks_once_for_every_slot_and_sums_all(shape, form, check_vma, mo
 
 
 def in_both_forms(monkeypatch, trace):
-    """What is traced with the rounds unrolled, and what as a loop."""
+    """The results with rounds unrolled, and as a loop."""
 
     def traced(loop_from):
         monkeypatch.setattr(engine, "UNROLL_UP_TO", loop_from)
@@ -266,7 +266,7 @@ def test_exchange_carries_every_block_to_its_rank(check_vma):
 
 @pytest.mark.parametrize("unroll", [24, 2])
 def test_what_was_received_is_combined_with_what_is_mine_in_that_order(unroll, monkeypatch):
-    """On a ring, doubling what was received: of the rank k ahead 2**k times its number."""
+    """On a ring, received sums are doubled, so the number of the rank k ahead counts 2**k times."""
     monkeypatch.setattr(engine, "UNROLL_UP_TO", unroll)
 
     def program(x):
@@ -276,9 +276,9 @@ def test_what_was_received_is_combined_with_what_is_mine_in_that_order(unroll, m
         ranks = everyone((5,))
         return engine.reduce(algorithms.ring(5), ranks, produce, lambda a, b: 2 * a + b)[0]
 
-    made = per_rank(make_mesh(5), program, np.arange(5, dtype=np.float32))
+    results = per_rank(make_mesh(5), program, np.arange(5, dtype=np.float32))
     expected = [[sum(2**k * ((rank + k) % 5) for k in range(5))] for rank in range(5)]
-    np.testing.assert_array_equal(made, expected)
+    np.testing.assert_array_equal(results, expected)
 
 
 def test_ranks_in_groups_are_numbered_by_their_place():
@@ -306,18 +306,20 @@ def test_ranks_in_groups_are_numbered_by_their_place():
 @pytest.mark.parametrize("n", [25, 26, 64, 512])
 def test_stretches(n):
     def looped(algorithm, *shape):
-        made = algorithms.build("all_gather", algorithm, shape)
-        runs = stretches(made, engine.UNROLL_UP_TO)
-        assert [i for start, stop in runs for i in range(start, stop)] == [*range(len(made.rounds))]
+        schedule = algorithms.build("all_gather", algorithm, shape)
+        runs = stretches(schedule, engine.UNROLL_UP_TO)
+        assert [i for start, stop in runs for i in range(start, stop)] == [
+            *range(len(schedule.rounds))
+        ]
         return [run for run in runs if run[1] - run[0] > 1]
 
-    whole = [(0, n - 1)] if n - 1 > engine.UNROLL_UP_TO else []
-    assert looped("ring", n) == looped("bidirectional_ring", n) == whole
+    as_loop = [(0, n - 1)] if n - 1 > engine.UNROLL_UP_TO else []
+    assert looped("ring", n) == looped("bidirectional_ring", n) == as_loop
     assert looped("bruck", n) == looped("direct", n) == []
     if n >= 64:  # in the last round of an even n, one end has nothing to send
         assert looped("two_ended", n) == [(0, n // 2 - 1)]
-    if whole:
-        assert looped("ring", n, 2) == whole
+    if as_loop:
+        assert looped("ring", n, 2) == as_loop
         assert looped("ring", 2, n) == [(1, n)]
     if n == 26:  # every lane turns into its next axis at the same time
         assert looped("torus", n, n) == [(0, n - 1), (n - 1, 2 * n - 2)]
@@ -326,8 +328,8 @@ def test_stretches(n):
 def test_turns_are_possible_where_every_lane_forwards_its_one_shard():
     def possible(n):
         every = runnable("all_gather", n)
-        made = {a: algorithms.build("all_gather", a, (n,)) for a in every}
-        return {a for a, schedule in made.items() if turns.are_possible(schedule)}
+        built = {a: algorithms.build("all_gather", a, (n,)) for a in every}
+        return {a for a, schedule in built.items() if turns.are_possible(schedule)}
 
     rings = {"ring", "bidirectional_ring", "torus", "hamiltonian"}  # the last three are one here
     assert possible(8) == possible(5) == rings

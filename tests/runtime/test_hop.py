@@ -27,7 +27,7 @@ GROUPS = ((5, 0, 3, 6), (1, 7, 2, 4))
 
 
 def everywhere(mesh, axes):
-    """For every rank of the mesh: its number over the axes, and who shares its others."""
+    """For every rank of the mesh: its number over the axes, and its place along the other axes."""
     coordinates = dict(zip("xyz", np.indices(mesh).reshape(len(mesh), -1), strict=False))
     sizes = dict(zip("xyz", mesh, strict=False))
     number = np.ravel_multi_index([coordinates[a] for a in axes], [sizes[a] for a in axes])
@@ -54,25 +54,25 @@ def hop(ranks, x, axis, shift):
 def test_ranks_against_numpy(mesh, axes, cuts):
     def program(x):
         ranks = Ranks.over(tuple(axes), None)
-        made = {}
+        results = {}
         for digits in cuts:
             cut = replace(ranks, shape=digits)
-            made[digits] = (
+            results[digits] = (
                 [cut.origin(offset) for offset in range(cut.size)],
                 [cut.origin(offset, ahead=True) for offset in range(cut.size)],
                 [cut.origin(1 % cut.size, axis, x * 0 + 3) for axis in range(len(digits))],
                 [hop(cut, x, axis, shift) for axis, shift in hops(digits)],
             )
-        return ranks.number(), made
+        return ranks.number(), results
 
     x = np.arange(np.prod(mesh), dtype=np.int32)
-    number, made = per_rank(make_mesh(*mesh), program, x)
+    number, results = per_rank(make_mesh(*mesh), program, x)
     expected, others = everywhere(mesh, axes)
     np.testing.assert_array_equal(number, expected)
     by_number = {
         place: rank for rank, place in enumerate(zip(number.tolist(), others, strict=True))
     }
-    for digits, (origins, targets, further, received) in made.items():
+    for digits, (origins, targets, further, received) in results.items():
         for offset in range(np.prod(digits)):
             by = np.array(np.unravel_index(offset, digits))
             np.testing.assert_array_equal(origins[offset], moved(number, digits, -by))

@@ -18,7 +18,7 @@ FOUR_OF_TWO = np.arange(8).reshape(4, 2) // 2
 
 
 class Device(SimpleNamespace):
-    """What a mesh looks at; each is one of its own."""
+    """The attributes of a device that a mesh needs; each device is one of its own."""
 
     platform = device_kind = "cpu"
     __hash__ = object.__hash__
@@ -38,7 +38,12 @@ def mesh_on(processes):
         (FOUR_OF_TWO, "xy", None, (4, 2)),
         (FOUR_OF_TWO, "yx", None, (4, 2)),
         (FOUR_OF_TWO.T, "x", None, (1, 2)),
-        (np.zeros((4, 2), int), "xy", None, (1, 8)),  # a mesh within one of several processes
+        (
+            np.zeros((4, 2), int),
+            "xy",
+            None,
+            (1, 8),
+        ),  # a mesh of one process, inside a mesh of several
         ([[0, 0, 0, 1]], "y", None, (2, 3)),
         ([[0, 0, 1, 1], [2, 2, 2, 3]], "y", None, (2, 3)),  # the most of either
         ([[0, 0, 1, 1]], "y", ((0, 1), (2, 3)), (1, 2)),

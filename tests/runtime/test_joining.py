@@ -1,4 +1,4 @@
-"""Neighbouring all-reduces share their messages, and mean what they mean by themselves."""
+"""Neighbouring all-reduces share their messages, and their results do not change."""
 
 from threading import Thread
 
@@ -180,7 +180,7 @@ def test_gradients_are_those_of_lax(check_vma):
 
         return jax.grad(loss)(tree)
 
-    # The cotangent is summed only where types do not say that all ranks have the same.
+    # The cotangent is summed only if its type does not say that all ranks have the same.
     check(program, leaves(5, 12), permutes=HOPS * (1 if check_vma else 2), check_vma=check_vma)
 
 

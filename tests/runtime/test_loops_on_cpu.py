@@ -27,7 +27,7 @@ def test_a_drawn_training_step(number):
 
 
 def test_steps_are_what_goes_wrong_otherwise(monkeypatch):
-    """Without what keeps them apart, the judge sees it."""
+    """Without the added dependencies, the judge sees a fault."""
     monkeypatch.setattr(cpu_loops, "keep_apart", lambda module: None)
     rings = dict.fromkeys(("all_gather", "psum_scatter", "psum"), ("ring",))
     step = steps.Step((2, 4), 2, "scan", "", "gather", (1, 1, 1), rings)
@@ -78,7 +78,7 @@ def called(x):
 
 
 def beside_in_calls(x):
-    """A call needs the loop, but not all that is within does."""
+    """A call depends on the loop, but some operations within it do not."""
     both = jax.jit(lambda a, x: (jnp.sin(a), ring(x)))
     apart = jax.jit(lambda a, x: (jnp.sin(a), jnp.sin(x)))
     a = loop(x)[0]
@@ -91,7 +91,7 @@ def barrier(x):
 
 
 def counted(x):
-    """To which number a loop counts is known."""
+    """A compiler knows the number to which the loop counts."""
 
     def turn(carry):
         return carry[0] + 1, jnp.sin(jax_lax.psum(carry[1], "x"))
@@ -141,7 +141,7 @@ PROGRAMS = {
 }
 
 
-#: A mutant dies by each of the first seven alone; the others mix them.
+#: Each of the first seven alone notices a mutant; the others mix them.
 USUAL = (
     *("before", "behind", "by lanes", "lanes in a call", "called", "bare branch", "unused"),
     "gradient",
@@ -166,7 +166,7 @@ def test_loops_and_collectives_are_apart(name):
 
 
 def test_meshes_of_one_program():
-    """Each with axes of its own, whose names may be any."""
+    """Each mesh has its own axes, with any names."""
     devices = np.array(jax.devices()[:4])
     meshes = [jax.sharding.Mesh(devices.reshape(n, -1), (str(n), "a-b")) for n in (1, 2)]
 
@@ -183,7 +183,7 @@ def test_meshes_of_one_program():
 
 
 def test_lowering_is_always_heard(monkeypatch):
-    """Also in another thread, at the moment when one begins to listen anew."""
+    """Also in another thread, just while a listener is being replaced."""
     heard = []
     unregister = jax.monitoring.unregister_event_duration_listener
 
@@ -206,7 +206,7 @@ def test_lowering_is_always_heard(monkeypatch):
 
 
 def test_the_judge_knows_what_a_loop_only_hands_on():
-    """What is behind a loop reads what was there before it; what it does not use may come late."""
+    """What a loop only passes on is there before it. What it ignores may come late."""
     text = """
 %turn (carry: (f32[], f32[], f32[])) -> (f32[], f32[], f32[]) {
   %carry = (f32[], f32[], f32[]) parameter(0)
@@ -246,7 +246,7 @@ ENTRY %main (x: f32[]) -> f32[] {
 
 
 def text_twice(mapped, monkeypatch):
-    """Of a program as it is lowered, and as it would be if nothing were kept apart."""
+    """The text of a program as it is lowered, and without the added dependencies."""
     texts = [jax.jit(mapped).lower(jnp.ones(64)).as_text()]
     monkeypatch.setattr(cpu_loops, "keep_apart", lambda module: None)
     jax.clear_caches()
@@ -257,8 +257,8 @@ def test_a_program_without_loops_stays_as_it_is(monkeypatch):
     def program(x):
         return ring(x), lanes(x), jax.jit(ring)(jnp.sin(x))
 
-    how = {"in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
-    apart, plain = text_twice(jax.shard_map(program, mesh=make_mesh(4), **how), monkeypatch)
+    options = {"in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
+    apart, plain = text_twice(jax.shard_map(program, mesh=make_mesh(4), **options), monkeypatch)
     assert apart == plain
 
 
@@ -266,8 +266,8 @@ def test_where_an_axis_is_the_compiler_s_nothing_changes(monkeypatch):
     """Within, all axes are manual; around it, nobody knows where the first element is."""
 
     def over(axis, function, **mesh):
-        how = {"in_specs": P(axis), "out_specs": P(axis), "axis_names": {axis}, **mesh}
-        return jax.shard_map(function, check_vma=False, **how)
+        options = {"in_specs": P(axis), "out_specs": P(axis), "axis_names": {axis}, **mesh}
+        return jax.shard_map(function, check_vma=False, **options)
 
     def outer(x):
         return over("x", lambda x: loop(x, ring)[0])(x), over("x", ring)(x * 2)

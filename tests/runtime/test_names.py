@@ -1,4 +1,4 @@
-"""What profiles call a collective and its rounds: the names in the compiled program."""
+"""The names of collectives and rounds in profiles: those in the compiled program."""
 
 import re
 from contextlib import nullcontext
@@ -28,8 +28,8 @@ def names(*of):
         for i in c.instructions
     ]  # fmt: skip
     permutes = [i for i in instructions if i.opcode == "collective-permute"]
-    whole = [i.attribute("op_name") for i in permutes]
-    return sorted(re.search(r"ringcoll\..*(?=/ppermute)", name)[0] for name in whole)
+    op_names = [i.attribute("op_name") for i in permutes]
+    return sorted(re.search(r"ringcoll\..*(?=/ppermute)", name)[0] for name in op_names)
 
 
 def rounds(prefix, *numbers):

@@ -1,4 +1,4 @@
-"""On a CPU, where what is ready is done: that products take turns, and come before permutes."""
+"""On a CPU, which runs whatever is ready: products take turns, and come before permutes."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ def of_several_processes(monkeypatch):
 
 
 def program(call, specs, out):
-    """Its instructions by name, and what each needs, directly or not."""
+    """The instructions of a program by name, and all that each depends on."""
     mesh = make_mesh(N)
     operands = [
         jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=NamedSharding(mesh, spec))
@@ -59,11 +59,11 @@ def test_the_products_of_a_sum_take_turns():
     before = [len(needs[product] & set(products)) for product in products]
     assert sorted(before) == list(range(N))
     hops = {name for name, of in all_of.items() if of.opcode == "collective-permute"}
-    # The one beside the first hop waits for none; the sum that each is of, for one more.
+    # The product beside the first hop waits for no hop; each later sum waits for one more.
     assert sorted(len(needs[product] & hops) for product in products) == [0, *range(N - 1)]
     if jax.__version_info__ < (0, 11):
-        return  # that compiler looks through the barrier, and cuts what is read once more
-    for product in products:  # what it reads is not lost, or a message might come there
+        return  # that compiler looks through the barrier, and slices the array again
+    for product in products:  # its operand is kept, or a message might overwrite it
         (cut,) = (of for of in all_of[product].operands if all_of[of].opcode == "fusion")
         others = [name for name, of in all_of.items() if cut in of.operands and name != product]
         assert any(product in needs[other] for other in others)

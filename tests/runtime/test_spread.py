@@ -1,4 +1,4 @@
-"""Several processes are as one: on every rank what NumPy has, in the bits of one process."""
+"""Several processes compute as one: all ranks have NumPy's results, in the bits of one process."""
 
 from functools import lru_cache
 
@@ -8,7 +8,7 @@ import spread
 from processes import together
 
 ALL_REDUCES = ("psum ", "pmean ", "pmax ", "pmin ", "sum on every rank ")
-#: What gloo adds in an order of its own, and what is added in another between hosts.
+#: Sums that gloo adds in its own order, or that are added in another order between hosts.
 ADDED_OTHERWISE = ("psum lax", "pmean lax", "psum_scatter lax", "psum by hosts")
 
 in_one_process = lru_cache(spread.held)
@@ -27,12 +27,12 @@ def over_processes(devices, folder):
 
 
 def chosen(hosts, own):
-    """What `spread.chosen` should say. (Two ranks swap, by gloo one way after the other.)"""
-    said = []
+    """The right output of `spread.chosen`. (Two ranks swap; gloo sends one way after the other.)"""
+    lines = []
     for axes, ranks in (("x", hosts), ("('x', 'y')", hosts * own)):
         matmul = "ring" if ranks > 2 else "lax"
-        said += [f"psum over {axes}: recursive_doubling", f"matmul over {axes}: {matmul}"]
-    return "\n".join([*said, *["psum over y: direct", "matmul over y: lax"] * (own > 1)])
+        lines += [f"psum over {axes}: recursive_doubling", f"matmul over {axes}: {matmul}"]
+    return "\n".join([*lines, *["psum over y: direct", "matmul over y: lax"] * (own > 1)])
 
 
 @pytest.mark.exhaustive  # each process compiles all

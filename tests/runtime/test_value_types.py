@@ -1,4 +1,4 @@
-"""A program is the same in every process, whatever order the process keeps sets in."""
+"""A program is the same in every process, whatever the order of its sets."""
 
 from support import python
 

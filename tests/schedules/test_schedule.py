@@ -50,7 +50,7 @@ RING = [Move(1, (0,)), Move(1, (1,)), Move(1, (2,))]
 PAIRWISE = [Move(1, (1,)), Move(2, (2,)), Move(3, (3,))]
 BROKEN = [
     (one(Move(1, (1,))), "round 1: rank r sends the shard of offset 1 before holding it"),
-    # What arrives in a round cannot be sent on in it.
+    # A shard that arrives in a round cannot be sent on in the same round.
     (
         Schedule((4,), ((RING[0], RING[1]), (RING[2],))),
         "round 1: rank r sends the shard of offset 1 before holding it",

@@ -13,24 +13,25 @@ from ringcoll.schedules.schedule import ScheduleError, SizeError
 from ringcoll.schedules.tour import Tour, cut, tour
 
 
-def came_home(made):
+def came_home(checked):
     """By rank and lane, who has added to the sum for this rank's shard; run on symbols.
 
-    A rank adds while the round after the arrival is on the wire; what arrives is added after that.
+    A rank adds to a sum while the round after the shard's arrival is on the wire. Sums that arrive
+    are added after that.
     """
-    n, lanes = made.out.size, made.out.lanes
+    n, lanes = checked.out.size, checked.out.lanes
     come = {(r, lane, 0) for r in range(n) for lane in range(lanes)}
     sums = {}
-    for time in range(1, max(made.rounds, 1) + 1):
+    for time in range(1, max(checked.rounds, 1) + 1):
         arriving, received = set(), []
-        for move in made.out.rounds[time - 1] if time <= len(made.out.rounds) else ():
-            for r, (sent, got) in product(range(n), zip(*both(made.out, move), strict=True)):
+        for move in checked.out.rounds[time - 1] if time <= len(checked.out.rounds) else ():
+            for r, (sent, got) in product(range(n), zip(*both(checked.out, move), strict=True)):
                 assert (r, move.lane, sent) in come or time > 1
-                arriving.add((made.out.step(r, move.axis, move.shift), move.lane, got))
-        number = len(made.back.rounds) - (time - made.delay)
-        for move in made.back.rounds[number] if 0 <= number < len(made.back.rounds) else ():
-            for r, (kept, sent) in product(range(n), zip(*both(made.back, move), strict=True)):
-                to = made.back.step(r, move.axis, -move.shift)
+                arriving.add((checked.out.step(r, move.axis, move.shift), move.lane, got))
+        number = len(checked.back.rounds) - (time - checked.delay)
+        for move in checked.back.rounds[number] if 0 <= number < len(checked.back.rounds) else ():
+            for r, (kept, sent) in product(range(n), zip(*both(checked.back, move), strict=True)):
+                to = checked.back.step(r, move.axis, -move.shift)
                 received.append(((to, move.lane, kept), sums.pop((r, move.lane, sent))))
         for r, lane, offset in come:
             sums[r, lane, offset] = {r}
@@ -54,9 +55,9 @@ def test_every_rank_adds_once_to_every_shard(name):
             schedule = algorithms.build("all_gather", name, shape)
         except SizeError:
             continue
-        made = tour(schedule).check()
+        checked = tour(schedule).check()
         everyone = set(range(schedule.size))
-        sums = came_home(made)
+        sums = came_home(checked)
         assert len(sums) == schedule.size * schedule.lanes
         assert all(who == everyone for who in sums.values()), (name, shape)
 
@@ -65,15 +66,15 @@ def test_every_rank_adds_once_to_every_shard(name):
 def test_on_a_ring_nothing_waits_and_one_more_hop_goes_home(n):
     """Each rank holds its own sum and one more, in each direction; n rounds follow the first."""
     for name, lanes in (("ring", 1), ("bidirectional_ring", 2)):
-        made = tour(algorithms.build("all_gather", name, (n,)))
-        assert (made.rounds, made.waiting) == (n + 1, lanes)
+        checked = tour(algorithms.build("all_gather", name, (n,)))
+        assert (checked.rounds, checked.waiting) == (n + 1, lanes)
 
 
 def test_a_cut_tour_goes_back_as_it_came():
     """Offsets 1 and 2 of 8: two rounds there and two back, not all the way round."""
-    made = tour(algorithms.ring(8), frozenset({1, 2}))
-    assert len(made.out.rounds) == len(made.back.rounds) == 2
-    sums = came_home(made)
+    cut_tour = tour(algorithms.ring(8), frozenset({1, 2}))
+    assert len(cut_tour.out.rounds) == len(cut_tour.back.rounds) == 2
+    sums = came_home(cut_tour)
     assert all(who == {r, (r + 1) % 8, (r + 2) % 8} for (r, _, _), who in sums.items())
 
 
@@ -91,7 +92,7 @@ def test_by_a_cut_tour_every_rank_that_needs_a_shard_adds_to_it(name):
 
 
 def ahead(schedule, rank, offset):
-    """The rank to which this offset is from a rank."""
+    """The rank from which this rank has this offset."""
     ranks = np.arange(schedule.size).reshape(schedule.shape)
     back = [-digit for digit in np.unravel_index(offset, schedule.shape)]
     return int(np.roll(ranks, back, range(ranks.ndim)).reshape(-1)[rank])

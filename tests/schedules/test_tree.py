@@ -20,16 +20,16 @@ def test_ranks_with_leaves_make_one_tree(shape):
     schedule = algorithms.recursive_doubling(*shape)
     precision.check_balanced(schedule)
     for rank in range(schedule.size):
-        made = leaves_of(precision.tree(schedule, rank), 8 // schedule.size)
-        assert made == precision.balanced(8)
+        own_tree = leaves_of(precision.tree(schedule, rank), 8 // schedule.size)
+        assert own_tree == precision.balanced(8)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])
 def test_lanes_that_start_one_after_the_other_keep_the_tree(lanes):
     one = algorithms.recursive_doubling(8)
-    made = staggered(one, lanes).check()
-    precision.check_balanced(made)
-    assert [sorted({m.lane for m in moves}) for moves in made.rounds] == [
+    schedule = staggered(one, lanes).check()
+    precision.check_balanced(schedule)
+    assert [sorted({m.lane for m in moves}) for moves in schedule.rounds] == [
         [lane for lane in range(lanes) if 0 <= number - lane < len(one.rounds)]
         for number in range(len(one.rounds) + lanes - 1)
     ]

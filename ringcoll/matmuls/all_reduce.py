@@ -1,0 +1,164 @@
+"""The sum over ranks of a product, on every rank: a matmul with an all-reduce."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.typing import DTypeLike
+
+from ringcoll.collectives.all_gather import all_gather
+from ringcoll.collectives.all_reduce import psum
+from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.tree_order import LEAVES
+from ringcoll.collectives.wires import WireLike
+from ringcoll.matmuls.functions import matmul_reduce_scatter
+from ringcoll.matmuls.in_blocks import matmul_in_blocks
+from ringcoll.runtime.tree_sums import rounded
+from ringcoll.runtime.value_types import is_checked, varying
+
+
+def matmul_all_reduce(
+    x: Array,
+    w: Array,
+    axis_name: AxisName,
+    *,
+    fused: bool = True,
+    algorithm: Algorithm = "auto",
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    accumulate_dtype: DTypeLike | None = None,
+    wire: WireLike | None = None,
+    order: str | None = None,
+    leaves: int = LEAVES,
+) -> Array:
+    """The sum over ranks of x @ w, on every rank.
+
+    `x: [..., m, k/n], w: [k/n, f] -> [..., m, f]`; replicated under `check_vma=True`. It is a
+    `matmul_reduce_scatter` along the rows, then an all-gather. If n does not divide the rows, they
+    are padded, and the padding is cut off again. With `fused=False` the whole product is
+    computed first, and `ringcoll.psum` sums it with this `algorithm` and
+    `accumulate_dtype`. That is best for results of a few kilobytes, such as those of one token,
+    with "recursive_doubling" or "one_shot". (If fused, "recursive_doubling" is the gather of this
+    name, which the scatter and the all-gather run by.) To sum over groups of ranks, call `psum` on
+    x @ w yourself.
+
+    A ring takes 2(n-1) rounds of 1/n of the result; if fused, the product hides the first half.
+
+    Gradient: under `check_vma=True`, every rank has the same cotangent, so it is a product for
+    each factor, and nothing is sent; otherwise it is the gradients of the two parts, with the same
+    `wire`.
+
+    Raises, source and options: as `einsum_reduce_scatter`.
+
+    >>> matmul = partial(ringcoll.matmul_all_reduce, axis_name="x", algorithm="ring")
+    >>> print(ranks(matmul, (P(None, "x"), P("x")), P())(jnp.ones((1, 4)), jnp.ones((4, 2))))
+    [[4. 4.]]
+    """
+    call = Call("matmul_all_reduce", axis_name, operands="x, w")
+    if (ndim := call.ask(jax.typeof, x).ndim) < 2:
+        raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
+    product: Any = partial(
+        jnp.matmul, precision=precision, preferred_element_type=preferred_element_type
+    )
+    if order is not None:
+        product = partial(
+            matmul_in_blocks,
+            axis_name=axis_name,
+            contracted=True,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            accumulate_dtype=accumulate_dtype,
+            order=order,
+            leaves=leaves,
+        )
+    if not fused:
+        own = call.ask(product, x, w)
+        narrow = own.dtype
+        is_float = jnp.issubdtype(narrow, jnp.inexact)
+        if is_float and order is not None and accumulate_dtype is not None:
+            # Keep the wide dtype, so that nothing is rounded before the last sum.
+            own = product(x, w, preferred_element_type=accumulate_dtype)
+        total = psum(
+            own,
+            axis_name,
+            algorithm=algorithm,
+            accumulate_dtype=accumulate_dtype,
+            wire=wire,
+            order=order,
+            leaves=leaves,
+        )
+        return total if total.dtype == narrow else _narrowed(narrow, total.dtype, total)
+    n, rows = call.ask(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
+    axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
+    x, w = (varying(factor, tuple(axes)) for factor in (x, w))
+
+    def reduced_and_gathered(x: Array, w: Array) -> Array:
+        # For the same bits, products must have the same number of rows for every n.
+        padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % (n if order is None else leaves)), (0, 0)]
+        mine = matmul_reduce_scatter(
+            jnp.pad(x, padding),
+            w,
+            axis_name,
+            algorithm=algorithm,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            accumulate_dtype=accumulate_dtype,
+            wire=wire,
+            order=order,
+            leaves=leaves,
+        )
+        total = all_gather(
+            mine,
+            axis_name,
+            axis=x.ndim - 2,
+            tiled=True,
+            to="invarying",
+            algorithm=algorithm,
+            accumulate_dtype=accumulate_dtype,  # only its gradient adds, if types are not checked
+            wire=wire,
+            order=order,
+            leaves=leaves,
+        )
+        return lax.slice_in_dim(total, 0, rows, axis=x.ndim - 2)
+
+    if is_checked():
+        return _replicated(reduced_and_gathered, product, x, w)
+    return reduced_and_gathered(x, w)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _narrowed(narrow: np.dtype, wide: np.dtype, x: Array) -> Array:
+    """x, rounded to the narrow dtype; its cotangent is rounded too."""
+    return x.astype(narrow)
+
+
+_narrowed.defvjp(
+    lambda narrow, wide, x: (x.astype(narrow), None),
+    lambda narrow, wide, _, ct: (rounded(ct).astype(wide),),
+)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _replicated(run: Any, product: Any, x: Array, w: Array) -> Array:
+    """`run(x, w)`, the sum of `product(x, w)` over ranks. Its gradient sends nothing.
+
+    It may be used if every rank has the same cotangent.
+    """
+    return run(x, w)
+
+
+def _replicated_forward(run: Any, product: Any, x: Array, w: Array) -> tuple[Array, Any]:
+    return run(x, w), (x, w)
+
+
+def _replicated_backward(run: Any, product: Any, factors: Any, ct: Array) -> Any:
+    _, pull_back = jax.vjp(product, *factors)
+    return pull_back(varying(ct, tuple(jax.typeof(factors[0]).mat.varying)))
+
+
+_replicated.defvjp(_replicated_forward, _replicated_backward)

@@ -1,0 +1,245 @@
+"""Products that are computed round by round, while shards or partial sums are on the wire.
+
+`gather_by_rounds` multiplies each shard as it arrives. `scatter_by_rounds` multiplies each block
+just before its partial sum is sent on. `multiplied` and `summed_products` compute the same products
+from whole operands.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from ringcoll.matmuls import auto
+from ringcoll.matmuls.labels import Gather, Product, Scatter
+from ringcoll.matmuls.options import Options
+from ringcoll.runtime import engine, turns
+from ringcoll.runtime.barriers import order_of_work
+from ringcoll.runtime.contributions import Contributions, Shard, Slot
+from ringcoll.runtime.order import Order
+from ringcoll.runtime.slicing import (
+    Shares,
+    buffer_after,
+    concatenated,
+    end_to_end,
+    placed,
+    sliced_along,
+)
+from ringcoll.runtime.tree_sums import added, summed
+from ringcoll.runtime.value_types import device_kind, empty, varying, zeros
+
+
+def gather_by_rounds(
+    options: Options, gather: Gather, x: Array, others: list[Array], keep: bool, late: Sequence[int]
+) -> tuple[list[Array], Array | None]:
+    """Every einsum(all shards of x, other), and the gathered x if `keep`.
+
+    Args:
+        options, gather, x, others: as for `gather_and_multiply`; the algorithm is a schedule.
+        keep: whether the gathered x is returned too.
+        late: the indices of the products that are computed from the gathered x, at the end.
+    """
+    products, kind = gather.products, device_kind()
+    dim = gather.moving.index(gather.label)
+    schedule, ranks = options.schedule()
+    shares = Shares(x.shape[dim], schedule.lanes)
+    own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
+    early = [i for i in range(len(products)) if i not in late]
+    joining = auto.joining(gather, x, others, schedule, auto.machine(kind))
+    pairs = not (keep or late) and auto.pairs_pay(gather, x, others, schedule, kind)
+    sums = any(gather.label not in products[i].out for i in early)
+    order = order_of_work(sums=sums, pairs=pairs)
+    visitor = _Visitor(options, gather, others, early, shares, schedule.size, joining)
+    gathered = empty(times_as_long(x.shape, dim, schedule.size), x, ()) if keep or late else None
+    results: list[Any] = [None if order.begins_with_work else visitor.begun(i, x) for i in early]
+    state = results, gathered
+    results, gathered = engine.gather(
+        schedule, ranks, own, visitor.visit, state, order=order, wire=gather.wire
+    )
+    of_products = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
+    if gathered is not None:
+        late_product = partial(multiplied, options, gather.moving)
+        of_products |= {i: late_product(products[i], gathered, others[i]) for i in late}
+    return [of_products[i] for i in range(len(products))], gathered if keep else None
+
+
+@dataclass(frozen=True)
+class _Visitor:
+    """Computes the products with indices in `early` as the shards of a gather arrive.
+
+    There are `n` shards; lanes have `shares` of each. `joining` is the result of `auto.joining`.
+    """
+
+    options: Options
+    gather: Gather
+    others: list[Array]
+    early: list[int]
+    shares: Shares
+    n: int
+    joining: str
+
+    def multiplied(self, i: int, piece: Array, places: list[tuple[Any, int]]) -> Array:
+        """Product i of a piece of x, which is at these places."""
+        p = self.gather.products[i]
+        other = sliced_along(self.others[i], p.other, self.gather.label, places)
+        moving = self.gather.moving
+        spec, cut = p.spec(moving), p.cut(moving)
+        return self.options.einsum(spec, piece, other, p.dtype, p.sharding, cut)
+
+    def begun(self, i: int, x: Array) -> Array:
+        """Before the first visit: the sum to which product i is added, or its result's buffer."""
+        p, label = self.gather.products[i], self.gather.label
+        program = jax.make_jaxpr(lambda: self.multiplied(i, x, [(0, self.shares.size)]))()
+        (y,) = program.out_avals
+        if label not in p.out:
+            return zeros(y)
+        shape = times_as_long(y.shape, p.out.index(label), self.n)
+        return varying(empty(shape, y.update(dtype=p.dtype), ()), jax.typeof(x).mat.varying)
+
+    def visit(self, carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
+        """Multiply the shards of a round; the first of them begins what has not begun."""
+        (results, gathered), label = carry, self.gather.label
+        dim = self.gather.moving.index(label)
+        for together in [[shard] for shard in shards] if self.joining == "apart" else [shards]:
+            places = self.shares.places(together)
+            values = [shard.value for shard in together]
+            # Decoded values are written to their place at once; a concatenation would copy them.
+            joined = self.joining == "copied" and self.gather.wire is not None
+            piece = (end_to_end if joined else concatenated)(values, dim)
+            # If the gathered x is kept, the parts are already copied into it.
+            if self.joining == "copied" and gathered is None and len(shards) > 1:
+                piece = lax.optimization_barrier(piece)
+            updated = []
+            for i, result in zip(self.early, results, strict=True):
+                y, p = self.multiplied(i, piece, places), self.gather.products[i]
+                if label not in p.out:
+                    updated.append(y if result is None else result + y)
+                    continue
+                out, y = p.out.index(label), y.astype(p.dtype)
+                if result is None:
+                    result = buffer_after(y, out, self.shares.size * self.n)
+                updated.append(placed(result, y, out, places))
+            results, gathered = (
+                updated,
+                gathered if gathered is None else placed(gathered, piece, dim, places),
+            )
+        return results, gathered
+
+
+def times_as_long(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
+    """A shape that is n times as long along one dimension."""
+    return tuple(s * n if d == dim else s for d, s in enumerate(shape))
+
+
+def multiplied(options: Options, moving: str, product: Product, x: Array, other: Array) -> Array:
+    """One whole product, in the dtype of its result."""
+    spec, cut = product.spec(moving), product.cut(moving)
+    y = options.einsum(spec, x, other, product.dtype, product.sharding, cut)
+    return y.astype(product.dtype)
+
+
+def summed_products(options: Options, scatter: Scatter, factors: Sequence[Array]) -> Array:
+    """The sum of the products of all terms; `factors` has both factors of each term in turn."""
+    specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
+    if options.leaves is not None and jnp.issubdtype(scatter.dtype, jnp.inexact):
+        return _summed_in_order(options, scatter, specs, factors)
+    of_terms, typed = zip(specs, factors[::2], factors[1::2], strict=True), scatter.sharding
+    products = [options.einsum(spec, a, b, scatter.dtype, typed) for spec, a, b in of_terms]
+    return functools.reduce(lax.add, products)
+
+
+def _summed_in_order(
+    options: Options, scatter: Scatter, specs: Sequence[str], factors: Sequence[Array]
+) -> Array:
+    """The same sum: first all terms of a leaf, then the leaves by the tree."""
+    one = replace(options, leaves=prod(options.sizes()))  # with these, a rank has a single leaf
+    of_terms = [
+        zip(*options.in_blocks(spec, a, b, scatter.cut(term)), strict=True)
+        for spec, term, a, b in zip(specs, scatter.terms, factors[::2], factors[1::2], strict=True)
+    ]
+    leaves = [
+        [
+            one.einsum(spec, a, b, scatter.dtype, scatter.sharding)
+            for spec, (a, b) in zip(specs, of_leaf, strict=True)
+        ]
+        for of_leaf in zip(*of_terms, strict=True)
+    ]
+    return summed([functools.reduce(added, products) for products in leaves])
+
+
+def scatter_by_rounds(options: Options, scatter: Scatter, factors: list[Array]) -> list[Array]:
+    """This rank's shard of the sum over ranks, a share for each lane; the algorithm is a schedule.
+
+    `factors` has both factors of each term in turn.
+    """
+    schedule, ranks = options.schedule()
+    labels = [labels for term in scatter.terms for labels in term]
+    of_factors = zip(factors, labels, strict=True)
+    sizes = [x.shape[own.index(scatter.label)] for x, own in of_factors if scatter.label in own]
+    size, order = sizes[0] // schedule.size, order_of_work()
+    blocks = _Blocks(options, scatter, factors, labels, Shares(size, schedule.lanes), order)
+    unsliced = blocks.unsliced()
+    pays = (
+        order.takes_turns
+        and options.leaves is None
+        and auto.turns_pay(scatter, factors, schedule.size, device_kind())
+    )
+    if pays and turns.are_possible(schedule):
+        halves = replace(blocks, shares=Shares(size, 2 * schedule.lanes))
+        return turns.reduce(schedule, ranks, halves.add, halves.start)
+    add = lax.add if options.leaves is None else added
+    return engine.reduce(
+        schedule, ranks, blocks.produce, add, unsliced, order=order, wire=scatter.wire
+    )
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Computes the sum of a scatter block by block, from slices of the factors with its label.
+
+    `factors` are the factors of all terms, with their `labels`; lanes have `shares` of each block.
+    """
+
+    options: Options
+    scatter: Scatter
+    factors: list[Array]
+    labels: list[str]
+    shares: Shares
+    order: Order
+
+    def unsliced(self) -> list[Array]:
+        """The factors that are not sliced. (With a barrier, a slice would become a copy.)"""
+        of_factors = zip(self.factors, self.labels, strict=True)
+        return [x for x, own in of_factors if self.scatter.label not in own]
+
+    def produce(
+        self, unsliced: list[Array], slots: Sequence[Slot], received: Sequence[Array] = ()
+    ) -> Contributions:
+        """This rank's contributions; by turns, added to what was received for them."""
+        label, out, rest = self.scatter.label, self.scatter.out, iter(unsliced)
+        places = self.shares.places(slots)
+        sums = [concatenated(received, out.index(label))] if received else []
+        parts = [
+            self.order.apart(sliced_along(x, own, label, places)) if label in own else next(rest)
+            for x, own in zip(self.factors, self.labels, strict=True)
+        ]
+        y = functools.reduce(lax.add, [*sums, summed_products(self.options, self.scatter, parts)])
+        ends = np.cumsum([width for _, width in places])[:-1]
+        sliced = [x for x, own in zip(parts, self.labels, strict=True) if label in own]
+        return Contributions(jnp.split(y, ends, out.index(label)), sliced)
+
+    def add(self, slots: Sequence[Slot], received: Sequence[Array]) -> Sequence[Array]:
+        """See `turns.Add`."""
+        return self.produce(self.unsliced(), slots, received).values
+
+    def start(self, slot: Slot) -> Array:
+        """Zeros, to which the first contribution to a slot is added."""
+        program = jax.make_jaxpr(lambda: self.produce(self.unsliced(), [slot]).values)
+        return zeros(program().out_avals[0])
