@@ -52,7 +52,7 @@ from ringcoll.layers.experts import (
 from ringcoll.layers.parameters import array_of, refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
-from ringcoll.matmuls.experts import GATHER, RAGGED, RINGS, Mixture, fastest
+from ringcoll.matmuls.experts import GATHER, RAGGED, RINGS, Mixture, fastest, halves_pay
 from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
@@ -163,17 +163,15 @@ def moe(
     tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
     tokens, _ = typed_alike([tokens, router], axes)
-    form = algorithm
-    if form == "auto":
-        count, d, f = own.gate.shape
-        mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
-        form = fastest(mixture, device_kind())
+    count, d, f = own.gate.shape
+    mixture, kind = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize), device_kind()
+    form = fastest(mixture, kind) if algorithm == "auto" else algorithm
     if form == GATHER:
         y = _by_gather(tokens, routing, own, axes, max_send)
     elif form == RAGGED:
         y = _by_ragged_all_to_all(tokens, routing, own, axes, max_send)
     else:
-        y = by_ring(tokens, routing, own, axes, max_send, form)
+        y = by_ring(tokens, routing, own, axes, max_send, form, halves_pay(mixture, kind))
     return Routed(y.reshape(x.shape), routing.balance_loss)
 
 

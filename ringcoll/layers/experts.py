@@ -65,21 +65,20 @@ class Experts:
 
         `most` bounds the rows, and so the buffers: if there are more rows, the sums are NaN.
         """
-        used = slots < self.count
         order, back = orders(slots)
         x, _ = typed_alike([x, slots], ())
         sizes = counted(slots.reshape(-1), self.count)
         if most is None or most >= slots.size:
+            used = slots < self.count
             rows = self.mlp(spread(x, order, back, used), sizes)
             rows = permuted(rows, back, order).reshape(*slots.shape, x.shape[1])
             return combined(jnp.where(used[..., None], rows, 0), weights)
         order, total = order[:most], sizes.sum()
-        tokens, here = order // slots.shape[1], jnp.arange(most) < total
-        rows = self.mlp(chosen(len(x), x, tokens, here), jnp.where(total <= most, sizes, 0))
-        wide = jnp.where(here[:, None], rows, 0).astype(weights.dtype)
-        wide = wide * jnp.take(weights.reshape(-1), order)[:, None]
-        y = summed(wide, tokens, len(x)).astype(x.dtype)
-        return jnp.where(total <= most, y, jnp.nan)
+        fits, used = total <= most, jnp.arange(most) < total
+        tokens = jnp.where(used, order // slots.shape[1], len(x))
+        of_rows = jnp.where(used, jnp.take(weights.reshape(-1), order), 0)
+        rows = self.mlp(chosen(len(x), x, tokens), jnp.where(fits, sizes, 0))
+        return jnp.where(fits, summed(len(x), rows, of_rows, tokens), jnp.nan)
 
 
 def experts_of(
@@ -185,29 +184,44 @@ permuted.defvjp(
 )
 
 
+# The next two have the `count` tokens of x. A row of no token has the number `count`.
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def chosen(count: int, x: Array, tokens: Array, used: Array) -> Array:
-    """The rows of these tokens: `[t, d], [r] -> [r, d]`; `count` is t.
+def chosen(count: int, x: Array, tokens: Array) -> Array:
+    """The rows of these tokens: `[t, d], [r] -> [r, d]`. Rows of no token may be anything."""
+    return jnp.take(x, tokens, axis=0, mode="clip")
 
-    Rows that are not `used` give no gradient.
+
+def _chosen_backward(count: int, tokens: Array, ct: Array) -> tuple[Any, ...]:
+    ones = jnp.ones(len(ct), jnp.promote_types(ct.dtype, jnp.float32))
+    return summed(count, ct, ones, tokens), None
+
+
+chosen.defvjp(lambda count, x, tokens: (chosen(count, x, tokens), tokens), _chosen_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def summed(count: int, rows: Array, weights: Array, tokens: Array) -> Array:
+    """The weighted sum of the rows of each token: `[r, d], [r], [r] -> [t, d]`.
+
+    It is added in the dtype of the weights, then rounded to that of the rows.
     """
-    return jnp.take(x, tokens, axis=0)
+    wide = rows.astype(weights.dtype) * weights[:, None]
+    zeros, wide = typed_alike([jnp.zeros((count, rows.shape[1]), wide.dtype), wide], ())
+    return zeros.at[tokens].add(wide, mode="drop").astype(rows.dtype)
 
 
-def _chosen_backward(count: int, residuals: tuple[Array, Array], ct: Array) -> tuple[Any, ...]:
-    tokens, used = residuals
-    wide = jnp.promote_types(ct.dtype, jnp.float32)
-    rows = jnp.where(used[:, None], ct, 0).astype(wide)
-    return summed(rows, tokens, count).astype(ct.dtype), None, None
+def _summed_backward(count: int, residuals: tuple[Array, ...], ct: Array) -> tuple[Any, ...]:
+    # Rows are gathered in their own dtype. JAX's gradient would widen all tokens first.
+    rows, weights, tokens = residuals
+    wide = chosen(count, ct, tokens).astype(weights.dtype)
+    of_rows = (wide * weights[:, None]).astype(rows.dtype)
+    of_weights = (wide * rows.astype(weights.dtype)).sum(1)
+    return of_rows, jnp.where(tokens < count, of_weights, 0), None
 
 
-chosen.defvjp(lambda count, x, *where: (chosen(count, x, *where), where), _chosen_backward)
-
-
-def summed(rows: Array, tokens: Array, count: int) -> Array:
-    """The sum of the rows of each token: `[r, d], [r] -> [count, d]`."""
-    zeros, rows = typed_alike([jnp.zeros((count, rows.shape[1]), rows.dtype), rows], ())
-    return zeros.at[tokens].add(rows)
+summed.defvjp(lambda count, *operands: (summed(count, *operands), operands), _summed_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

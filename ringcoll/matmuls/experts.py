@@ -32,14 +32,23 @@ class Mixture:
         """The bytes of a rank's tokens."""
         return self.tokens * self.d * self.itemsize
 
-    def work(self, model: Model, share: float) -> float:
-        """Seconds of a share of the matmuls if all experts get equally many tokens.
+    @property
+    def is_known(self) -> bool:
+        """Whether there are tokens, and no size is symbolic."""
+        sizes = (self.tokens, self.d, self.f)
+        return all(isinstance(size, int) for size in sizes) and self.tokens > 0
 
-        It is at least the time to read the weights.
-        """
-        flops = 6.0 * self.tokens * self.chosen * self.d * self.f * share
-        weights = 3.0 * self.experts * self.d * self.f * self.itemsize
-        return max(flops * model.delta, weights * model.far)
+    def compute(self, model: Model, share: float) -> float:
+        """Seconds of the FLOPs of a share of the matmuls."""
+        return 6.0 * self.tokens * self.chosen * self.d * self.f * share * model.delta
+
+    def reading(self, model: Model) -> float:
+        """Seconds in which a rank reads the weights of its experts."""
+        return 3.0 * self.experts * self.d * self.f * self.itemsize * model.far
+
+    def work(self, model: Model, share: float) -> float:
+        """Seconds of a share of the matmuls if all experts get equally many tokens."""
+        return max(self.compute(model, share), self.reading(model))
 
     def around(self, model: Model, hop: float) -> float:
         """Seconds of a ring: n-1 rounds that send a block and a sum, and a first and a last round.
@@ -99,9 +108,27 @@ def fastest(mixture: Mixture, device_kind: str | None) -> str:
     >>> fastest(many, "TPU v6 lite")
     'bidirectional_ring'
     """
-    sizes = (mixture.tokens, mixture.d, mixture.f)
-    are_known = all(isinstance(size, int) for size in sizes) and mixture.tokens > 0
-    if device_kind is None or device_kind == "cpu" or not are_known or mixture.ranks == 1:
+    known = mixture.is_known and mixture.ranks > 1
+    if device_kind is None or device_kind == "cpu" or not known:
         return GATHER
     priced = seconds(mixture, device_kind)
     return min(priced, key=lambda name: priced[name])
+
+
+def halves_pay(mixture: Mixture, device_kind: str | None) -> bool:
+    """Whether the experts multiply the two halves of a round of a ring apart, on TPUs.
+
+    To join two halves, and to split their sums, copies rows. If halves are multiplied apart, both
+    read the weights. That pays if reading takes less time than the products of a half. (Compiled
+    with gradients, 8192 tokens that go to 8 of 64 experts, all sizes 4096: v5p:2x2x4 takes 67845 us
+    joined and 62130 apart; v6e:4x2, where reading takes longer, 49886 joined and 55229 apart.)
+
+    >>> from ringcoll.matmuls.experts import Mixture, halves_pay
+    >>> many = Mixture(ranks=16, tokens=8192, experts=4, chosen=8, d=4096, f=4096, itemsize=2)
+    >>> halves_pay(many, "TPU v5p")
+    True
+    """
+    if device_kind not in KINDS or not mixture.is_known:
+        return False
+    model = auto.machine(device_kind)
+    return mixture.compute(model, 0.5 / mixture.ranks) > mixture.reading(model)

@@ -19,7 +19,7 @@ from support import crossed, make_mesh, mostly_exhaustive, paired
 from test_layers import close, with_gradients
 
 from ringcoll.layers import expert_parallel as ep
-from ringcoll.matmuls.experts import Mixture, fastest
+from ringcoll.matmuls.experts import Mixture, fastest, halves_pay
 
 D, F, T = 6, 5, 7
 #: (ranks, experts): each rank has at least one, most have several.
@@ -189,6 +189,34 @@ def test_a_bound_of_rows_that_holds_changes_nothing(form, check_vma):
         close(ours(params), on_one_device(4, 8, "random", 2), terms=4 * T * D)
 
 
+@pytest.mark.parametrize(("n", "experts"), mostly_exhaustive(SIZES[2:], lambda n, _: n == 4))
+def test_halves_of_a_round_that_are_multiplied_apart_change_nothing(n, experts, monkeypatch):
+    """As on TPUs whose experts have many rows."""
+    count = 0
+
+    def product(rows, weights, sizes):
+        nonlocal count
+        count += 1
+        return jax.lax.ragged_dot(rows, weights, sizes)
+
+    how = {"top_k": 2, "algorithm": "bidirectional_ring", "max_send": 12, "kernel": product}
+
+    def run(halves_pay):
+        nonlocal count
+        count = 0
+        monkeypatch.setattr(ep, "halves_pay", lambda mixture, kind: halves_pay)
+        call = over(make_mesh(n), params, **how)
+        result = with_gradients(lambda params: tuple(call(params)))(params)
+        return result, count
+
+    with jax.enable_x64(True):
+        params = arguments(n, experts, "random")
+        (joined, few), (apart, many) = run(False), run(True)
+        assert many > 1.5 * few
+        for ours in (joined, apart):
+            close(ours, on_one_device(n, experts, "random", 2), terms=n * T * D)
+
+
 @pytest.mark.parametrize(("max_send", "often"), [(14, 1), (None, 5)])
 def test_a_ring_that_keeps_its_rows_multiplies_them_once_for_the_weights(
     max_send, often, monkeypatch
@@ -234,6 +262,23 @@ def test_more_rows_than_the_bound_are_nan_and_never_dropped(form):
 )
 def test_auto_goes_by_the_price(kind, ranks, tokens, algorithm):
     assert fastest(Mixture(ranks, tokens, 64 // ranks, 8, 4096, 4096, 2), kind) == algorithm
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "pays"),
+    [
+        ("TPU v5p", 8192, True),
+        ("TPU v5p", 1024, False),  # both halves read the weights for longer than they compute
+        ("TPU v6 lite", 8192, False),
+        ("TPU v5p", 0, False),
+        ("NVIDIA H100 80GB HBM3", 8192, False),
+        ("cpu", 8192, False),
+        (None, 8192, False),
+    ],
+)
+def test_halves_are_multiplied_apart_if_they_compute_longer_than_they_read(kind, tokens, pays):
+    ranks = 8 if kind == "TPU v6 lite" else 16
+    assert halves_pay(Mixture(ranks, tokens, 64 // ranks, 8, 4096, 4096, 2), kind) == pays
 
 
 WRONG = {
