@@ -36,7 +36,14 @@ AGAIN = 1.5
 #: the core does not hold the sum. The sum itself is moved twice. The operands are moved as much
 #: again, because less memory is left for their blocks. Gathers of w by rows, 65536 x 8192 x 28672,
 #: sums of 470 MB, per round: v5p 1.21 ms, v6e 1.48, v5e 3.10; with this constant 1.17, 1.36, 3.18.
+#: A whole matmul before a built-in scatter moves as much. Plain, 32768 x 4096 x 1024 on v5e:2x2 and
+#: 16384 x 4096 x 4096 on v6e:4x2: 3792 and 1039 us; with this constant 4056 and 1045.
 SUMMED = 4
+#: The part of the fetch of its operands for which a scatter in rounds waits if other work comes
+#: before. Before a built-in scatter, compilers fetch them under that work. Rounds are a loop, which
+#: waits for the whole fetch in some programs, and for nothing in others. Fitted to programs of
+#: layers and gradients that were compiled both ways: `tests/matmuls/test_matmul_choice.py`.
+AWAITED = 0.28
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class Work:
             the slice to the memory next to the core, under the previous hop.
         joined: bytes of the result of a scatter, if it is put together from the sums of both
             directions.
+        written: bytes of the sum that whole matmuls write before a built-in scatter.
     """
 
     flops: float
@@ -66,6 +74,7 @@ class Work:
     sliced: float = 0.0
     cut: float = 0.0
     joined: float = 0.0
+    written: float = 0.0
 
 
 class Round(NamedTuple):
@@ -135,7 +144,7 @@ def hidden_seconds(
         ratio: the bytes of messages over the bytes of their values; below 1 if they are encoded.
             Then each round decodes what arrived, and a scatter encodes its sum again.
         follows: whether other work comes before. Under that work, compilers fill the memory next
-            to the core.
+            to the core, in part.
     """
     again, added, sliced, cut, joined = (
         sum(getattr(work, name) for work in works)
@@ -148,7 +157,7 @@ def hidden_seconds(
     waits = bool(joining and added and model.far) and not is_near
     adding = 0.0 if waits else added * (model.near if is_near else model.memory)
     filled = 0.0
-    if model.holds(again) and not follows:
+    if model.holds(again):
         filled = again * model.memory
         if joining is None:  # under the first piece
             first = made[-1].shards / ranks
@@ -156,6 +165,8 @@ def hidden_seconds(
                 sum(piece_seconds(w, first, model, x) for w in works) for x in (True, False)
             )
             filled = far - near
+    if follows:
+        filled = AWAITED * (filled + model.holds(again + cut) * cut * model.memory)
     total = filled + joined * model.memory
     for came, going in zip_longest(made, made[1:]):
         pieces = _pieces(works, came, shard_bytes, ranks, model, joining, waits, ratio != 1)
@@ -278,4 +289,8 @@ def bare_seconds(
     fills = model.holds(held)
     filling = 0.0 if follows else fills * held * model.memory
     taken = max(wire, filling) if gathers else wire + filling
-    return taken + sum(piece_seconds(work, 1, model, fills) for work in works)
+    multiplying = sum(piece_seconds(work, 1, model, fills) for work in works)
+    written = sum(work.written for work in works)
+    if not model.holds(written):
+        multiplying = max(multiplying, SUMMED * written * model.far)
+    return taken + multiplying

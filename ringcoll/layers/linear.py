@@ -23,7 +23,7 @@ from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.parameters import check_alike, check_bound, field, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
-from ringcoll.matmuls.functions import all_gather_einsum, matmul_reduce_scatter
+from ringcoll.matmuls.functions import all_gather_einsum, product_reduce_scatter
 from ringcoll.matmuls.in_blocks import matmul_in_blocks
 
 
@@ -166,7 +166,7 @@ def row_linear(
         order=order,
         leaves=leaves,
     )
-    return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused)
+    return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused, follows=False)
 
 
 def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
@@ -271,8 +271,12 @@ def rows(
     options: LayerOptions,
     *,
     fused: bool = True,
+    follows: bool = True,
 ) -> Array:
-    """`row_linear` of a layer by name. It ignores `residuals`: it keeps only its operands."""
+    """`row_linear` of a layer by name. It ignores `residuals`: it keeps only its operands.
+
+    `follows` says whether the layer computes something before it.
+    """
     kernel, bias = kernel_and_bias(linear)
     check_alike(function, x=x, **{name: kernel})
     inner = kernel.ndim - 1
@@ -285,7 +289,14 @@ def rows(
     matrix = kernel.reshape(-1, kernel.shape[-1])
     if options.sequence_parallel:
         check_sequence(function, x.shape[-2], axis_name)
-        multiplied = partial(matmul_reduce_scatter, gradient_wire=options.gradient_wire)
+        tokens = ascii_lowercase[: x.ndim - 1]
+        multiplied = partial(
+            product_reduce_scatter,
+            f"{tokens}z,zy->{tokens}y",
+            scatter=tokens[-1],
+            follows=follows,
+            gradient_wire=options.gradient_wire,
+        )
     else:
         check_unused(function, axis_name, options)
         multiplied = partial(matmul_all_reduce, fused=fused)

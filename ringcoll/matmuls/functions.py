@@ -179,6 +179,45 @@ def einsum_reduce_scatter(
     >>> print(ranks(product, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
+    return product_reduce_scatter(
+        spec,
+        x,
+        w,
+        axis_name,
+        scatter=scatter,
+        follows=False,
+        algorithm=algorithm,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        accumulate_dtype=accumulate_dtype,
+        wire=wire,
+        gradient_wire=gradient_wire,
+        order=order,
+        leaves=leaves,
+    )
+
+
+def product_reduce_scatter(
+    spec: str,
+    x: Array,
+    w: Array,
+    axis_name: AxisName,
+    *,
+    scatter: str,
+    follows: bool,
+    algorithm: Algorithm,
+    precision: Any,
+    preferred_element_type: DTypeLike | None,
+    accumulate_dtype: DTypeLike | None,
+    wire: WireLike | None,
+    gradient_wire: WireLike | None,
+    order: str | None,
+    leaves: int,
+) -> Array:
+    """`einsum_reduce_scatter` for layers, which know whether it `follows` other work.
+
+    "auto" goes by that, because compilers fetch w under such work (see `Scatter`).
+    """
     arguments = {"scatter": scatter, "order": order, "leaves": leaves}
     call = FactorsCall("einsum_reduce_scatter", spec, axis_name, **arguments)
     options, labels = call.options(algorithm, precision, accumulate_dtype), call.labels(spec)
@@ -192,7 +231,7 @@ def einsum_reduce_scatter(
     x, w = call.typed_alike(x, w)
     wires = call.wires(wire, gradient_wire, x, w)
     terms = ((labels.x, labels.w),)
-    scattered = Scatter(scatter, labels.out, terms, dtype, None, *wires)
+    scattered = Scatter(scatter, labels.out, terms, dtype, None, *wires, follows=follows)
     if cut := scattered.cut(terms[0]):
         call.check_cut(options, cut, sizes[cut])
     return multiply_and_scatter(options, scattered, [(x, w)])

@@ -130,7 +130,7 @@ class Scatter:
         dtype: the dtype of the result.
         sharding: the sharding of the result, as for a `Product`.
         wire, gradient_wire: as for a `Gather`.
-        follows: whether other work comes before it, as it does before every gradient.
+        follows: whether other work comes before it, as before every gradient, or in an MLP.
     """
 
     label: str

@@ -63,7 +63,7 @@ def summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tu
         flops += 2 * prod(sizes.values())
         block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
     # The received block and the product are read, and their sum is written.
-    return Work(flops, 3 * block, once + ranks * block, again), block
+    return Work(flops, 3 * block, once + ranks * block, again, written=ranks * block), block
 
 
 def nbytes(x: Any) -> int:

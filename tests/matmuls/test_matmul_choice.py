@@ -123,7 +123,7 @@ def test_what_is_read_once_and_what_in_every_round(monkeypatch):
     # k is of both ranks. The arrived sum and the product are read, and their sum is written.
     scattered = priced(monkeypatch, summed, m, k, f, n)
     assert scattered == Work(
-        flops / n, added=3 * y / n, once=y, again=w / n, cut=x / n, joined=y / n
+        flops / n, added=3 * y / n, once=y, again=w / n, cut=x / n, joined=y / n, written=y
     )
 
 
@@ -153,6 +153,46 @@ def test_a_gradient_finds_its_factors_fetched():
     sums = Scatter("k", "mk", (("mf", "kf"),), TWO_BYTES)
     assert to_scatter(sums, [pair], (8,), V6E) == RING
     assert to_scatter(replace(sums, follows=True), [pair], (8,), V6E) == "lax"
+
+
+def after_other_work(kind, m, k, f, n, terms=1):
+    """x: [m, k/n] and w: [k/n, f], whose sum is scattered along m, after other products."""
+    pair = array(m, k // n), array(k // n, f)
+    sums = Scatter("m", "mf", (("mk", "kf"),) * terms, TWO_BYTES, follows=True)
+    return to_scatter(sums, [pair] * terms, (n,), DEVICES[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "k", "n", "lax", "ring"),
+    [
+        ("v6e", 512, 14336, 8, 144, 153),
+        ("v5e", 256, 14336, 4, 385, 426),
+        ("v5e", 512, 28672, 4, 1307, 1587),
+        ("v6e", 2048, 8192, 8, 434, 430),
+        ("v6e", 8192, 4096, 8, 2038, 1683),
+        ("v6e", 2048, 4096, 4, 422, 403),
+    ],
+)
+def test_after_other_work_a_ring_may_wait_for_its_weight(kind, m, k, n, lax, ring):
+    """Compiled, microseconds of a gated MLP, or of attention if k <= 8192, with either scatter."""
+    assert after_other_work(kind, m, k, 8192, n) == ("lax" if lax < ring else RING)
+    assert summed(DEVICES[kind], m, k, 8192, n) == RING
+
+
+def test_gradients_by_few_rows_are_scattered_whole_if_the_ring_may_wait_for_the_weight():
+    """Compiled, the gradients of a gather of rows by lax and ring: 157 and 163, 745 and 685."""
+    assert after_other_work("v6e", 512, 14336, 8192, 8) == "lax"
+    assert after_other_work("v5e", 512, 14336, 8192, 4) == RING
+    # The gradients of a gated MLP, 2254 and 2404, and of attention, 369 and 422.
+    assert after_other_work("v5e", 512, 14336, 8192, 4, terms=2) == "lax"
+    assert after_other_work("v5e", 128, 4096, 8192, 4, terms=2) == "lax"
+
+
+def test_a_sum_that_is_not_held_is_dear_to_write():
+    """Compiled, the gradient of a gathered weight, 128 rows of x: lax 3866 and ring 3314."""
+    pair = array(128, 8192), array(128, 14336)
+    sums = Scatter("k", "kf", (("mk", "mf"),), TWO_BYTES, follows=True)
+    assert to_scatter(sums, [pair], (4,), V5E) == RING
 
 
 def test_every_product_of_a_sum_counts_by_its_own_sizes():
