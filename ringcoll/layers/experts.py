@@ -78,6 +78,7 @@ class Experts:
         tokens = jnp.where(used, order // slots.shape[1], len(x))
         of_rows = jnp.where(used, jnp.take(weights.reshape(-1), order), 0)
         rows = self.mlp(chosen(len(x), x, tokens), jnp.where(fits, sizes, 0))
+        rows, of_rows = typed_alike([rows, of_rows], ())  # features may vary over another axis
         return jnp.where(fits, summed(len(x), rows, of_rows, tokens), jnp.nan)
 
 

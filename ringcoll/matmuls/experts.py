@@ -120,8 +120,8 @@ def halves_pay(mixture: Mixture, device_kind: str | None) -> bool:
 
     To join two halves, and to split their sums, copies rows. If halves are multiplied apart, both
     read the weights. That pays if reading takes less time than the products of a half. (Compiled
-    with gradients, 8192 tokens that go to 8 of 64 experts, all sizes 4096: v5p:2x2x4 takes 67845 us
-    joined and 62130 apart; v6e:4x2, where reading takes longer, 49886 joined and 55229 apart.)
+    with gradients, 8192 tokens that go to 8 of 64 experts, all sizes 4096: v5p:2x2x4 takes 66555 us
+    joined and 62312 apart; v6e:4x2, where reading takes longer, 49430 joined and 54487 apart.)
 
     >>> from ringcoll.matmuls.experts import Mixture, halves_pay
     >>> many = Mixture(ranks=16, tokens=8192, experts=4, chosen=8, d=4096, f=4096, itemsize=2)

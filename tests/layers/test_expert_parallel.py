@@ -159,8 +159,14 @@ def test_experts_beside_tensor_parallelism(form, check_vma):
         }
         mesh = make_mesh(2, 2, names="xy")
         options = {"top_k": 2, "algorithm": form, "features": "y", "check_vma": check_vma}
-        ours = with_gradients(lambda params: tuple(over(mesh, params, **options)(params)))
-        close(ours(params), with_gradients(partial(by_reference, top_k=2))(params), 2 * T * D)
+        expected = with_gradients(partial(by_reference, top_k=2))(params)
+        for max_send in (None, 2 * T - 1):  # a bound that holds
+            call = over(mesh, params, max_send=max_send, **options)
+            close(
+                with_gradients(lambda params, call=call: tuple(call(params)))(params),
+                expected,
+                2 * T * D,
+            )
 
 
 def test_experts_over_two_axes_count_row_major():
