@@ -25,6 +25,7 @@ from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_einsum, product_reduce_scatter
 from ringcoll.matmuls.in_blocks import matmul_in_blocks
+from ringcoll.matmuls.labels import matrix_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,11 +290,11 @@ def rows(
     matrix = kernel.reshape(-1, kernel.shape[-1])
     if options.sequence_parallel:
         check_sequence(function, x.shape[-2], axis_name)
-        tokens = ascii_lowercase[: x.ndim - 1]
+        spec = matrix_spec(x.ndim)
         multiplied = partial(
             product_reduce_scatter,
-            f"{tokens}z,zy->{tokens}y",
-            scatter=tokens[-1],
+            spec,
+            scatter=spec[-2],  # the sequence
             follows=follows,
             gradient_wire=options.gradient_wire,
         )

@@ -47,7 +47,10 @@ class Mixture:
         return 3.0 * self.experts * self.d * self.f * self.itemsize * model.far
 
     def work(self, model: Model, share: float) -> float:
-        """Seconds of a share of the matmuls if all experts get equally many tokens."""
+        """Seconds of a share of the matmuls if all experts get equally many tokens.
+
+        It is at least the time to read the weights.
+        """
         return max(self.compute(model, share), self.reading(model))
 
     def around(self, model: Model, hop: float) -> float:
@@ -108,8 +111,7 @@ def fastest(mixture: Mixture, device_kind: str | None) -> str:
     >>> fastest(many, "TPU v6 lite")
     'bidirectional_ring'
     """
-    known = mixture.is_known and mixture.ranks > 1
-    if device_kind is None or device_kind == "cpu" or not known:
+    if device_kind in (None, "cpu") or not mixture.is_known or mixture.ranks == 1:
         return GATHER
     priced = seconds(mixture, device_kind)
     return min(priced, key=lambda name: priced[name])

@@ -59,7 +59,7 @@ from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import SAME, WireLike
 from ringcoll.matmuls.checks import FactorsCall
-from ringcoll.matmuls.labels import ROW_LETTERS, Gather, Product, Scatter
+from ringcoll.matmuls.labels import Gather, Labels, Product, Scatter, matrix_spec
 from ringcoll.matmuls.overlapped import (
     gather_and_multiply,
     multiply_and_scatter,
@@ -270,19 +270,19 @@ def all_gather_matmul(
     [ 1.  5.  9. 13.]
     """
     call = Call("all_gather_matmul", axis_name, arguments={"dimension": dimension}, operands="x, w")
-    rows = _rows(call, x)
-    of = "kf" if operand else f"{rows}k"
+    spec = _matrix_spec(call, x)
+    labels = Labels.of(spec)
+    of = labels.w if operand else labels.x
     dimension = call.integer("dimension")
     if dimension not in (-1, -2) or len(of) < -dimension:
         words = f"dimension {dimension} is not one of the last two of a matrix"
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
-    spec, gather = f"{rows}k,kf->{rows}f", of[dimension]
     return all_gather_einsum(
         spec,
         x,
         w,
         axis_name,
-        gather=gather,
+        gather=of[dimension],
         operand=operand,
         algorithm=algorithm,
         residuals=residuals,
@@ -324,14 +324,14 @@ def matmul_reduce_scatter(
     """
     arguments = {"scatter_dimension": scatter_dimension}
     call = Call("matmul_reduce_scatter", axis_name, arguments=arguments, operands="x, w")
-    rows = _rows(call, x)
-    out = f"{rows}f"
+    spec = _matrix_spec(call, x)
+    out = Labels.of(spec).out
     dim = call.integer("scatter_dimension")
     if not -len(out) <= dim < len(out):
         words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
         raise call.refusal(ValueError, words)
     return einsum_reduce_scatter(
-        f"{rows}k,kf->{out}",
+        spec,
         x,
         w,
         axis_name,
@@ -347,10 +347,10 @@ def matmul_reduce_scatter(
     )
 
 
-def _rows(call: Call, x: Arrays) -> str:
-    """A letter for each dimension of x (or of its first leaf) except the last."""
+def _matrix_spec(call: Call, x: Arrays) -> str:
+    """The spec of x @ w; for a pytree x, that of its first leaf."""
     leaves = jax.tree.leaves(x)
     ndim = call.ask(jax.typeof, leaves[0] if leaves else x).ndim
     if not ndim:
         raise call.refusal(ValueError, "x has 0 dimensions", "pass a matrix, or several")
-    return ROW_LETTERS[: ndim - 1]
+    return matrix_spec(ndim)

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.matmuls.checks import FactorsCall
-from ringcoll.matmuls.labels import ROW_LETTERS
+from ringcoll.matmuls.labels import matrix_spec
 from ringcoll.matmuls.options import Options
 
 
@@ -33,8 +33,7 @@ def matmul_in_blocks(
     `x: [..., m, k], w: [k, f] -> [..., m, f]`. If `contracted`, the leaves are blocks of k,
     otherwise blocks of f. The gradients are computed in the same blocks.
     """
-    rows = ROW_LETTERS[: x.ndim - 1]
-    spec = f"{rows}k,kf->{rows}f"
+    spec = matrix_spec(x.ndim)
     call = FactorsCall("matmul_in_blocks", spec, axis_name, order=order, leaves=leaves)
     options, labels = call.options("auto", precision, accumulate_dtype), call.labels(spec)
     sizes, cut = call.sizes(labels, x, w, {}), "k" if contracted else "f"

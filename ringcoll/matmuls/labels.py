@@ -13,6 +13,12 @@ from ringcoll.costs.wire import Wire
 ROW_LETTERS = "".join(letter for letter in string.ascii_letters if letter not in "kf")
 
 
+def matrix_spec(ndim: int) -> str:
+    """The spec of x @ w for a matrix w and an x of this many dimensions: "abk,kf->abf"."""
+    rows = ROW_LETTERS[: ndim - 1]
+    return f"{rows}k,kf->{rows}f"
+
+
 @dataclass(frozen=True)
 class Labels:
     """The labels of two factors and of their product, as in "bsd,df->bsf"."""
