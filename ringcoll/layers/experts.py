@@ -58,7 +58,7 @@ class Experts:
         rows, gate, up, down = typed_alike([rows, self.gate, self.up, self.down], ())
         product = self.product
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
-        return product(hidden, down, sizes)
+        return product(hidden, down, sizes).astype(rows.dtype)  # a kernel may return wider floats
 
     def weighted(self, x: Array, slots: Array, weights: Array, most: int | None = None) -> Array:
         """The weighted sum of each token's results: `[t, d], [t, s], [t, s] -> [t, d]`.

@@ -374,6 +374,19 @@ def test_specs_of_leaves_without_experts_are_refused():
     assert ep.partition_specs({"up": stacked}, "x") == {"up": P(None, "x", None, None)}
 
 
+@pytest.mark.parametrize(("form", "max_send"), crossed(FORMS, [None, 9]))
+def test_results_have_the_dtype_of_the_tokens_whatever_a_kernel_returns(form, max_send):
+    def product(rows, weights, sizes):
+        return jax.lax.ragged_dot(rows, weights, sizes).astype(jnp.float32)
+
+    params = jax.tree.map(jnp.bfloat16, arguments(2, 4, "random"))
+    options = {"top_k": 2, "algorithm": form, "max_send": max_send, "kernel": product}
+    call = over(make_mesh(2), params, **options)
+    assert jax.eval_shape(call, params).output.dtype == jnp.bfloat16
+    gradients = jax.eval_shape(jax.grad(lambda params: call(params).output.sum()), params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(gradients)} == {jnp.dtype("bfloat16")}
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["gather", "ring", "ragged_all_to_all"])
 def test_a_kernel_of_pallas_multiplies_the_rows(form, monkeypatch):
