@@ -33,7 +33,7 @@ def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | No
         raise ValueError(f"leaves={leaves!r} is not a power of two; pass one, such as 8")
     if leaves % ranks:
         raise ValueError(
-            f"leaves={leaves} do not divide by {ranks} ranks; pass as many leaves as the most "
+            f"leaves={leaves} are not divisible by {ranks} ranks; pass as many leaves as the most "
             "ranks that are to give the same bits"
         )
     return leaves

@@ -186,7 +186,7 @@ def _checked(call: Call, x: Array, router: Array, algorithm: Any, n: int) -> int
         raise call.refusal(ValueError, words, "pass x: [..., t, d] and router: [d, experts]")
     total = router.shape[1]
     if total % n or not total:
-        words = f"{total} experts do not divide by the {n} ranks of {call.axis_name!r}"
+        words = f"{total} experts are not divisible by the {n} ranks of {call.axis_name!r}"
         cure = "use a multiple of the ranks; a router has a column for each expert"
         raise call.refusal(ValueError, words, cure)
     number = call.integer("top_k")

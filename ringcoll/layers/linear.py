@@ -341,7 +341,7 @@ def leaves_of_rank(function: str, size: int, axes: AxisName, leaves: int) -> int
     """The number of leaves of a rank, if each leaf is an equal part of its sequence."""
     count = leaves // rank_count(axes)
     if not count or size % count:
-        words = f"{size} tokens of the sequence on each rank do not divide by {count} leaves"
+        words = f"{size} tokens of the sequence on each rank are not divisible by {count} leaves"
         raise refusal(ValueError, function, words, "pad the sequence, or pass fewer leaves")
     return count
 
@@ -350,7 +350,7 @@ def check_sequence(function: str, size: int, axis_name: AxisName) -> None:
     """Refuse a sequence that cannot be cut into one part for each rank."""
     ranks = rank_count(axis_name)
     if size % ranks:
-        words = f"the sequence of {size} does not divide by the {ranks} ranks of {axis_name!r}"
+        words = f"the sequence of {size} is not divisible by the {ranks} ranks of {axis_name!r}"
         raise refusal(ValueError, function, words, "pad it, or pass sequence_parallel=False")
 
 

@@ -125,7 +125,7 @@ def check_specs(
             ranks = prod(sizes[axis] for axis in axes_in(entry))
             if leaf.shape[dim] % ranks:
                 words = (
-                    f"{name}: dimension {dim} of its shape {tuple(leaf.shape)} does not divide by "
+                    f"{name}: dimension {dim} of its shape {tuple(leaf.shape)} is not divisible by "
                     f"the {ranks} ranks of {entry!r}"
                 )
                 cure = "use a size that divides, fewer ranks, or leave that dimension whole"

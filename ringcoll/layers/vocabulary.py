@@ -198,7 +198,7 @@ def cross_entropy(
         size = logits.shape[-1]
         blocks = leaves // rank_count(axis_name)
         if not blocks or size % blocks:
-            words = f"a rank's {size} logits do not divide by its {blocks} leaves"
+            words = f"a rank's {size} logits are not divisible by its {blocks} leaves"
             raise refusal(ValueError, "cross_entropy", words, "pass fewer leaves")
         parts = lax.split(logits, [size // blocks] * blocks, axis=labels.ndim)
         exps = sum_of_leaves(leaf_by_leaf(lambda top, part: _sum_of_exps(part, top), top, parts))

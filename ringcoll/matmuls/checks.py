@@ -51,7 +51,7 @@ class FactorsCall(Call):
     def check_cut(self, options: Options, label: str, size: int) -> None:
         """Refuse a label that cannot be cut into this rank's leaves."""
         if options.leaves is not None and size % options.blocks():
-            words = f"label {label!r} of size {size} on each rank does not divide by the "
+            words = f"label {label!r} of size {size} on each rank is not divisible by the "
             words += f"{options.blocks()} leaves of a rank"
             raise self.refusal(ValueError, words, "pass fewer leaves, or pad it")
 

@@ -225,7 +225,7 @@ def product_reduce_scatter(
     x, w = call.array(x), call.array(w)
     sizes, n = call.sizes(labels, x, w, {}), call.rank_count()
     if sizes[scatter] % n:
-        words = f"label {scatter!r} of size {sizes[scatter]} does not divide by {n}"
+        words = f"label {scatter!r} of size {sizes[scatter]} is not divisible by {n}"
         raise call.refusal(ValueError, words, "pad it to a multiple")
     dtype = call.dtype(options, labels, sizes, x, w, preferred_element_type)
     x, w = call.typed_alike(x, w)

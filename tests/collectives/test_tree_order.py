@@ -95,7 +95,7 @@ def test_axis_of_a_vmap():
     ("options", "words"),
     [
         ({"algorithm": "ring"}, "choose from auto, halving_doubling, one_shot, lax"),
-        ({"leaves": 4}, "leaves=4 do not divide by 8 ranks"),
+        ({"leaves": 4}, "leaves=4 are not divisible by 8 ranks"),
         ({"leaves": 6}, "leaves=6 is not a power of two"),
         ({"wire": "int8"}, "order='tree' with a wire: .*; leave order out, or the wire"),
         ({"order": "ring"}, "order='ring'; choose from None, 'tree'"),

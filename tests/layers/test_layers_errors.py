@@ -63,7 +63,7 @@ CALLS = {
     "leaves that ranks do not divide": (
         lambda: fsdp.gather({"w": ones(8)}, {"w": P("x")}, "x", order="tree", leaves=2),
         ValueError,
-        "fsdp.gather: leaves=2 do not divide by 4 ranks; pass as many leaves as the most ranks",
+        "fsdp.gather: leaves=2 are not divisible by 4 ranks; pass as many leaves as the most ranks",
     ),
     "an order of gradients with their wire": (
         lambda: fsdp.gather({"w": ones(8)}, {"w": P("x")}, "x", order="tree", gradient_wire="int8"),
@@ -96,7 +96,7 @@ CALLS = {
     "the sequence": (
         lambda: tp.row_linear(ones(8, 5), X, "x"),
         ValueError,
-        "the sequence of 3 does not divide by the 4 ranks of 'x'; pad it, or pass sequence_par",
+        "the sequence of 3 is not divisible by the 4 ranks of 'x'; pad it, or pass sequence_par",
     ),
     "grouped heads": (
         lambda: tp.attention(with_leaf(HEADS, query=ones(8, 3, 4), key=ones(8, 2, 4)), X, "x"),
@@ -339,7 +339,7 @@ PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
         (
             lambda mesh: fsdp.shard(PARAMS, tp.partition_specs(PARAMS, "x"), mesh),
             ValueError,
-            "shard: attention/query: dimension 1 of its shape (8, 6, 4) does not divide by the 4 "
+            "shard: attention/query: dimension 1 of its shape (8, 6, 4) is not divisible by the 4 "
             "ranks of 'x'; use a size that divides, fewer ranks, or leave",
         ),
         (

@@ -247,7 +247,7 @@ def test_gradients_of_what_a_formula_closes_over():
         (lambda x: layers.by_leaves(jnp.add, x, x, "x"), r"is \(3, 4\), and it has 4 leaves"),
         (
             lambda x: tensor_parallel.rms_norm({"scale": jnp.ones(4)}, x, "x", order="tree"),
-            "3 tokens of the sequence on each rank do not divide by 4 leaves",
+            "3 tokens of the sequence on each rank are not divisible by 4 leaves",
         ),
     ],
 )

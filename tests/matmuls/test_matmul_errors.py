@@ -212,7 +212,7 @@ REFUSED = {
     "rows do not divide": (
         ValueError,
         lambda x, w: scatter()(x[:4], w),
-        (SUM, "of size 4 does not divide by 3", "pad it to a multiple"),
+        (SUM, "of size 4 is not divisible by 3", "pad it to a multiple"),
     ),
     "spec no string": (TypeError, einsum(3), (EINSUM, "the spec is 3", "write 'mk,kf->mf'")),
     "spec without a result": (

@@ -270,7 +270,7 @@ def test_refused_in_words(case):
 
 def test_rows_that_do_not_divide_are_refused_or_padded_and_cut():
     x, w = data((3, 5, 4)), data((3, 4, 2))
-    with pytest.raises(ValueError, match="size 5 does not divide by 3; pad it"):
+    with pytest.raises(ValueError, match="size 5 is not divisible by 3; pad it"):
         per_rank(make_mesh(3), lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x"), x, w)
     ours = per_rank(make_mesh(3), lambda x, w: ringcoll.matmul_all_reduce(x, w, "x"), x, w)
     np.testing.assert_array_equal(ours, np.broadcast_to((x @ w).sum(0), ours.shape))
