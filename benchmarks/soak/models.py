@@ -3,13 +3,14 @@
 Model i of a seed is always the same. It is an embedding, a block (norms, and attention, an MLP or
 both) and a loss, with `order="tree"`. Its loss and gradients are computed on meshes of several
 shapes, and compared to the last bit. The remaining devices hold copies, so that all processes take
-part.
+part. `SHARING` models in a row differ only in parameters and tokens, and so share their programs:
+to compile takes much longer than to run.
 """
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
@@ -30,6 +31,10 @@ from ringcoll.layers import tensor_parallel as tp
 COPY, DATA, MODEL = AXES = "copy", "data", "model"
 KINDS = ("tensor", "replicated", "fsdp", "both")
 Params = dict[str, Any]
+#: Models in a row that share their programs.
+SHARING = 25
+#: The factors by which the parameters of a model are larger than usual.
+SCALES = 1.0, 1.0, 0.01, 30.0
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class RandomModel:
     """A model, and the meshes on which it runs.
 
     Attributes:
-        number: the number of the model among those of the seed.
+        number: the number of the model among those of the seed; the values depend on it alone.
         kind: "tensor" (activations sharded by sequence between layers), "replicated" (not sharded
             there), "fsdp", or "both" axes.
         meshes: pairs (data, model) of the sizes of two axes; the first mesh is one rank.
@@ -50,7 +55,7 @@ class RandomModel:
         quickly: whether LLVM optimises nothing.
     """
 
-    number: int
+    number: int = field(compare=False)
     kind: str
     meshes: tuple[tuple[int, int], ...]
     leaves: int
@@ -72,7 +77,7 @@ class RandomModel:
 
 def draw(seed: int, number: int, devices: int = 8) -> RandomModel:
     """Model `number` of a seed, for `devices` devices."""
-    rng = np.random.default_rng((seed, number))
+    rng = np.random.default_rng((seed, number // SHARING))
     choose = partial(pick, rng)
     kind = choose(KINDS)
     leaves = choose((2, 4) if kind == "both" else (4, 8))
@@ -121,10 +126,23 @@ def _bits(
     model: RandomModel, shape: tuple[int, int], devices: Sequence[jax.Device]
 ) -> dict[str, bytes]:
     """The loss and gradients on a mesh, as bytes."""
+    run, shardings = _program(model, shape, tuple(devices))
+    found = run(*jax.tree.map(_placed, (_params(model), _tokens(model)), shardings))
+    return {
+        jax.tree_util.keystr(path): np.asarray(x.addressable_data(0)).tobytes()
+        for path, x in jax.tree.leaves_with_path(found)
+    }
+
+
+@lru_cache(maxsize=2)  # the meshes of one model
+def _program(
+    model: RandomModel, shape: tuple[int, int], devices: tuple[jax.Device, ...]
+) -> tuple[Callable, Any]:
+    """The function of parameters and tokens on a mesh, and how these are sharded."""
     count = shape[0] * shape[1]
     used = np.array(devices)[: len(devices) // count * count].reshape(-1, *shape)
     mesh = Mesh(used, AXES, axis_types=(AxisType.Auto,) * 3)
-    params, tokens = _params(model), _tokens(model)
+    params = _params(model)
     specs: Any = tp.partition_specs(params, MODEL)
     if model.kind in ("fsdp", "both"):
         specs = fsdp.specs(params, DATA, mesh=mesh, base=specs, min_size=0)
@@ -135,13 +153,7 @@ def _bits(
     replicated = NamedSharding(mesh, P())
     options = QUICKLY if model.quickly and mesh.devices.flat[0].platform == "cpu" else None
     run = jax.jit(jax.value_and_grad(mapped), out_shardings=replicated, compiler_options=options)
-    placed = jax.tree.map(
-        lambda x, spec: _placed(x, NamedSharding(mesh, spec)), (params, tokens), (specs, rows)
-    )
-    found = jax.tree.leaves_with_path(run(*placed))
-    return {
-        jax.tree_util.keystr(path): np.asarray(x.addressable_data(0)).tobytes() for path, x in found
-    }
+    return run, jax.tree.map(partial(NamedSharding, mesh), (specs, rows))
 
 
 def _placed(x: np.ndarray, sharding: NamedSharding) -> Array:
@@ -157,9 +169,10 @@ def _tokens(model: RandomModel) -> np.ndarray:
 def _params(model: RandomModel) -> Params:
     """Random parameters. Biases are not zero, so that wrong sums of them are noticed."""
     rng, d = np.random.default_rng(model.number), model.width
+    scale = np.float32(pick(rng, SCALES))
 
     def normal(*shape: int) -> np.ndarray:
-        x = rng.standard_normal(shape, np.float32) * max(shape[0], 1) ** -0.5
+        x = rng.standard_normal(shape, np.float32) * max(shape[0], 1) ** -0.5 * scale
         return x.astype(jnp.dtype(model.dtype))
 
     def linear(*shape: int, out: int = 1) -> Params | np.ndarray:

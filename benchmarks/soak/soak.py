@@ -39,8 +39,6 @@ from ringcoll.io import files
 EVERY = 16 * TOGETHER
 #: Calls between two training steps.
 STEP_EVERY = 4 * TOGETHER
-#: Models after which JAX's caches of programs are cleared.
-MODELS_A_CACHE = 8
 #: One of this many samples is printed.
 SHOWN = 4
 
@@ -162,8 +160,9 @@ def _run_models(args: argparse.Namespace, mesh: Mesh) -> int:
                 what = ", ".join(wrong) or "on another process"
                 again = f"python -m benchmarks soak --order tree --seed {args.seed} --only {number}"
                 _say(f"wrong: {what} of {model}\n  again: {again}")
-            if tally["calls"] % MODELS_A_CACHE == 0:  # for readers of the log of an unfinished run
-                jax.clear_caches()
+            if (number + 1) % models.SHARING == 0:
+                jax.clear_caches()  # the next model has other programs
+                # For readers of the log of an unfinished run:
                 _say(f"{tally['calls']} models, {tally['wrong']} wrong")
     if args.bits and known is None and processes.leads():
         files.write(args.bits, json.dumps(digests, indent=1))

@@ -40,11 +40,22 @@ def test_a_soak_of_models_compares_bits_with_those_of_a_file(capsys, tmp_path):
 
 
 def test_models_are_of_all_kinds():
-    drawn = [models.draw(1, i) for i in range(200)]
-    assert drawn == [models.draw(1, i) for i in range(200)]
+    numbers = range(0, 200 * models.SHARING, models.SHARING)
+    drawn = [models.draw(1, i) for i in numbers]
+    assert drawn == [models.draw(1, i) for i in numbers]
     assert {model.kind for model in drawn} == set(models.KINDS)
     sizes = {size for model in drawn for size in model.meshes}
     assert sizes >= {(1, 1), (1, 8), (8, 1), (2, 2), (2, 4), (4, 2)}
+
+
+def test_models_in_a_row_share_programs_but_not_values(monkeypatch):
+    models._program.cache_clear()
+    monkeypatch.setattr(models, "SHARING", 2)
+    one, other, third = (models.draw(3, i) for i in (4, 5, 6))
+    assert one == other != third
+    digests = [models.differing(model, jax.devices())[1] for model in (one, other)]
+    assert digests[0] != digests[1]
+    assert models._program.cache_info().hits == len(one.meshes)
 
 
 def test_a_soak_stops_when_its_time_is_up(capsys):
