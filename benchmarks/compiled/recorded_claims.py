@@ -12,15 +12,18 @@ from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
 
+import benchmarks.referee
 from benchmarks.collectives import candidates, scale
 from benchmarks.compiled import collectives, compiling, context, experts, fsdp, grid, layers
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.referee import referee
-from ringcoll import costs, overlap
+from ringcoll import algorithms, cost, costs, overlap, schedules
+from ringcoll.commands import machine
 from ringcoll.costs import machines, slices
 from ringcoll.io.files import write
 from ringcoll.overlap import gpus
@@ -45,6 +48,8 @@ MODELLED: Mapping[str, Callable[..., float]] = {
     "referee": referee.seconds_of,
     "candidates": candidates.seconds_of,
 }
+#: The code of these models, and of what they call.
+MODELS = (schedules, costs, cost, algorithms, machine, scale, candidates, benchmarks.referee)
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ class Claim:
         profiled: whether times are from the profile; the compiler cannot profile every program.
         hidden: how many collectives have a matmul under them, and how many there are; None for
             TPUs.
-        digest: the result of `digest` when the figures were saved; None if nothing is compiled.
+        digest: the result of `digest` when the figures were saved.
     """
 
     which: ClaimedProgram
@@ -154,34 +159,43 @@ def find(which: ClaimedProgram, cache: str | None = None) -> Claim:
 
 
 @cache
-def digest(which: ClaimedProgram) -> str | None:
-    """A digest of everything that determines the figures of a program; None if not compiled.
+def digest(which: ClaimedProgram) -> str:
+    """A digest of everything that determines the figures of a program.
 
-    That is the program, the compiler, and the code and the machines that give it times. As long as
-    it is equal to the digest of a claim, compiling again would give the same figures.
+    That is what is compiled and the compiler, or the flags of a model, and the code and the
+    machines that give times. As long as it is equal to the digest of a claim, to compute again
+    would give the same figures.
     """
     if which.run in MODELLED:
-        return None
-    program = compiling.key(dict(which.flags), COMPILED[which.run], profile=which.profile)
-    return sha256(f"{program} {_timing(which.is_on_gpus)}".encode()).hexdigest()[:16]
+        text = f"{which.command} {_timing(MODELS, is_model=True)}"
+    else:
+        program = compiling.key(dict(which.flags), COMPILED[which.run], profile=which.profile)
+        # For GPUs, the whole model of costs gives times.
+        rooms = (overlap, costs) if which.is_on_gpus else (overlap,)
+        text = f"{program} {_timing((*rooms, slices), is_model=which.is_on_gpus)}"
+    return sha256(text.encode()).hexdigest()[:16]
 
 
 @cache
-def _timing(of_gpus: bool) -> str:
-    """The code that gives times to a compiled program, and the rates of its machines.
+def _timing(modules: tuple[ModuleType, ...], is_model: bool) -> str:
+    """The code of modules and packages that give times, and the rates of the machines.
 
-    Comments and docstrings are left out. For GPUs, the whole model of costs gives times.
+    Comments and docstrings are left out.
     """
-    rooms = [overlap, costs] if of_gpus else [overlap]
-    files = [path for room in rooms for path in Path(room.__path__[0]).rglob("*.py")]
-    code = [ast.parse(path.read_text(encoding="utf-8")) for path in [*files, Path(slices.__file__)]]
+    files = [path for module in modules for path in _files(module)]
+    code = [ast.parse(path.read_text(encoding="utf-8")) for path in files]
     for node in (node for tree in code for node in ast.walk(tree)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
             node
         ):
             del node.body[0]
-    rates = machines.MACHINES if of_gpus else overlap.CHIPS
+    rates = machines.MACHINES if is_model else overlap.CHIPS
     return "\n".join([*sorted(map(ast.unparse, code)), repr(sorted(rates.items()))])
+
+
+def _files(module: ModuleType) -> list[Path]:
+    file = Path(module.__file__ or "")
+    return sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
 
 
 def of_found(which: ClaimedProgram, found: Figures) -> Claim:

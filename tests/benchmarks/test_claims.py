@@ -122,13 +122,13 @@ def test_the_command_is_red_where_a_claim_is_off(monkeypatch, capsys, off, statu
 PLAIN = next(one for one in pages.headline(pages.tables()) if "plain" in one.command)
 
 
-def digest_after(monkeypatch, **changes):
-    """The digest of a plain gather and matmul, if these modules have other files."""
+def digest_after(monkeypatch, which=PLAIN, **changes):
+    """The digest of a program, if these modules have other files."""
     recorded_claims.digest.cache_clear()
     recorded_claims._timing.cache_clear()
     for name, file in changes.items():
         monkeypatch.setattr(getattr(recorded_claims, name), "__file__", file)
-    return recorded_claims.digest(PLAIN)
+    return recorded_claims.digest(which)
 
 
 def test_a_digest_is_of_the_program_and_of_the_code_that_times_it(monkeypatch, tmp_path):
@@ -143,7 +143,20 @@ def test_a_digest_is_of_the_program_and_of_the_code_that_times_it(monkeypatch, t
     monkeypatch.undo()
     shape = {**dict(PLAIN.flags), "shape": "8192x8192x14336"}
     assert recorded_claims.digest(ClaimedProgram.of(PLAIN.run, shape)) != digest_after(monkeypatch)
-    assert recorded_claims.digest(SCALE) is None
+
+
+def test_a_digest_of_a_model_is_of_its_flags_and_its_code(monkeypatch, tmp_path):
+    first = digest_after(monkeypatch, SCALE)
+    other = tmp_path / "other.py"
+    for module in (recorded_claims.scale, recorded_claims.cost, recorded_claims.machine):
+        code = Path(module.__file__).read_text(encoding="utf-8")
+        other.write_text(code + "\nchanged = True\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "__file__", str(other))
+            assert digest_after(patch, SCALE) != first
+    assert digest_after(monkeypatch, SCALE) == first
+    flags = {**dict(SCALE.flags), "ranks": "8"}
+    assert recorded_claims.digest(ClaimedProgram.of(SCALE.run, flags)) != first
 
 
 def test_only_changed_programs_are_computed_again(monkeypatch, capsys):
