@@ -150,7 +150,7 @@ for name in ("direct", "ring"):
     error = abs(on_ranks(ours)(y) - exact).max() / largest
     bound = precision.error_bound("psum_scatter", name, (N,), EPS, wire=WIRE)
     often = precision.encodings("psum_scatter", name, (N,))
-    print(f"{name}: encoded {often} times at most; the error is {error:.5f}, its bound {bound:.5f}")
+    print(f"{name}: at most {often} encodings; the error is {error:.5f}, its bound {bound:.5f}")
     claim("it is within the bound", error <= bound)
     program = on_ranks(ours).lower(y).compile()
     claim("a rank sends 7 messages", messages(program) == N - 1)

@@ -96,7 +96,7 @@ def all_to_all(
     "pairwise" sends n-1 rounds of s/n bytes, which is the minimum. "bruck" sends ceil(log2
     n) rounds of about s/2 bytes.
 
-    With a `wire` each block is encoded once, by the rank that has it. So is the block that stays.
+    With a `wire` each block is encoded once, by the rank that has it, also the block that it keeps.
 
     Gradient: the all-to-all with the two axes swapped, by the same wire.
 

@@ -24,12 +24,10 @@ from ringcoll.schedules.schedule import Schedule
 
 @dataclass(frozen=True, kw_only=True)
 class Pbroadcast(AllReduce, name="pbroadcast"):
-    """An all-reduce to which all but the source contribute no bits.
+    """The bits of the source, combined by bitwise or with the zeros of the other ranks.
 
-    Its reduce-scatter and all-gather send as many bytes as a scatter and an all-gather (van de
-    Geijn's broadcast). A bitwise or is exact for every dtype, also for -0.0 and NaN. lax's own
-    broadcast exists only on GPU. Elsewhere the built-in is the psum of the bits, which is exact
-    too.
+    A bitwise or is exact for every dtype, also for -0.0 and NaN. lax's own broadcast exists only on
+    GPU. Elsewhere the built-in is the psum of the bits, which is exact too.
     """
 
     collective = "pbroadcast"

@@ -72,7 +72,7 @@ class ScheduledCollective(Collective):
             return [y.astype(x.dtype)]
 
     def encoded(self, x: Array, algorithm: Algorithm) -> Array:
-        """One operand's result, with a wire. A single rank sends nothing, so rounds nothing."""
+        """One operand's result, with a wire. A single rank sends nothing, so it rounds nothing."""
         ranks = Ranks.over(self.axes, self.groups)
         if self.wire is None or ranks.size == 1:
             return x
@@ -84,7 +84,7 @@ class ScheduledCollective(Collective):
         return (self if isinstance(found, tuple) else by).run(x, found, ranks)
 
     def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
-        """The algorithm for operands of these types together: the user's choice, or the table's."""
+        """The algorithm for operands that share messages: the user's choice, or the table's."""
         nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
         if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
             return LAX
@@ -156,7 +156,8 @@ class ScheduledCollective(Collective):
         """x in the dtype of partial sums: `accumulate_dtype`, or else the dtype of x.
 
         Integers keep their dtype, because their sums are exact. With a wire, values are added in
-        float32 or wider."""
+        float32 or wider.
+        """
         wide = self.accumulate_dtype if jnp.issubdtype(x.dtype, jnp.inexact) else None
         if self.wire and wide is None:
             wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -165,7 +166,8 @@ class ScheduledCollective(Collective):
     def combine(self, received: Array, mine: Array) -> Array:
         """The sum of a partial result that arrived and this rank's contribution.
 
-        It is rounded once, to the dtype of `widen`. The schedule decides how many sums follow."""
+        It is rounded once, to the dtype of `widen`. The schedule decides how many sums follow.
+        """
         add = lax.add if self.leaves is None else added
         return add(self.widen(received), self.widen(mine))
 

@@ -82,7 +82,8 @@ class Call:
             return function(*args)
         except REFUSALS as error:
             kind = kind_of(error)
-            unsupported = kind is NotImplementedError and self.groups is not None  # typed groups
+            # lax has no groups under check_vma=True.
+            unsupported = kind is NotImplementedError and self.groups is not None
             cure = "pass check_vma=False to jax.shard_map" if unsupported else ""
             raise self.refusal(kind, str(error), cure) from error
 

@@ -66,7 +66,7 @@ def settled(
     groups: tuple[tuple[int, ...], ...] | None = None,
     leaves: int | None = None,
 ) -> Algorithm:
-    """The algorithm that a call with this `algorithm=` runs by, by its listed name.
+    """The algorithm of a call with this `algorithm=`; a name becomes the listed name.
 
     It is refused if the collective cannot run by it on the ranks over these axes or in groups, or
     if there are `leaves` but it does not add by the balanced tree.
@@ -111,8 +111,8 @@ def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -
     collective = "psum_scatter" if collective == "all_gather" else collective
     those = ", ".join(("auto", *balanced_algorithms(collective, shape), LAX))
     raise ValueError(
-        f"algorithm={algorithm!r} does not add {prod(shape)} ranks by the tree of order='tree'; "
-        f"choose from {those}"
+        f"algorithm={algorithm!r} does not add by the balanced tree of order='tree' on "
+        f"{prod(shape)} ranks; choose from {those}"
     )
 
 

@@ -2,8 +2,8 @@
 
 When a primitive is bound, it asks lax for the type of its result, before anything is sent. An error
 of lax is raised again with the same exception type and lax's own words. Calls that only lax can
-handle go to lax (see `_is_for_lax`).
-Small leaves of a pytree are bound together, so that they share messages.
+handle go to lax (see `_is_for_lax`). Small leaves of a pytree are bound together, so that they
+share messages.
 """
 
 from collections import defaultdict
@@ -67,8 +67,9 @@ def each(
         of_leaves = [[call.integer(name, of.ndim + added) for name in dims] for of in types]
         collectives = [replace(collective, dims=tuple(of_leaf)) for of_leaf in of_leaves]
     try:
-        # A single leaf is bound as it was given, and the bind itself asks lax.
-        if len(leaves) > 1 or isinstance(call.axis_name, list):  # which it may not take
+        # A single leaf is bound as it was given, and the bind itself asks lax, but with a tuple of
+        # axes. lax may refuse a list of axes, so it is asked about a list here.
+        if len(leaves) > 1 or isinstance(call.axis_name, list):
             _ask_lax(call, leaves, collectives)
         settings: dict[str, Any] = {}
         if accumulate_dtype is not None:
@@ -94,7 +95,7 @@ def each(
             counts = collective.counts and array.dtype == bool
             operands[i] = varying(array.astype(jnp.int32) if counts else array, call.axes)
             if len(leaves) == 1 and jax.typeof(operands[i]) != types[i]:
-                _ask_lax(call, leaves, collectives)  # it may refuse what is the same on all ranks
+                _ask_lax(call, leaves, collectives)  # it may refuse an operand that does not vary
             # With a wire, leaves do not share messages: in one message, they would share scales.
             joins = collective.joins and wire is None and is_small(operands[i])
             joined[operands[i].dtype if joins else i].append(i)
@@ -105,7 +106,7 @@ def each(
                 results[first] = _of_key(bound, operands[first])
             else:
                 results |= zip(members, bound(*(operands[i] for i in members)), strict=True)
-    except (*REFUSALS, AssertionError):  # an error of lax comes first
+    except (*REFUSALS, AssertionError):  # if lax refuses the call too, raise lax's error
         _ask_lax(call, leaves, collectives)
         raise
     return jax.tree.unflatten(structure, [results[i] for i in range(len(leaves))])
@@ -193,7 +194,7 @@ def _is_for_lax(call: Call, leaf: Any, algorithm: Algorithm) -> bool:
     if call.name in _OF_CONSTANTS and not isinstance(leaf, jax.core.Tracer):
         return True
     mat = getattr(jax.typeof(leaf), "mat", None)
-    if mat is not None and (mat.unreduced or mat.reduced):  # which lax alone handles
+    if mat is not None and (mat.unreduced or mat.reduced):  # only lax handles these types
         return True
     if not call.axes or any(isinstance(axis, int) for axis in call.axes):
         return True

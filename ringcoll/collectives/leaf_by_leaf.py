@@ -37,7 +37,7 @@ def leaf_by_leaf(
 def slices_by_leaf(
     function: Callable[[Pytree, Any], T], shared: Pytree, parts: Pytree, dim: int, count: int
 ) -> T:
-    """The same for `count` slices of arrays along a dimension; results are joined along it.
+    """`leaf_by_leaf` for `count` slices of arrays along a dimension; results are joined along it.
 
     Args:
         function, shared: see `leaf_by_leaf`.

@@ -34,10 +34,11 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
     """Slices of the first operand, written into the second. The other operands say which and where.
 
     Attributes:
-        max_send: the most rows for one rank; None: as many as operand and output both have.
+        max_send: the most rows for one rank; None: the rows of operand or output, whichever are
+            fewer.
         calls: the number of calls that a `vmap` has joined, with their rows end to end.
-        adds: whether it is a transpose. Then it adds rows to those of `output`, and output_offsets
-            are the rows from which this rank writes what arrives.
+        adds: whether it is a transpose. Then it adds the rows that arrive to those of `output`, and
+            output_offsets say where this rank adds them.
     """
 
     collective = "ragged_all_to_all"
@@ -59,7 +60,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
             return [output]
         n = Ranks.over(self.axes, self.groups).size
         fewest = min(len(operand), len(output))
-        most = len(integers[0]) // (n * self.calls) * fewest  # if slices share rows
+        most = len(integers[0]) // (n * self.calls) * fewest  # every slice may have all rows
         bound = fewest if self.max_send is None else min(self.max_send, most)
         sent = jax.ShapeDtypeStruct((n * bound, *operand.shape[1:]), operand.dtype)
         by = replace(self, algorithm=self.chosen([sent], where))

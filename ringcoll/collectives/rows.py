@@ -2,7 +2,7 @@
 
 A rank has slices for each rank, or from each rank: `offsets` and `sizes` are `[n, slices]`. The
 rows of all slices for one rank travel end to end in a block of `bound` rows. If there are fewer
-rows, the last rows of the block are unused. If there are more, the rows that do not fit are lost.
+rows, the last rows of the block are unused. If there are more, the rows that do not fit are *lost*.
 """
 
 from typing import Any
@@ -26,8 +26,7 @@ def numbers(offsets: Array, sizes: Array, bound: int) -> Array:
     """The numbers of the rows in each block: `[n, bound]`; unused rows have any number."""
     starts = _starts(sizes)
     places = jnp.arange(bound, dtype=jnp.int32)
-    # At the first row of a slice, the distance of rows from their places in the block grows
-    # by this.
+    # The number of a row minus its place in the block changes by this at the start of each slice.
     steps = jnp.diff(offsets - starts, axis=1, prepend=0)  # [n, slices]
     begun = places[None, :, None] >= starts[:, None, :]  # [n, bound, slices]
     return places[None] + _total(jnp.where(begun, steps[:, None], 0), 2)
@@ -100,9 +99,9 @@ def added(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int
 
 
 def _sources(output: Array, offsets: Array, sizes: Array, bound: int) -> tuple[Array, Array]:
-    """For every row of the output, the row of all blocks that belongs there, and whether one does.
+    """For every row of the output: the number of the block row to put there, and whether one is.
 
-    A lost row has a number beyond all rows.
+    A lost row has a number beyond those of all block rows.
     """
     n, starts = len(offsets), _starts(sizes)
     first = jnp.arange(n, dtype=jnp.int32)[:, None] * np.int32(bound) + starts - offsets

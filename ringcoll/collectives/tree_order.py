@@ -4,7 +4,7 @@ from typing import Any
 
 from ringcoll.collectives.call import Call
 
-#: Of the tree, if the caller does not say.
+#: The number of leaves of the tree, if the caller gives none.
 LEAVES = 8
 
 
@@ -40,7 +40,7 @@ def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | No
 
 
 def leaves_of_call(call: Call, *wires: Any) -> int | None:
-    """The same for a call with `order` and `leaves`; refusals are those of the call."""
+    """`leaves_of_tree` for a call with `order` and `leaves`; refusals are those of the call."""
     order, leaves = call.arguments["order"], call.arguments["leaves"]
     if order is None:
         return None

@@ -8,8 +8,8 @@
 
 B is the size in bytes as nccl-tests counts it: the operand or the result of a rank, whichever is
 larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand of 8M. In formulas,
-alpha is seconds per message, beta seconds per byte on the busiest link, and gamma seconds per byte
-added. Nothing is measured.
+alpha is seconds per message, hop seconds per link that a message passes, beta seconds per byte on
+the busiest link, and gamma seconds per byte added. Nothing is measured.
 """
 
 import argparse

@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--follow",
         type=int,
         metavar="R",
-        help="follow the shard of rank R: what does not carry it is faint (with --animate, --html)",
+        help="follow the shard of rank R: everything else is faint (with --animate, --html)",
     )
     parser.add_argument("--order", choices=["tree"], help="print the additions of each rank")
 

@@ -90,7 +90,7 @@ def recognised(counts: Mapping[int, Fraction | int]) -> Formula | None:
 def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | None:
     """A formula for the seconds of a collective with B bytes of the full vector; None without one.
 
-    With uneven rounds they are the most that it takes, and the formula says so.
+    If some rounds are uneven, the formula is an upper bound, and begins with "at most".
 
     Args:
         prices: the prices by number of ranks.
@@ -126,7 +126,7 @@ def at(n: int, paid: Price, adding: bool = True) -> str:
 
 
 def _most(prices: Iterable[Price]) -> str:
-    """Where bytes travel beside hops, a sum of both is too large."""
+    """The words "at most " if some rounds are uneven: then the sum of the terms is too large."""
     return "at most " if any(paid.uneven for paid in prices) else ""
 
 

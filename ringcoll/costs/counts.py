@@ -51,8 +51,8 @@ class Price:
     keep the operand's width, whatever the dtype of the sums. `link` is the load of the busiest
     link and direction, summed over the rounds. `additions` is what a rank adds.
 
-    `uneven` are the rounds on a ring or torus in which some messages go farther than others. They
-    take less than their hops and bytes one after the other.
+    `uneven` are the rounds on a ring or torus in which some messages go farther than others. Their
+    time is less than that of their hops plus that of their bytes.
     """
 
     rounds: int = 0
@@ -341,9 +341,8 @@ def price_backward(
     messages, shards = 0, 0
     added: set[tuple[int, int]] = set()
     raw = 0
-    for moves in reversed(
-        schedule.rounds
-    ):  # backward: a contribution is raw until something is added to it
+    # Backward, a contribution is raw until something is added to it.
+    for moves in reversed(schedule.rounds):
         for move in moves:
             messages, shards = messages + 1, shards + len(move.offsets)
             if added.isdisjoint((move.lane, a) for a in schedule.arrivals(move)):

@@ -169,7 +169,7 @@ def _across(known: tuple[tuple[int, Curve], ...], ranks: int, way: Way, local: i
 def _on_a_line(few: int, fewer: Curve, many: int, more: Curve, ranks: int) -> Curve:
     """A curve on the line through two: log(time) over log(ranks).
 
-    Beyond the two, its slope is cut to 0 to 1.
+    Beyond the two, its slope is clipped to [0, 1].
     """
     span = log(many / few)
     beyond = not few < ranks < many

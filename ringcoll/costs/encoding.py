@@ -15,7 +15,7 @@ def ratio(wire: Wire, itemsize: int) -> float:
 def seconds(
     collective: str, ranks: int, nbytes: float, itemsize: int, wire: Wire, model: Model
 ) -> float:
-    """The seconds in which one rank encodes, decodes and adds; its main memory is the limit.
+    """The seconds that one rank takes to encode, decode and add; its main memory is the limit.
 
     If the memory next to the core holds the codes and a shard's sum, the main memory is read once
     for the operand and written once for the result. (Compiled: `psum` of 64 MiB of bf16 on v5e:4x2

@@ -56,7 +56,7 @@ def read_timings(text: str) -> list[Timing]:
     >>> fitting.read_timings(table)[0].ranks
     8
     """
-    text = text.removeprefix("\ufeff")  # what some spreadsheets begin a file with
+    text = text.removeprefix("\ufeff")  # the byte order mark that some spreadsheets write
     if not text.strip():
         raise ValueError("line 1: the file is empty; give a table of measurements")
     if text.lstrip()[0] in "{[":
@@ -224,7 +224,7 @@ def _of_csv(text: str) -> Iterator[Timing]:
 
 
 def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
-    """Read nccl-tests' output. Of the two times in a line, it takes the first: out of place.
+    """Read nccl-tests' output. It takes the out-of-place time of each line, the first of the two.
 
     Several outputs may follow each other.
     """
@@ -234,7 +234,7 @@ def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
         if named := re.search(r"(\w+?)_perf", line):
             name = _NAMES.get(named[1], named[1])
         elif rank := re.match(r"#\s+Rank\s+(\d+)(?:.*?\bon\s+(\S+))?", line):
-            if int(rank[1]) == 0:  # those of another run
+            if int(rank[1]) == 0:  # the first rank of the next output
                 ranks, hosts = 0, set()
             ranks, hosts = ranks + 1, hosts | {rank[2] or ""}
         elif _HEADER.match(line):
@@ -242,7 +242,7 @@ def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
         elif cells and cells[0].isdigit():
             _check_nccl_tests(number, name, ranks, column, cells)
             found += 1
-            if int(cells[0]):  # fewer bytes than ranks are a line of 0 bytes
+            if int(cells[0]):  # nccl-tests prints 0 for sizes of fewer bytes than ranks
                 of = (number, name, cells[0], str(ranks), cells[column])
                 yield _timing(*of, 1e-6, "lax", str(len(hosts)))
     if not found:

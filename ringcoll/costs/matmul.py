@@ -128,8 +128,8 @@ def hidden_seconds(
 ) -> float:
     """Seconds of a collective under its matmuls, which are cut into a piece for every round.
 
-    A piece is multiplied while a round is on the wire. One piece has no round over it: the last
-    one of a gather, the first one of a scatter.
+    A piece is multiplied while a round is on the wire. One piece hides no round: the last one of a
+    gather, the first one of a scatter.
 
     Args:
         works: the work of the whole matmuls.

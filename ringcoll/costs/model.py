@@ -68,7 +68,7 @@ class Model:
 
     @property
     def latency(self) -> float:
-        """The seconds of a message to a neighbour after its start, without those of its bytes.
+        """The seconds of a message to a neighbour after its start, not counting its bytes.
 
         A matmul waits only for this and for the bytes: it is assumed, not measured, that a message
         that is started early has its start under the compute. Without hops, this is alpha.
@@ -281,11 +281,11 @@ def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
 
     Each part passes as many links as the average message on a torus: a quarter of each axis.
 
-    `prediction` prices the same collective by itself: it knows the slice, counts the pairs of ranks
-    on the busiest link, and takes the rate that a built-in reaches. A matmul knows the number of
-    its ranks alone, and without a slice that price is 3 to 50 times this one (4 to 256 ranks). By
-    it 512 rows of FSDP would not be exchanged on tpu7x (8192 x 14336 over 8 ranks, compiled: 561
-    us, w gathered 889).
+    `prediction` prices the same collective in another way: it knows the slice, counts the pairs of
+    ranks on the busiest link, and takes the rate that a built-in reaches. A matmul knows only the
+    number of its ranks. Without a slice, the price of `prediction` is 3 to 50 times this one (4 to
+    256 ranks). With it, "auto" would not exchange 512 rows of FSDP on tpu7x, although that is
+    faster (8192 x 14336 over 8 ranks, compiled: rows exchanged 561 us, w gathered 889).
 
     >>> print(f"{cost.all_to_all_seconds(2**20, 8, cost.DEVICES['v5e']):.1e}")
     1.4e-05

@@ -102,12 +102,12 @@ def error_bound(
     gamma_k of that dtype, and are rounded once more at the end. Overflow and underflow are left
     out.
 
-    With a wire, every collective has a bound, and the bound is relative to a larger number: each
-    rank that contributes to a result counts with the largest magnitude in the blocks that contain
-    its contribution, and these are added. Each encoding may err by `wire.error` of that. The result
-    is rounded to the operand's dtype when a shard is decoded and when a sum is finished. Platforms
-    may flush values of magnitude below 2**-126 to zero; the bound leaves this out. A block with an
-    inf or a NaN has no bound: see `Wire`.
+    With a wire, every collective has a bound. It is relative to a larger number: take, for each
+    rank that contributes to a result, the largest magnitude in the blocks that hold its
+    contribution, and add these. Each encoding errs by at most `wire.error` of that. The result is
+    rounded to the operand's dtype when a shard is decoded and when a sum is finished. Platforms may
+    flush values of magnitude below 2**-126 to zero; the bound leaves this out. A block with an inf
+    or a NaN has no bound: see `Wire`.
 
     Args:
         collective, algorithm, shape: as for `algorithms.build`.

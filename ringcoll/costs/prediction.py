@@ -267,7 +267,7 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
         paid = _price(name, "torus", place.shape, place.network, place.closed)
     elif place.closed == (True,):
         paid = _price(name, "bidirectional_ring", (n,), (n,))
-    else:  # on a line, shards go outward: in each direction, a link carries what a ring's would
+    else:  # on a line, shards go outward: each direction of a link carries as much as a ring's
         paid = _price(name, "ring", (n,), (n,))
     return seconds(paid, nbytes / n, model)
 
@@ -338,7 +338,7 @@ def _on_links(curve: Curve, slower: float, a_byte: float) -> Curve:
 def _between_hosts(name: str, nbytes: float, hosts: int, place: Place) -> float:
     """Seconds on several hosts of GPUs without measurements, from one host and the network.
 
-    Each rank has a port for what crosses hosts; messages within a host travel at the same time.
+    Each rank has a port to other hosts; messages within a host travel at the same time.
     Each rank starts a message for every other rank of its ring. An all-reduce goes up and down a
     tree of hosts instead, as NCCL does for small vectors.
     """

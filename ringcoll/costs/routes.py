@@ -3,9 +3,9 @@
 On a torus, a message goes along one axis after the other, the shorter way. If both ways are equally
 short, the whole message goes one way. (The routes of TPUs are set up before a program runs, one
 dimension after the other: Zu et al., "Resiliency at Scale: Managing Google's TPUv4 Machine Learning
-Supercomputer", NSDI 2024. So a message has one route. SimGrid's torus, by which `python -m
-benchmarks referee` judges these prices, does the same.) We assume that this is the way ahead, to
-higher places.
+Supercomputer", NSDI 2024. So a message has one route. `python -m benchmarks referee` compares these
+prices with SimGrid's torus, which does the same.) We assume that this one way is forward, to higher
+places.
 
 If the moves of two rounds have equal shifts and equal numbers of offsets, the rounds load a network
 in the same way. Each such kind of round is routed once, so a ring of 65,536 ranks takes only
@@ -26,15 +26,15 @@ from ringcoll.schedules.schedule import Schedule, ScheduleError
 Kind = tuple[tuple[int, int, int], ...]
 #: The most messages of a round that are routed; more would take gigabytes.
 MOST_MESSAGES = 2**22
-#: Of more distances in a round, as many are looked at, from the nearest to the farthest.
+#: The most distances of a round that are looked at. If there are more, these are spread evenly.
 MOST_DISTANCES = 16
 
 
 class Uneven(NamedTuple):
-    """A round whose messages pass different numbers of links, and how many there are like it.
+    """A kind of round whose messages pass different numbers of links; there are `times` of them.
 
     The bytes of near messages travel while far ones still pass their links. `reach` has pairs: a
-    number of links, and the shards on the busiest link from messages that pass so many or more.
+    number of links, and the shards on the busiest link from messages that pass at least that many.
     """
 
     times: int
@@ -183,14 +183,14 @@ def _round_on_torus(
                 at[axis] = (here[axis, those] - sign * passed) % network[axis]
                 loads.append(_busiest_link(network, axis, at, passed, load))
                 at[axis] = there[axis, those]
-        if reach and reach[-1][1] == max(loads):  # the far ones are as many
+        if reach and reach[-1][1] == max(loads):  # the near messages add no load
             reach.pop()
         reach.append((links, max(loads)))
     return int(starts.max()), reach or [(0, 0)]
 
 
 def _some(numbers: list[int]) -> list[int]:
-    """Of many numbers a few, with the first and the last."""
+    """At most `MOST_DISTANCES` of the numbers, spread evenly, with the first and the last."""
     step = max(-(-(len(numbers) - 1) // (MOST_DISTANCES - 1)), 1)
     return [*numbers[:-1:step], *numbers[-1:]]
 

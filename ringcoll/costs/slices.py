@@ -7,7 +7,8 @@ The rules are from Google's documentation of v5e, v5p, v6e and tpu7x
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-#: The side from which axes close into rings, by the number of axes along which a chip has links.
+#: The length from which an axis closes into a ring, by the number of axes along which a chip has
+#: links.
 SIDES: Mapping[int, int] = MappingProxyType({2: 16, 3: 4})
 
 

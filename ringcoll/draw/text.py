@@ -49,7 +49,7 @@ def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
 
 
 def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[list[str]]:
-    cells = "whose data is in what a rank holds" if plan.adds else "the shards that a rank holds"
+    cells = "the ranks whose data a sum has" if plan.adds else "the shards that a rank holds"
     columns = "" if plan.whole else ", by shard"
     if any(phase.carries is Carries.BLOCKS for phase in plan.phases):
         cells, columns = "whose blocks a rank holds", ", by the rank that they are for"

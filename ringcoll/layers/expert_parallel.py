@@ -5,10 +5,10 @@ expert e is on rank e // (E/n). Every token goes to the experts that the router 
 token is dropped, however uneven the choice is. `algorithm` says how tokens get to experts:
 
 - "gather": all tokens travel to all ranks, and the sums of the experts' results travel back;
-- "ring", "bidirectional_ring": the same, block by block: while the experts work on the tokens of
-  some ranks, the tokens of the next ranks arrive, and the sums of the ranks before travel back;
+- "ring", "bidirectional_ring": the same, block by block. While the experts work on one block of
+  tokens, the next block arrives, and the sums of the previous block travel back;
 - "ragged_all_to_all": a token travels only to the ranks of its experts, once for each expert, and
-  each result travels back: fewer bytes if there are many more ranks than experts of a token;
+  each result travels back. These are fewer bytes if n is much larger than `top_k`;
 - "auto": the fastest by `ringcoll.matmuls.experts` for these shapes on the devices of the mesh;
   on CPU "gather".
 
@@ -17,7 +17,7 @@ Gradients are those of the same layer on one device, for tokens, router and expe
 
 With tensor parallelism over a second axis, shard the features of the experts over it: `gate` and
 `up` along their last dimension, `down` along its middle one. Do not shard the tokens over it. The
-result is then a rank's share: sum it, `psum(moe(...).output, "model")`. `partition_specs` takes
+output is then a partial sum: add it up, `psum(moe(...).output, "model")`. `partition_specs` takes
 both axes.
 """
 
@@ -98,10 +98,12 @@ def moe(
             `top_k=1`, or the output has no gradient for the router.
         activation: the activation of the gate.
         algorithm: see above.
-        max_send: the most rows that one rank may have for another. It bounds buffers, and the
-            messages of "ragged_all_to_all". A ring sends a rank's tokens in blocks, and a block may
-            have its share of these rows. If there are more rows, the output is NaN: with a ring for
-            the tokens of that round, otherwise on all ranks.
+        max_send: the largest number of rows that one rank may have for another; a token has a row
+            for each of its experts there. It bounds buffers, and the messages of
+            "ragged_all_to_all". A ring sends a rank's tokens in blocks; the bound of a block is in
+            proportion to its tokens. "gather" bounds only the rows from all ranks together, by
+            n max_send. If there are more rows, the output is NaN: with a ring, for the tokens of
+            that round; otherwise, for all tokens.
         precision: the precision of the experts' products, as in `jax.lax.dot`.
         kernel: multiplies rows that are sorted by expert, `kernel(rows, weights, sizes)`, and has
             gradients: `[r, d], [E/n, d, f], [E/n] -> [r, f]`. Its results for rows after those of
@@ -116,14 +118,15 @@ def moe(
         most E. Its gradient is for the router (and x): add the loss to yours with a small factor,
         such as 0.01.
 
-    All ranks gather the numbers of experts and the weights. Tokens travel n-1 rounds, and so do
-    sums, in the dtype of x; weights and sums of a token's experts are float32 or wider. "gather"
-    holds the tokens of all ranks, and as many rows as its experts may get: n t min(top_k, E/n), or
-    n max_send. The rings hold 1/n of these rows, and compute them again for gradients. For that
-    they keep the blocks of all rounds. With max_send they keep the rows of all rounds and their
-    results instead: as many as "gather".
-    "ragged_all_to_all" sends t top_k rows, and gets as many back; it holds as many rows as
-    "gather".
+    With "gather" and the rings, every rank gathers the experts and weights of all tokens; tokens
+    travel n-1 rounds, and so do sums, in the dtype of x. The weights are float32 or wider, and so
+    is the sum over a token's experts on one rank. "gather" holds the tokens of all ranks, and as
+    many rows as its experts may get: n t min(top_k, E/n), or n max_send. The rings hold 1/n of
+    these rows, and compute them again for gradients. For that they keep the blocks of all rounds.
+    With max_send they keep the rows of all rounds and their results instead: as many as "gather".
+
+    With "ragged_all_to_all", every rank gathers how many tokens each rank has for each expert. A
+    rank sends t top_k rows, and gets as many back. It holds as many rows as "gather".
 
     Gradient: for x the same messages in reverse; for the router a `psum`; for the experts nothing
     is sent.
@@ -132,8 +135,8 @@ def moe(
         KeyError: gate, up or down is missing.
         TypeError: x and the experts have different dtypes, or are not floats; top_k is not an
             integer.
-        ValueError: shapes do not fit; the ranks do not divide the experts; top_k is not 1 to E;
-            there is no such algorithm.
+        ValueError: shapes do not fit; E is not divisible by n; top_k is not in 1 to E; there is no
+            such algorithm.
 
     Source: Shazeer et al., "Outrageously large neural networks" (2017); Lepikhin et al., "GShard"
     (2020), and Fedus et al., "Switch transformers" (2021), for the loss; Gale et al., "MegaBlocks"

@@ -1,8 +1,8 @@
 """A ring of experts: blocks of tokens travel, and a sum of the results follows each block.
 
-While the experts work on the tokens of one round, the tokens of the next arrive, and the sums of
-the round before travel back. Backward, cotangents of the sums travel in place of the tokens, and
-gradients of the tokens follow them.
+While the experts work on the tokens of one round, the tokens of the next round arrive, and the sums
+of the previous round travel back. Backward, cotangents of the sums travel in place of the tokens,
+and gradients of the tokens follow them.
 
 A round has few rows for each expert. A gradient of the weights is as large as the weights, so a
 product for it in every round would take longer to write than to compute. If a bound (`max_send`)
@@ -29,8 +29,8 @@ from ringcoll.runtime.value_types import typed_alike
 
 #: The weights gate, up and down.
 Weights = tuple[Array, ...]
-#: For each part of a round: the rank that owns its tokens, the number of the first one on that
-#: rank, and how many tokens there are.
+#: For each part of a round: the rank that owns its tokens, the index of the first token on that
+#: rank, and the number of tokens.
 Where = Sequence[tuple[Array, int, int]]
 
 
@@ -45,7 +45,7 @@ def by_ring(
 ) -> Array:
     """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`.
 
-    `halves_pay` says whether to multiply the parts of a round apart.
+    `halves_pay` says whether it pays to multiply the parts of a round separately.
     """
     operands = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
     x, ids, weights, *own = typed_alike(operands, axes)
@@ -63,9 +63,9 @@ class _Ring:
 
     Attributes:
         axes, algorithm, max_send: as for `moe`.
-        rows: the number of rows of a rank.
-        experts: makes `Experts` of weights.
-        apart: whether the parts of a round are multiplied apart.
+        rows: the number of tokens of a rank, or 1 if it has none.
+        experts: makes `Experts` from weights.
+        apart: whether the parts of a round are multiplied separately.
     """
 
     axes: tuple[Any, ...]
@@ -76,7 +76,7 @@ class _Ring:
     apart: bool
 
     def tour(self, x: Array, make: Callable[..., Any], carry: Any = None) -> tuple[Any, Array]:
-        """Bring the rows of all ranks to `make`: a round in one array, or part by part."""
+        """Bring the tokens of all ranks to `make`: a round in one array, or part by part."""
 
         def joined(carry: Any, parts: Sequence[Part]) -> tuple[Any, Sequence[Array]]:
             ends = np.cumsum([len(x) for x, _, _ in parts])
@@ -178,7 +178,7 @@ def _keeping(
 ) -> tuple[Array, Any]:
     """The work of a round, its pull-back, and the rows that were multiplied, with their sizes.
 
-    The pull-back gives the gradients of the products in place of those of the experts' weights.
+    The pull-back returns the cotangents of the products in place of the gradients of the weights.
     """
     every, most = len(x) * min(ids.shape[-1], experts.count), ring.most(len(x))
     count = every if most is None else min(most, every)

@@ -1,7 +1,7 @@
-"""Gated MLPs, one for each expert, on the tokens that chose it. One rank computes; nothing is sent.
+"""The experts of one rank: gated MLPs, on the tokens that are routed to them. Nothing is sent.
 
-Tokens have *slots*: `slots[i, j]` is the number of an expert that token i goes to, counted among
-the experts of this rank; `count` means none. Rows are sorted by expert and multiplied by
+`slots[i, j]` is an expert of token i, counted among the experts of this rank; `count` means none.
+A *row* is a token at one of its experts. Rows are sorted by expert, and multiplied by
 `jax.lax.ragged_dot` or by a caller's kernel.
 """
 
@@ -101,15 +101,10 @@ def experts_of(
         cure = "pass gate, up: [experts, d, f] and down: [experts, f, d]"
         raise refusal(ValueError, function, f"on a rank: {shapes}", cure)
     if gate.shape[1] != d:
-        words = f"x has {d} features, experts {gate.shape[1]}"
-        raise refusal(
-            ValueError,
-            function,
-            words,
-            "the last dimension of x must have the features of the experts",
-        )
+        words = f"x has {d} features, and the experts take {gate.shape[1]}"
+        raise refusal(ValueError, function, words, "pass x: [..., t, d] and gate: [experts, d, f]")
     if gate.shape[0] != count:
-        words = f"a rank has {gate.shape[0]} experts, and {total} over {ranks} ranks are {count}"
+        words = f"a rank has {gate.shape[0]} experts, not {count} ({total} over {ranks} ranks)"
         raise refusal(ValueError, function, words, "shard the experts by partition_specs")
     return Experts(gate, up, down, **options)
 
@@ -117,7 +112,7 @@ def experts_of(
 def slots_of(ids: Array, weights: Array, first: Array, count: int) -> tuple[Array, Array]:
     """The slots of tokens, and their weights, on a rank with `count` experts from `first` on.
 
-    `ids, weights: [t, k] -> [t, s]`, s = min(k, count): a token has no expert twice.
+    `ids, weights: [t, k] -> [t, s]`, s = min(k, count): a token never has the same expert twice.
     """
     local = ids - first
     if ids.shape[1] <= count:
@@ -150,7 +145,7 @@ def combined(rows: Array, weights: Array) -> Array:
     return wide.sum(1).astype(rows.dtype)
 
 
-# Both gathers below have gathers as gradients; the gradients of JAX's gathers are scatters.
+# The gradients of the next two gathers are gathers. JAX's own gradient of a gather is a scatter.
 
 
 @jax.custom_vjp
@@ -185,12 +180,12 @@ permuted.defvjp(
 )
 
 
-# The next two have the `count` tokens of x. A row of no token has the number `count`.
+# In the next two, `count` is the number of tokens of x. A row without a token has token `count`.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def chosen(count: int, x: Array, tokens: Array) -> Array:
-    """The rows of these tokens: `[t, d], [r] -> [r, d]`. Rows of no token are zero."""
+    """The rows of these tokens: `[t, d], [r] -> [r, d]`. A row without a token is zero."""
     return jnp.take(x, tokens, axis=0, mode="fill", fill_value=0)
 
 
@@ -227,7 +222,7 @@ summed.defvjp(lambda count, *operands: (summed(count, *operands), operands), _su
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(precision: Any, rows: Array, weights: Array, sizes: Array) -> Array:
-    """`jax.lax.ragged_dot`. JAX cannot batch it; `vmap` runs this one call by call."""
+    """`jax.lax.ragged_dot`. JAX cannot batch it; `vmap` runs this once for each batch element."""
     return _each(partial(lax.ragged_dot, precision=precision))(rows, weights, sizes)
 
 
@@ -250,7 +245,7 @@ _product.defvjp(
 
 
 def _each(call: Callable[..., Array]) -> Callable[..., Array]:
-    """A function of arrays that `vmap` runs call by call, without copying arrays that all share."""
+    """`call`, which `vmap` runs once for each batch element; unbatched operands are not copied."""
     batched = custom_vmap(call)
 
     @batched.def_vmap

@@ -144,7 +144,7 @@ def row_linear(
     the sum, and its messages have `wire`: `gradient_wire` is not used.
 
     Raises: as `column_linear`; and
-        ValueError: n does not divide the sequence.
+        ValueError: the sequence is not divisible by n.
 
     Source, `params` and options: as `column_linear`.
 

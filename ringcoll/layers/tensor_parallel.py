@@ -21,7 +21,7 @@ The options `algorithm`, `residuals`, `precision`, `preferred_element_type`, `ac
 `wire`, `order` and `leaves` are those of `ringcoll.all_gather_matmul` and
 `ringcoll.matmul_reduce_scatter`. So is `gradient_wire`, but its default is None: `wire` alone does
 not change the messages of gradients. Pass "same" for the wire of the layer. With `order="tree"`
-attention is computed apart for each head of keys.
+attention is computed separately for each head of keys.
 
 Gradients are those of the same layer on one device. Take them outside `shard_map`, or inside
 under `check_vma=True`. Inside under `check_vma=False`, JAX's rule applies here too: a rank gets the

@@ -55,7 +55,7 @@ def embed(
 
     Raises:
         TypeError: the tokens are not integers.
-        ValueError: n does not divide the sequence.
+        ValueError: the sequence is not divisible by n.
 
     Source: Shoeybi et al., "Megatron-LM" (2019).
 

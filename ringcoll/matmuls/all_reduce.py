@@ -43,9 +43,9 @@ def matmul_all_reduce(
     are padded, and the padding is cut off again. With `fused=False` the whole product is
     computed first, and `ringcoll.psum` sums it with this `algorithm` and
     `accumulate_dtype`. That is best for results of a few kilobytes, such as those of one token,
-    with "recursive_doubling" or "one_shot". (If fused, "recursive_doubling" is the gather of this
-    name, which the scatter and the all-gather run by.) To sum over groups of ranks, call `psum` on
-    x @ w yourself.
+    with "recursive_doubling" or "one_shot". (If fused, "recursive_doubling" names a gather: the
+    scatter and the all-gather use its schedule.) To sum over groups of ranks, call `psum` on x @ w
+    yourself.
 
     A ring takes 2(n-1) rounds of 1/n of the result; if fused, the product hides the first half.
 

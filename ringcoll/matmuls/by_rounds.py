@@ -104,7 +104,7 @@ class _Visitor:
         return varying(empty(shape, y.update(dtype=p.dtype), ()), jax.typeof(x).mat.varying)
 
     def visit(self, carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
-        """Multiply the shards of a round; the first of them begins what has not begun."""
+        """Multiply the shards of a round. The first visit makes the results that are still None."""
         (results, gathered), label = carry, self.gather.label
         dim = self.gather.moving.index(label)
         for together in [[shard] for shard in shards] if self.joining == "apart" else [shards]:
@@ -158,8 +158,8 @@ def summed_products(options: Options, scatter: Scatter, factors: Sequence[Array]
 def _summed_in_order(
     options: Options, scatter: Scatter, specs: Sequence[str], factors: Sequence[Array]
 ) -> Array:
-    """The same sum: first all terms of a leaf, then the leaves by the tree."""
-    one = replace(options, leaves=prod(options.sizes()))  # with these, a rank has a single leaf
+    """The same sum in the order of the tree: first the terms of each leaf, then the leaves."""
+    one = replace(options, leaves=prod(options.sizes()))  # as many as ranks: one leaf on each rank
     of_terms = [
         zip(*options.in_blocks(spec, a, b, scatter.cut(term)), strict=True)
         for spec, term, a, b in zip(specs, scatter.terms, factors[::2], factors[1::2], strict=True)
@@ -222,7 +222,7 @@ class _Blocks:
     def produce(
         self, unsliced: list[Array], slots: Sequence[Slot], received: Sequence[Array] = ()
     ) -> Contributions:
-        """This rank's contributions; by turns, added to what was received for them."""
+        """This rank's contributions; with `received` partial sums (by turns), added to these."""
         label, out, rest = self.scatter.label, self.scatter.out, iter(unsliced)
         places = self.shares.places(slots)
         sums = [concatenated(received, out.index(label))] if received else []
@@ -240,6 +240,6 @@ class _Blocks:
         return self.produce(self.unsliced(), slots, received).values
 
     def start(self, slot: Slot) -> Array:
-        """Zeros, to which the first contribution to a slot is added."""
+        """Zeros for a slot: the first contribution is added to them."""
         program = jax.make_jaxpr(lambda: self.produce(self.unsliced(), [slot]).values)
         return zeros(program().out_avals[0])

@@ -79,7 +79,7 @@ def pays(
     Args:
         gather, x, others, sizes, model: as for `auto.to_gather`.
         keeps: whether a gather would keep the whole x for the gradient by the other operand. Then
-            that gradient is one product more, for which exchanged rows are exchanged again.
+            that gradient costs a gather only a product, but rows would be exchanged again for it.
     """
     if len(sizes) != 1 or len(others) != 1 or not are_known(x, *others):
         return False

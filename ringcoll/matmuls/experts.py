@@ -43,7 +43,7 @@ class Mixture:
         return 6.0 * self.tokens * self.chosen * self.d * self.f * share * model.delta
 
     def reading(self, model: Model) -> float:
-        """Seconds in which a rank reads the weights of its experts."""
+        """Seconds that a rank takes to read the weights of its experts."""
         return 3.0 * self.experts * self.d * self.f * self.itemsize * model.far
 
     def work(self, model: Model, share: float) -> float:
@@ -118,12 +118,12 @@ def fastest(mixture: Mixture, device_kind: str | None) -> str:
 
 
 def halves_pay(mixture: Mixture, device_kind: str | None) -> bool:
-    """Whether the experts multiply the two halves of a round of a ring apart, on TPUs.
+    """Whether the experts multiply the two halves of a round of a ring separately, on TPUs.
 
-    To join two halves, and to split their sums, copies rows. If halves are multiplied apart, both
-    read the weights. That pays if reading takes less time than the products of a half. (Compiled
+    Joining two halves, and splitting their sums, copies rows. Multiplied separately, each half
+    reads the weights. That pays if reading takes less time than the products of a half. (Compiled
     with gradients, 8192 tokens that go to 8 of 64 experts, all sizes 4096: v5p:2x2x4 takes 66555 us
-    joined and 62312 apart; v6e:4x2, where reading takes longer, 49430 joined and 54487 apart.)
+    joined, 62312 separately; v6e:4x2, where reading takes longer, 49430 joined, 54487 separately.)
 
     >>> from ringcoll.matmuls.experts import Mixture, halves_pay
     >>> many = Mixture(ranks=16, tokens=8192, experts=4, chosen=8, d=4096, f=4096, itemsize=2)

@@ -1,14 +1,14 @@
 """Matmuls that hide their communication: each shard is multiplied while the next one travels.
 
-x: [m/n, k] and w: [k, f] give [m, f], and no rank ever holds the gathered x. x: [m, k/n] and
-w: [k/n, f] give [m/n, f], and no rank ever holds the whole sum.
+x: [m/n, k] and w: [k, f] give [m, f], and no rank holds the gathered x, unless it is kept for the
+gradient. x: [m, k/n] and w: [k/n, f] give [m/n, f], and no rank ever holds the whole sum.
 
 `algorithm=` says how shards travel, as for the collectives (see `ringcoll.lax`): "auto", the name
 of a gather in `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather,
 then multiply; multiply, then scatter).
 
-"auto" picks what is faster by `ringcoll.costs.matmul`, for these shapes on the devices of the mesh
-(`hidden_seconds` against `bare_seconds`):
+"auto" picks the form that is faster by `ringcoll.costs.matmul`, for these shapes on the devices of
+the mesh (`hidden_seconds` against `bare_seconds`):
 
 - on TPUs "bidirectional_ring", where half of the payload travels in each direction (over several
   axes "hamiltonian", which uses the links of all of them), or "lax";
@@ -32,10 +32,11 @@ encoded at every hop. `gradient_wire` is the wire of the gradients' messages: "s
 another wire, or None for floats. Codes are rounded to nearest.
 
 With `order="tree"`, the bits do not depend on n, which must be a power of two that divides
-`leaves`. A rank multiplies in leaves / n blocks along the label that is sharded over ranks: the
-first label that is summed over, or the first of the factor that is not gathered. Sums are one
-balanced tree of all leaves. On CPU, whole operands are moved before or after their products,
-because XLA:CPU adds in another order if a matmul has another number of rows.
+`leaves`. A rank multiplies in leaves / n blocks of one label. For a scatter, that is the first
+label that is summed over; for a gather, the first label of the other factor that is in the result
+but not in the gathered factor. Sums are added by one balanced tree of all leaves. On CPU, whole
+operands are moved before or after their products, because XLA:CPU adds in another order if a matmul
+has another number of rows.
 
 Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
 `jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over

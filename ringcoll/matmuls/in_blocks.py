@@ -1,4 +1,4 @@
-"""Products of a rank's own factors, computed in the leaves of a tree. Nothing is sent."""
+"""Matmuls on one rank, computed leaf by leaf for `order="tree"`. Nothing is sent."""
 
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ def matmul_in_blocks(
     order: str | None = "tree",
     leaves: int = LEAVES,
 ) -> Array:
-    """x @ w of a rank's own factors, computed in the leaves of a tree; nothing is sent.
+    """x @ w of a rank's own factors, with one product for each of the rank's leaves of the tree.
 
     `x: [..., m, k], w: [k, f] -> [..., m, f]`. If `contracted`, the leaves are blocks of k,
     otherwise blocks of f. The gradients are computed in the same blocks.
@@ -45,7 +45,7 @@ def matmul_in_blocks(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
 def _in_blocks(options: Options, spec: str, cut: str, dtype: np.dtype, x: Array, w: Array) -> Array:
-    """An einsum of this rank's own factors, in its blocks of the label `cut`; nothing is sent."""
+    """An einsum of this rank's own factors, in its blocks of the label `cut`."""
     return options.einsum(spec, x, w, dtype, cut=cut).astype(dtype)
 
 

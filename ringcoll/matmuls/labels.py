@@ -106,7 +106,7 @@ class Product:
         return f"{moving},{self.other}->{self.out}"
 
     def cut(self, moving: str) -> str:
-        """The label of which each rank has a different part; "" if there is none."""
+        """The label along which ranks have different blocks of the other factor; "" if none."""
         free = [c for c in self.other if c in self.out and c not in moving]
         return free[0] if free else ""
 

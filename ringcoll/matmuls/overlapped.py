@@ -2,10 +2,11 @@
 
 There are two functions. Each is the transpose of the other, by the same schedule:
 
-- `gather_and_multiply`: every y = einsum(all shards of x, other): each shard is multiplied as it
-  arrives, and no rank ever holds the gathered x;
-- `multiply_and_scatter`: y = this rank's shard of the sum over ranks of einsum(a, b): each block is
-  multiplied just before its partial sum is sent on.
+- `gather_and_multiply` computes y = einsum(all shards of x, other) for every other factor. Each
+  shard is multiplied as it arrives. A rank holds the gathered x only for gradients, or for products
+  that are computed late.
+- `multiply_and_scatter` computes this rank's shard of the sum over ranks of einsum(a, b). Each
+  block is multiplied just before its partial sum is sent on.
 
 The gradient of `gather_and_multiply` with respect to x is a `multiply_and_scatter`; with respect to
 the other factor it is a `gather_and_multiply`. Both gradients of `multiply_and_scatter` are
@@ -101,7 +102,7 @@ def _gather_and_multiply(
 ) -> tuple[list[Array], Array | None]:
     """The results, and the gathered x if `keep`.
 
-    The products with indices in `late` are computed from the gathered x, after its last shard came.
+    The products with indices in `late` are computed at the end, from the gathered x.
     """
     if options.algorithm == "auto":
         model, sizes = options.model(), options.sizes()
@@ -150,7 +151,7 @@ def _gather_and_multiply(
 
 
 def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) -> list[Array]:
-    """The results, computed while x stays where it is and rows travel."""
+    """The results of the form in which x stays, and the rows of the other factor travel."""
     label, sizes, model, results = gather.label, options.sizes(), options.model(), []
     for product, other in zip(gather.products, others, strict=True):
         of = exchange.in_place_of(gather, product, other)
@@ -169,7 +170,7 @@ def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) 
 def multiply_and_scatter(
     options: Options, scatter: Scatter, pairs: list[tuple[Array, Array]]
 ) -> Array:
-    """This rank's shard of the sum over ranks of the sum of einsum(a, b).
+    """This rank's shard of the sum of einsum(a, b), over all pairs and all ranks.
 
     Args:
         options: see `Options`.

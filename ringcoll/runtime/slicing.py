@@ -39,7 +39,7 @@ def concatenated(pieces: Sequence[Array], dim: int) -> Array:
 
 
 def end_to_end(pieces: Sequence[Array], dim: int) -> Array:
-    """The same, but each piece is written into one buffer when it is computed."""
+    """As `concatenated`, but each piece is written into one buffer when it is computed."""
     if len(pieces) == 1:
         return pieces[0]
     size, start = sum(piece.shape[dim] for piece in pieces), 0

@@ -16,7 +16,7 @@ from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import varying
 from ringcoll.schedules.schedule import Schedule, stretches
 
-#: `(slots, received) -> sums`: this rank's contributions, added to what was received for them.
+#: `(slots, received) -> sums`: this rank's contributions, added to the partial sums received.
 Add = Callable[[Sequence[Slot], Sequence[Array]], Sequence[Array]]
 
 

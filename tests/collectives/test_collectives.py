@@ -60,7 +60,7 @@ def test_several_axes(shape, axes):
     mostly_exhaustive([((4, 2), ("x", "y")), ((2, 3), ("y", "x"))], lambda shape, _: 3 in shape),
 )
 def test_every_algorithm_over_two_axes(shape, axes):
-    """For functions that differ in more than the operation of a sum or the layout of a result."""
+    """One function for each collective: others differ only in the operation or in the layout."""
     cases = [case for case in MAIN if case.name in algorithms.COLLECTIVES]
     check(make_mesh(*shape), axes, cases, each_algorithm)
 

@@ -63,7 +63,7 @@ def test_price_is_the_closed_form(collective, algorithm, sizes, form):
 
 
 def half(p):
-    """Of p-1 messages, those that go to one side if the others go to the other side."""
+    """The messages in the busier direction, if p-1 messages go half to each side."""
     return -(-(p - 1) // 2)
 
 

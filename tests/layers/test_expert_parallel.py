@@ -260,7 +260,7 @@ def test_more_rows_than_the_bound_are_nan_and_never_dropped(form):
     [
         ("TPU v6 lite", 8, 128, "gather"),  # a ring would read the weights in every round
         ("TPU v6 lite", 8, 8192, "bidirectional_ring"),
-        ("TPU v6 lite", 64, 8192, "ragged_all_to_all"),  # eight times as many as a token has
+        ("TPU v6 lite", 64, 8192, "ragged_all_to_all"),  # 8 times as many as a token's experts
         ("NVIDIA H100 80GB HBM3", 8, 8192, "gather"),  # measured: permutes are slow there
         ("cpu", 8, 8192, "gather"),
         (None, 8, 8192, "gather"),
@@ -290,7 +290,12 @@ def test_halves_are_multiplied_apart_if_they_compute_longer_than_they_read(kind,
 WRONG = {
     "a router of other features": ({"router": (5, 4)}, {}, ValueError, "pass x: [..., t, d]"),
     "no tokens' dimension": ({"x": (6,)}, {}, ValueError, "x is [6]"),
-    "experts that do not divide": ({"router": (6, 5)}, {}, ValueError, "5 experts do not divide"),
+    "experts that do not divide": (
+        {"router": (6, 5)},
+        {},
+        ValueError,
+        "5 experts are not divisible by the 2 ranks",
+    ),
     "top_k too great": ({}, {"top_k": 5}, ValueError, "top_k=5 of 4 experts; pass 1 to 4"),
     "no expert": ({}, {"top_k": 0}, ValueError, "top_k=0"),
     "half an expert": ({}, {"top_k": 1.5}, TypeError, "top_k=1.5 is not an integer"),
@@ -301,14 +306,14 @@ WRONG = {
         {"gate": (4, 6, 5), "up": (4, 6, 5), "down": (4, 5, 6)},
         {},
         ValueError,
-        "a rank has 4 experts, and 4 over 2 ranks are 2",
+        "a rank has 4 experts, not 2 (4 over 2 ranks)",
     ),
     "down the other way": ({"down": (2, 6, 5)}, {}, ValueError, "down: [experts, f, d]"),
     "experts of other features": (
         {"gate": (2, 3, 5), "up": (2, 3, 5), "down": (2, 5, 3)},
         {},
         ValueError,
-        "x has 6 features, experts 3",
+        "x has 6 features, and the experts take 3; pass x: [..., t, d]",
     ),
     "another dtype": ({"dtype": jnp.bfloat16}, {}, TypeError, "gate is float32"),
     "integers": ({"dtype": jnp.int32}, {}, TypeError, "x is int32; pass real floats"),

@@ -18,7 +18,10 @@ from ringcoll.runtime import barriers, hosts
 
 
 def operands(n):
-    """Of every form whose shapes any n divides. Shards have one row, so some lanes are empty."""
+    """Operands of every form, whose sizes any n divides.
+
+    Shards have one row, so some lanes are empty.
+    """
     shapes = {
         "rows gathered": ((1, 3), (3, 4)),
         "contraction gathered": ((5, 1), (n, 4)),
