@@ -137,6 +137,7 @@ class Scatter:
         sharding: the sharding of the result, as for a `Product`.
         wire, gradient_wire: as for a `Gather`.
         follows: whether other work comes before it, as before every gradient, or in an MLP.
+        keeps: whether the factors are kept for their gradients.
     """
 
     label: str
@@ -147,6 +148,7 @@ class Scatter:
     wire: Wire | None = None
     gradient_wire: Wire | None = None
     follows: bool = field(default=False, kw_only=True)
+    keeps: bool = field(default=False, kw_only=True)
 
     def cut(self, term: tuple[str, str]) -> str:
         """As `Product.cut`: the first label that a term sums over."""

@@ -234,7 +234,7 @@ def multiply_and_scatter(
 
 
 def _multiply_and_scatter_forward(options, scatter, pairs):
-    return multiply_and_scatter(options, scatter, pairs), pairs
+    return multiply_and_scatter(options, replace(scatter, keeps=True), pairs), pairs
 
 
 def _multiply_and_scatter_backward(options, scatter, pairs, ct):

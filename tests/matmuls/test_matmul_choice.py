@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
 
+import ringcoll
 from ringcoll import algorithms
 from ringcoll.cost import DEVICES
 from ringcoll.costs.matmul import Work
@@ -155,10 +158,10 @@ def test_a_gradient_finds_its_factors_fetched():
     assert to_scatter(replace(sums, follows=True), [pair], (8,), V6E) == "lax"
 
 
-def after_other_work(kind, m, k, f, n, terms=1):
+def after_other_work(kind, m, k, f, n, terms=1, keeps=False):
     """x: [m, k/n] and w: [k/n, f], whose sum is scattered along m, after other products."""
     pair = array(m, k // n), array(k // n, f)
-    sums = Scatter("m", "mf", (("mk", "kf"),) * terms, TWO_BYTES, follows=True)
+    sums = Scatter("m", "mf", (("mk", "kf"),) * terms, TWO_BYTES, follows=True, keeps=keeps)
     return to_scatter(sums, [pair] * terms, (n,), DEVICES[kind])
 
 
@@ -177,6 +180,43 @@ def test_after_other_work_a_ring_may_wait_for_its_weight(kind, m, k, n, lax, rin
     """Compiled, microseconds of a gated MLP, or of attention if k <= 8192, with either scatter."""
     assert after_other_work(kind, m, k, 8192, n) == ("lax" if lax < ring else RING)
     assert summed(DEVICES[kind], m, k, 8192, n) == RING
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "k", "n", "lax", "ring"),
+    [
+        ("v5e", 512, 14336, 4, 2150, 2254),
+        ("v5e", 512, 28672, 8, 2153, 2286),
+        ("v5e", 512, 14336, 8, 1240, 1088),
+        ("v5p", 512, 14336, 8, 563, 664),
+        ("v5e", 2048, 14336, 4, 7156, 6687),
+        ("v5p", 2048, 14336, 8, 2021, 1822),
+        ("v6e", 2048, 28672, 8, 2388, 2283),
+        ("v5e", 512, 4096, 8, 642, 599),
+    ],
+)
+def test_beside_what_is_kept_for_gradients_a_ring_may_displace_a_weight(kind, m, k, n, lax, ring):
+    """Compiled, a gated MLP, or attention if k <= 8192, with both gradients, by either scatter."""
+    chosen = after_other_work(kind, m, k, 8192, n, keeps=True)
+    assert chosen == ("lax" if lax < ring else RING)
+    assert after_other_work(kind, m, k, 8192, n) == RING
+
+
+def test_the_forward_pass_of_a_gradient_keeps_its_factors(monkeypatch):
+    seen = []
+    choose = auto.to_scatter
+    note = lambda scatter, *of: seen.append(scatter.keeps) or choose(scatter, *of)  # noqa: E731
+    monkeypatch.setattr(auto, "to_scatter", note)
+    matmul = jax.shard_map(
+        lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x"),
+        mesh=make_mesh(4),
+        in_specs=(P(None, "x"), P("x")),
+        out_specs=P("x"),
+    )
+    operands = jnp.ones((8, 8)), jnp.ones((8, 4))
+    jax.eval_shape(matmul, *operands)
+    jax.eval_shape(jax.grad(lambda *of: matmul(*of).sum()), *operands)
+    assert seen == [False, True]
 
 
 def test_gradients_by_few_rows_are_scattered_whole_if_the_ring_may_wait_for_the_weight():
