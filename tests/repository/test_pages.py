@@ -13,6 +13,7 @@ import benchmarks.__main__ as measuring
 import ringcoll
 import ringcoll.__main__ as saying
 from benchmarks.collectives import sweep
+from benchmarks.compiled import recorded_claims
 from ringcoll import cost, precision, pricing
 from ringcoll.commands import arguments
 
@@ -75,6 +76,33 @@ def test_figures_of_readme_stand_on_the_pages_that_it_links():
     assert len(found) == 3
     for figure, page in found:
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", PAGES[page])
+
+
+@pytest.mark.parametrize("file", ["examples/lessons/ring.svg", "examples/lessons/tour.svg"])
+def test_a_committed_picture_is_what_its_command_draws(file, tmp_path):
+    (command,) = {
+        tuple(words) for words in (param.values for param in commands()) if words[-1] == file
+    }
+    drawn = tmp_path / "drawn.svg"
+    assert saying.main([*command[1:-1], str(drawn)]) == 0
+    assert drawn.read_text("utf-8") == (ROOT / file).read_text("utf-8")
+
+
+def test_the_picture_of_readme_has_the_claimed_figures():
+    picture = (ROOT / "benchmarks/pages/timeline.svg").read_text("utf-8")
+    found = re.findall(r"total (\d+) us = .* us \(([\d.]+)%\)", picture)
+    flags = {"form": "all_gather_matmul", "shape": "8192x8192x28672", "topology": "v5e:4x2"}
+    claimed = {
+        dict(claim.which.flags)["algorithm"]: (claim.total_us, claim.exposed_percent)
+        for claim in recorded_claims.load()
+        if claim.jax.startswith("0.12")
+        and not claim.which.profile
+        and flags.items() <= {*claim.which.flags}
+        and ("direction", "forward") in claim.which.flags
+    }
+    assert found == [
+        (f"{total:.0f}", f"{exposed:.1f}") for total, exposed in (claimed["plain"], claimed["auto"])
+    ]
 
 
 def test_the_functions_of_the_table_for_loops_exist():
