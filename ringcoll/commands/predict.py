@@ -14,15 +14,17 @@ import json
 
 from ringcoll.commands import arguments
 from ringcoll.costs.machines import MACHINES
-from ringcoll.costs.prediction import predict
+from ringcoll.costs.prediction import PERMUTE, predict
 from ringcoll.costs.wire import CODES
 from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
+from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
-    add("collective", help="all_gather, psum_scatter, psum, all_to_all, ppermute, ...")
+    names = [*COLLECTIVES, TOUR, PERMUTE, *ALIASES]
+    add("collective", metavar="COLLECTIVE", help=f"{', '.join(names)}")
     add(
         "--bytes",
         type=arguments.sizes,
