@@ -32,7 +32,7 @@ COPY, DATA, MODEL = AXES = "copy", "data", "model"
 KINDS = ("tensor", "replicated", "fsdp", "both")
 Params = dict[str, Any]
 #: Models in a row that share their programs.
-SHARING = 25
+SHARING = 100
 #: The factors by which the parameters of a model are larger than usual.
 SCALES = 1.0, 1.0, 0.01, 30.0
 
