@@ -9,8 +9,8 @@ token is dropped, however uneven the choice is. `algorithm` says how tokens get 
   tokens, the next block arrives, and the sums of the previous block travel back;
 - "ragged_all_to_all": a token travels only to the ranks of its experts, once for each expert, and
   each result travels back. These are fewer bytes if n is much larger than `top_k`;
-- "auto": the fastest by `ringcoll.matmuls.experts` for these shapes on the devices of the mesh;
-  on CPU "gather".
+- "auto": the fastest by `ringcoll.matmuls.auto_experts` for these shapes on these devices; on CPU
+  "gather".
 
 Gradients are those of the same layer on one device, for tokens, router and experts. As for
 `tensor_parallel`, take them outside `shard_map`, or inside under `check_vma=True`.
@@ -52,7 +52,7 @@ from ringcoll.layers.experts import (
 from ringcoll.layers.parameters import array_of, refusal, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.routing import Routing, route
-from ringcoll.matmuls.experts import GATHER, RAGGED, RINGS, Mixture, fastest, halves_pay
+from ringcoll.matmuls.auto_experts import GATHER, RAGGED, RINGS, Mixture, fastest, halves_pay
 from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]

@@ -31,7 +31,7 @@ from ringcoll.runtime.value_types import typed_alike
 Weights = tuple[Array, ...]
 #: For each part of a round: the rank that owns its tokens, the index of the first token on that
 #: rank, and the number of tokens.
-Where = Sequence[tuple[Array, int, int]]
+Places = Sequence[tuple[Array, int, int]]
 
 
 def by_ring(
@@ -63,7 +63,7 @@ class _Ring:
 
     Attributes:
         axes, algorithm, max_send: as for `moe`.
-        rows: the number of tokens of a rank, or 1 if it has none.
+        tokens: the number of tokens of a rank, or 1 if it has none.
         experts: makes `Experts` from weights.
         apart: whether the parts of a round are multiplied separately.
     """
@@ -71,7 +71,7 @@ class _Ring:
     axes: tuple[Any, ...]
     algorithm: str
     max_send: int | None
-    rows: int
+    tokens: int
     experts: Callable[..., Experts]
     apart: bool
 
@@ -94,7 +94,7 @@ class _Ring:
 
         return toured(x, apart if self.apart else joined, self.axes, self.algorithm, carry)
 
-    def work(self, where: Where, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
+    def work(self, where: Places, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
         """The weighted sums of this rank's experts' results for the tokens of a round."""
 
         def found(table: Array) -> Array:
@@ -108,7 +108,7 @@ class _Ring:
 
     def most(self, tokens: int) -> int | None:
         """The most rows that this many tokens may have; None without a bound."""
-        return None if self.max_send is None else -(-self.max_send * tokens // self.rows)
+        return None if self.max_send is None else -(-self.max_send * tokens // self.tokens)
 
     def keeps(self) -> bool:
         """Whether the rows of all rounds are kept for gradients."""
@@ -117,7 +117,7 @@ class _Ring:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mixed(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) -> Array:
-    def make(_: None, x: Array, where: Where) -> tuple[None, Array]:
+    def make(_: None, x: Array, where: Places) -> tuple[None, Array]:
         return None, ring.work(where, ids, x, weights, ring.experts(*own))
 
     return ring.tour(x, make)[1]
@@ -127,7 +127,7 @@ def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) ->
     kept = list[Any]()
     experts = ring.experts(*own)
 
-    def make(_: None, x: Array, where: Where) -> tuple[None, Array]:
+    def make(_: None, x: Array, where: Places) -> tuple[None, Array]:
         if ring.keeps():
             result, of_round = _keeping(ring, where, ids, x, weights, experts)
         else:
@@ -146,7 +146,7 @@ def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
         kept, ct = lax.optimization_barrier((kept, ct))
     rounds, products = iter(kept), list[Any]()
 
-    def make(sums: Any, ct: Array, where: Where) -> tuple[Any, Array]:
+    def make(sums: Any, ct: Array, where: Places) -> tuple[Any, Array]:
         of_round = next(rounds)
         if ring.keeps():
             pull, multiplied = of_round
@@ -174,7 +174,7 @@ _mixed.defvjp(_forward, _backward)
 
 
 def _keeping(
-    ring: _Ring, where: Where, ids: Array, x: Array, weights: Array, experts: Experts
+    ring: _Ring, where: Places, ids: Array, x: Array, weights: Array, experts: Experts
 ) -> tuple[Array, Any]:
     """The work of a round, its pull-back, and the rows that were multiplied, with their sizes.
 

@@ -19,7 +19,7 @@ from support import crossed, make_mesh, mostly_exhaustive, paired
 from test_layers import close, with_gradients
 
 from ringcoll.layers import expert_parallel as ep
-from ringcoll.matmuls.experts import Mixture, fastest, halves_pay
+from ringcoll.matmuls.auto_experts import Mixture, fastest, halves_pay
 
 D, F, T = 6, 5, 7
 #: (ranks, experts): each rank has at least one, most have several.

@@ -15,14 +15,14 @@ GATHER, RAGGED, RINGS = "gather", "ragged_all_to_all", {"ring": 1, "bidirectiona
 class Mixture:
     """The sizes of a mixture: each of `ranks` ranks has `tokens` tokens and `experts` experts.
 
-    An expert is a gated MLP with sizes d and f. Each token goes to `chosen` experts. Numbers have
+    An expert is a gated MLP with sizes d and f. Each token goes to `top_k` experts. Numbers have
     `itemsize` bytes.
     """
 
     ranks: int
     tokens: int
     experts: int
-    chosen: int
+    top_k: int
     d: int
     f: int
     itemsize: int
@@ -40,7 +40,7 @@ class Mixture:
 
     def compute(self, model: Model, share: float) -> float:
         """Seconds of the FLOPs of a share of the matmuls."""
-        return 6.0 * self.tokens * self.chosen * self.d * self.f * share * model.delta
+        return 6.0 * self.tokens * self.top_k * self.d * self.f * share * model.delta
 
     def reading(self, model: Model) -> float:
         """Seconds that a rank takes to read the weights of its experts."""
@@ -67,8 +67,8 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
 
     On TPUs, built-in collectives use all links of a chip; rings use one link in each direction.
 
-    >>> from ringcoll.matmuls.experts import Mixture, seconds
-    >>> few = Mixture(ranks=8, tokens=128, experts=8, chosen=8, d=4096, f=1536, itemsize=2)
+    >>> from ringcoll.matmuls.auto_experts import Mixture, seconds
+    >>> few = Mixture(ranks=8, tokens=128, experts=8, top_k=8, d=4096, f=1536, itemsize=2)
     >>> print({name: round(1e6 * t) for name, t in seconds(few, "TPU v6 lite").items()})
     {'gather': 310, 'ragged_all_to_all': 344, 'ring': 1973, 'bidirectional_ring': 1973}
     """
@@ -78,7 +78,7 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
     products, sent = mixture.work(model, 1), (n - 1) * model.beta * mixture.block
     inward, outward = links(n, model), scatter_links(n, model)
     found = {GATHER: products + 2 * model.alpha + sent / inward + sent / outward}
-    rows = all_to_all_seconds(mixture.chosen * mixture.block, n, model)
+    rows = all_to_all_seconds(mixture.top_k * mixture.block, n, model)
     found[RAGGED] = products + 2 * (model.alpha + rows)
     for name, ways in RINGS.items():
         hop = 2 * (model.latency + model.beta * mixture.block / ways)
@@ -92,7 +92,7 @@ def _on_gpus(mixture: Mixture, device_kind: str) -> dict[str, float]:
     model, gathered_bytes = device.model, n * mixture.block
     work = mixture.work(model, 1)
     both = (predict(name, gathered_bytes, n, device) for name in ("all_gather", "psum_scatter"))
-    exchange = predict("all_to_all", mixture.chosen * mixture.block, n, device)
+    exchange = predict("all_to_all", mixture.top_k * mixture.block, n, device)
     hop = 2 * predict("ppermute", mixture.block, n, device)
     return {
         GATHER: work + sum(both),
@@ -106,8 +106,8 @@ def fastest(mixture: Mixture, device_kind: str | None) -> str:
 
     The model does not apply to CPUs, unknown devices and symbolic sizes.
 
-    >>> from ringcoll.matmuls.experts import Mixture, fastest
-    >>> many = Mixture(ranks=8, tokens=8192, experts=8, chosen=8, d=4096, f=4096, itemsize=2)
+    >>> from ringcoll.matmuls.auto_experts import Mixture, fastest
+    >>> many = Mixture(ranks=8, tokens=8192, experts=8, top_k=8, d=4096, f=4096, itemsize=2)
     >>> fastest(many, "TPU v6 lite")
     'bidirectional_ring'
     """
@@ -125,8 +125,8 @@ def halves_pay(mixture: Mixture, device_kind: str | None) -> bool:
     with gradients, 8192 tokens that go to 8 of 64 experts, all sizes 4096: v5p:2x2x4 takes 66555 us
     joined, 62312 separately; v6e:4x2, where reading takes longer, 49430 joined, 54487 separately.)
 
-    >>> from ringcoll.matmuls.experts import Mixture, halves_pay
-    >>> many = Mixture(ranks=16, tokens=8192, experts=4, chosen=8, d=4096, f=4096, itemsize=2)
+    >>> from ringcoll.matmuls.auto_experts import Mixture, halves_pay
+    >>> many = Mixture(ranks=16, tokens=8192, experts=4, top_k=8, d=4096, f=4096, itemsize=2)
     >>> halves_pay(many, "TPU v5p")
     True
     """
