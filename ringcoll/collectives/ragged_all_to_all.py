@@ -107,8 +107,9 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         axes = mesh.axis_names or self.axes
         most = built_in.pmax(varying(most, axes), axes)
         refuse = partial(_refuse_more, bound)
-        is_right = jax.pure_callback(refuse, jax.ShapeDtypeStruct((), bool), most)
-        return [jnp.where(is_right, x, 0) for x in offsets]
+        zero = jax.pure_callback(refuse, jax.ShapeDtypeStruct((), jnp.int32), most)
+        # The offsets need the result even if they are constants; compilers drop unused callbacks.
+        return [x + zero for x in offsets]
 
     def exchange(self, algorithm: Algorithm = "auto") -> AllToAll:
         """The exchange of arrays with equal parts for every rank, such as offsets."""
@@ -200,9 +201,10 @@ def ragged_all_to_all(
     `all_to_all`, and sends a block of `max_send` rows to every rank.
 
     `max_send` is the most rows that one rank has for another; by default, the rows of `operand` or
-    of `output`, whichever are fewer. If a rank has more, all ranks raise an exception on CPU.
-    Elsewhere the rows that do not fit arrive as NaN, or as the largest or smallest integer. lax's
-    own collective needs no `max_send`.
+    of `output`, whichever are fewer. If the slices of a rank for another have more rows together,
+    all ranks raise an exception on CPU. Elsewhere the rows that do not fit arrive as NaN, or as the
+    largest or smallest integer. lax's own collective needs no `max_send`. As in lax, a single slice
+    must fit into `operand` and `output`; no platform checks that.
 
     Steps and bytes: as an `all_to_all` of blocks of `max_send` rows, and one of the offsets.
 
@@ -271,10 +273,13 @@ def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:
 
 
 def _refuse_more(bound: int, most: Array) -> np.ndarray:
-    """The callback. It must not compute with JAX arrays: that may need the thread it runs on."""
+    """The callback, which returns 0.
+
+    It must not compute with JAX arrays: that may need the thread it runs on.
+    """
     if int(most) > bound:
         raise ValueError(
             f"ringcoll.ragged_all_to_all: send_sizes: a rank has {int(most)} rows for another, and "
             f"a block has {bound}; pass max_send={int(most)}, or more"
         )
-    return np.asarray(True)
+    return np.zeros((), np.int32)

@@ -1,5 +1,6 @@
 """Check a call with `order="tree"`. Collectives, matmuls and layers all use this check."""
 
+from operator import index
 from typing import Any
 
 from ringcoll.collectives.call import Call
@@ -29,7 +30,11 @@ def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | No
             "order='tree' with a wire: ranks round codes, so bits would depend on how many ranks "
             "there are; leave order out, or the wire"
         )
-    if not isinstance(leaves, int) or leaves < 1 or leaves & (leaves - 1):
+    try:
+        leaves = index(leaves)
+    except TypeError:
+        raise ValueError(f"leaves={leaves!r} is not a power of two; pass one, such as 8") from None
+    if leaves < 1 or leaves & (leaves - 1):
         raise ValueError(f"leaves={leaves!r} is not a power of two; pass one, such as 8")
     if leaves % ranks:
         raise ValueError(

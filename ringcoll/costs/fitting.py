@@ -69,7 +69,10 @@ def read_timings(text: str) -> list[Timing]:
             "line 1: nccl-tests' output without its header, '#  size  count  type ...', and so "
             "without times; give the whole output"
         )
-    return list(_of_csv(text))
+    try:
+        return list(_of_csv(text))
+    except csv.Error as error:
+        raise ValueError(f"line 1: not a table: {error}") from None
 
 
 def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], list[str]]:
@@ -141,8 +144,13 @@ def curve_of(
         "points": len(points),
         "error": round(error, 4),
         "source": source,
-        "knots": [[round(size), float(f"{t:.4g}")] for size, t in curve.knots],
+        "knots": [[_whole(size), float(f"{t:.4g}")] for size, t in curve.knots],
     }
+
+
+def _whole(size: float) -> int | float:
+    """An integer if the size is one: a table may have the bytes of a rank as a fraction."""
+    return int(size) if size == int(size) else size
 
 
 def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, float, str]:
@@ -277,9 +285,11 @@ def _of_json(text: str) -> Iterator[Timing]:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno}: no JSON: {error.msg}") from None
+        raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from None
     except RecursionError:
-        raise ValueError("line 1: no JSON of measurements: it is nested too deep") from None
+        raise ValueError("line 1: no measurements: it is nested too deep") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise ValueError(f"line 1: no measurements: {error}") from None
     rows = data.get("rows") if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise ValueError("line 1: no list `rows`; give what `python -m benchmarks --json` wrote")
@@ -331,7 +341,7 @@ def _timing(
     except ValueError:
         numbers = shown([size, ranks, time, hosts])
         raise ValueError(
-            f"line {line}: {numbers}: bytes, ranks, time or hosts is no number"
+            f"line {line}: {numbers}: bytes, ranks, time or hosts is not a number"
         ) from None
     if not (0 < made.bytes < 2**63 and 0 < made.seconds < 1e9 and 1 <= made.hosts <= made.ranks):
         raise ValueError(

@@ -98,6 +98,10 @@ def _on_a_slice(shape: tuple[int, ...], device: Device, topology: str | None, wo
         raise ValueError(_unknown(topology))
     if max(sum(n > 1 for n in shape), sum(n > 1 for n in sizes)) > axes:
         raise ValueError(f"predict: {device.name} has links along {axes} axes, not {shape}")
+    if sizes and prod(sizes) < prod(shape):
+        raise ValueError(
+            f"predict: {prod(shape)} ranks do not fit on a slice of {prod(sizes)} ({topology!r})"
+        )
     network = shape
     is_ring = rings(axes, shape)
     if sizes and prod(sizes) == prod(shape) and len(shape) > 1:

@@ -6,10 +6,12 @@ is written.
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import prod
 
+from ringcoll.costs.prediction import LAX
 from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, phases
-from ringcoll.schedules.registry import Algorithm, build
+from ringcoll.schedules.registry import EXCHANGES, Algorithm, Stages, build
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tree import balanced, check_balanced, tree
 
@@ -23,7 +25,8 @@ def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     """The largest number of roundings that a contribution goes through on its way into a sum.
 
     It is computed from the schedule run backward, and is true for any order of the additions of a
-    round. It is 0 if nothing is rounded. The division of a pmean is one more.
+    round. It is 0 if nothing is rounded. The division of a pmean is one more. The built-ins
+    ("lax") may add in any order: n-1 roundings, as "direct".
 
     Raises:
         ValueError: as `algorithms.build`.
@@ -31,12 +34,23 @@ def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     >>> [precision.roundings("psum", name, (8,)) for name in ("ring", "two_ended", "bruck")]
     [7, 5, 3]
     """
-    made = build(collective, algorithm, tuple(shape))
+    made = _schedule(collective, algorithm, shape)
     if collective not in ("psum_scatter", "psum", "pmean"):
         return 0
     # A stage adds the vectors of its ranks one after the other.
     added = sum(s.size - 1 for s in made) if isinstance(made, tuple) else _depth(made)
     return added + (collective == "pmean")
+
+
+def _schedule(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Schedule | Stages:
+    """`build`, also for a built-in: the schedule that rounds and encodes as often.
+
+    A built-in sends over several axes as over one.
+    """
+    if algorithm == LAX:
+        name = "pairwise" if collective in EXCHANGES else "direct"
+        return build(collective, name, (prod(shape),))
+    return build(collective, algorithm, tuple(shape))
 
 
 def _depth(schedule: Schedule) -> int:
@@ -66,7 +80,7 @@ def encodings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     >>> [precision.encodings("psum", name, (8,)) for name in ("direct", "bruck", "ring")]
     [2, 4, 8]
     """
-    run = phases(collective, build(collective, algorithm, tuple(shape)))
+    run = phases(collective, _schedule(collective, algorithm, shape))
     counts = [
         _hops(phase.schedule) if phase.carries is Carries.SUMS else 1
         for phase in run
@@ -93,7 +107,7 @@ def error_bound(
     shape: Sequence[int],
     eps: float,
     accumulate_eps: float | None = None,
-    wire: Wire | None = None,
+    wire: Wire | str | None = None,
 ) -> float:
     """The bound on the error of a sum, relative to the sum of the absolute values.
 
@@ -110,7 +124,7 @@ def error_bound(
     or a NaN has no bound: see `Wire`.
 
     Args:
-        collective, algorithm, shape: as for `algorithms.build`.
+        collective, algorithm, shape: as for `algorithms.build`; "lax" is the built-in.
         eps: the spacing above 1 of the operand's dtype, `finfo(dtype).eps`.
         accumulate_eps: the same for the dtype in which sums are kept, if it is wider. None: sums
             are kept in the operand's dtype; with a wire, in float32.
@@ -130,6 +144,7 @@ def error_bound(
     >>> print(f"{bound:.4f}")
     0.0199
     """
+    wire = Wire(wire) if isinstance(wire, str) else wire
     if wire is not None and accumulate_eps is None:
         accumulate_eps = _SINGLE
     count = roundings(collective, algorithm, shape)

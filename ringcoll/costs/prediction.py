@@ -4,7 +4,7 @@ A built-in collective is priced as it is run: on GPUs by measured curves (of NCC
 along all axes of the slice, as XLA runs it, and on hosts over gloo by a ring.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil, log2
@@ -115,6 +115,9 @@ def predict(
     if not is_text or name not in (*COLLECTIVES, TOUR, PERMUTE):
         known = ", ".join((*COLLECTIVES, TOUR, PERMUTE))
         raise ValueError(f"predict: collective {shown(collective)} is not known; there are {known}")
+    if not isinstance(algorithm, Hashable):
+        words = "is not 'lax', a name, a schedule or a function"
+        raise ValueError(f"predict: algorithm {shown(algorithm)} {words}")
     if not _is_size(nbytes):
         raise ValueError(
             f"predict: nbytes {shown(nbytes)} is not a number of bytes; give 0 or more, up to 2^63"
@@ -131,7 +134,9 @@ def predict(
         return 0.0
     if (name == TOUR or offsets is not None) and (algorithm == LAX or wire is not None):
         words = f"{name} by {algorithm!r}, wire={wire!r}"
-        raise ValueError(f"predict: {words}: name an algorithm, whose schedule is priced, no wire")
+        raise ValueError(
+            f"predict: {words}: name an algorithm, and pass no wire: its schedule is priced"
+        )
     if wire is not None:
         codes = wire if isinstance(wire, Wire) else Wire(wire)
         if name not in ENCODED:

@@ -22,11 +22,16 @@ Tree = int | tuple[Any, Any]
 
 
 def balanced(ranks: int, first: int = 0) -> Tree:
-    """The balanced tree over consecutive ranks; their number is a power of two.
+    """The balanced tree over consecutive ranks.
+
+    Raises:
+        ValueError: the number of ranks is not a power of two.
 
     >>> precision.balanced(4)
     ((0, 1), (2, 3))
     """
+    if ranks < 1 or ranks & (ranks - 1):
+        raise ValueError(f"balanced: {ranks} ranks are not a power of two")
     if ranks == 1:
         return first
     half = ranks // 2
@@ -45,11 +50,17 @@ def tree(schedule: Schedule | Stages, rank: int = 0, lane: int = 0) -> Tree:
     Returns:
         Nested pairs of ranks.
 
+    Raises:
+        ValueError: there is no such rank or lane.
+
     >>> precision.tree(algorithms.ring(4))
     (0, (1, (2, 3)))
     >>> precision.tree(algorithms.recursive_doubling(4))
     ((0, 1), (2, 3))
     """
+    size, lanes = _extent(schedule)
+    if not (0 <= rank < size and 0 <= lane < lanes):
+        raise ValueError(f"tree: rank {rank}, lane {lane} of {size} ranks and {lanes} lanes")
     if isinstance(schedule, Schedule):
         return _backward(schedule, rank, lane)
     sums: list[Tree] = list(range(_size(schedule)))
@@ -72,16 +83,22 @@ def check_balanced(schedule: Schedule | Stages) -> Schedule | Stages:
     >>> precision.check_balanced(algorithms.recursive_doubling(8)).size
     8
     """
-    size = schedule.size if isinstance(schedule, Schedule) else _size(schedule)
+    size, lanes = _extent(schedule)
     if size & (size - 1):
         raise ScheduleError(f"{size} ranks are not a power of two, so they have no balanced tree")
     wanted = balanced(size)
-    lanes = schedule.lanes if isinstance(schedule, Schedule) else 1
     for lane in range(lanes):
         for rank in range(size):
             if (own_tree := tree(schedule, rank, lane)) != wanted:
                 raise ScheduleError(f"the sum of rank {rank} is {own_tree}, not {wanted}")
     return schedule
+
+
+def _extent(schedule: Schedule | Stages) -> tuple[int, int]:
+    """The numbers of ranks and of lanes."""
+    if isinstance(schedule, Schedule):
+        return schedule.size, schedule.lanes
+    return _size(schedule), 1
 
 
 @lru_cache(maxsize=1024)

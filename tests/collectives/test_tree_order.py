@@ -109,6 +109,12 @@ def test_refused(options, words):
         over(8, total, P())(jnp.asarray(NORMAL))
 
 
+def test_leaves_may_be_an_integer_of_numpy():
+    x = jnp.asarray(NORMAL)
+    by = lambda leaves: over(8, lambda x: ringcoll.psum(x, "x", order="tree", leaves=leaves), P())  # noqa: E731
+    assert_same(by(np.int64(8))(x), by(8)(x))
+
+
 DEFAULT_FLAGS = """
 import os
 os.environ["XLA_FLAGS"] = ""

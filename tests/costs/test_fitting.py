@@ -166,10 +166,12 @@ def test_algorithms_of_ours_give_rates():
         (NCCL.replace("Rank", "Node"), "line 1: no line '#  Rank  0 ...'"),
         (NCCL + "64 16 float\n", "line 17: 3 columns; nccl-tests prints"),
         ("collective,bytes,ranks,us\npsum,8,99999999,1\n", "line 2: 99999999 ranks: at most 65536"),
-        ("[" * 99999, "line 1: no JSON of measurements: it is nested too deep"),
+        ("[" * 99999, "line 1: no measurements: it is nested too deep"),
         (nccl("hypercube"), "collective 'hypercube' is not known; there are all_gather"),
-        ("{", "line 1: no JSON"),
-        ("{\n\n]", "line 3: no JSON"),
+        ('{"rows": ' + "9" * 5000 + "}", "line 1: no measurements: Exceeds the limit"),
+        ('collective,bytes,ranks,us\n"' + "9" * 200_000, "line 1: not a table: field larger than"),
+        ("{", "line 1: not JSON"),
+        ("{\n\n]", "line 3: not JSON"),
         ("{}", "line 1: no list `rows`"),
         (ours([]), "line 1: no row has a time"),
         (ours([{"seconds": 1}]), "line 1: row 1 has no collective, size, ranks, algorithm"),
@@ -178,6 +180,14 @@ def test_algorithms_of_ours_give_rates():
 def test_what_is_no_table_is_refused_with_its_line(text, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         read_timings(text)
+
+
+def test_fractions_of_bytes_stay_apart(tmp_path):
+    rows = "".join(f"psum,{1 + k / 10},8,{1e-5 * (k + 1)}\n" for k in range(6))
+    data, _ = fit_machine("mine", read_timings("collective,bytes,ranks,seconds\n" + rows))
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps(data))
+    assert predict("psum", 1.25, 8, str(file)) == pytest.approx(3.5e-5)
 
 
 def test_too_few_sizes_are_refused(tmp_path, capsys):
@@ -227,6 +237,7 @@ FALLING = {
     "ranks": 4,
     "hosts": 1,
     "error": 0.1,
+    "source": "a test",
     "knots": [[1, 2], [2, 1]],
 }
 
@@ -239,6 +250,14 @@ FALLING = {
         ({"rates": GOOD["rates"] | {"start_seconds": [-1, ""]}}, "a rate is not above 0"),
         ({"rates": GOOD["rates"] | {"start_seconds": ["fast", ""]}}, "is not the file"),
         ({"like": "h999"}, "like: no machine is named 'h999'"),
+        ({"axes": "2"}, "axes is '2', not a whole number from 0"),
+        ({"ranks_a_host": "8"}, "ranks_a_host is '8', not a whole number from 0"),
+        ({"ranks_a_host": -8}, "ranks_a_host is -8, not a whole number from 0"),
+        ({"rates": GOOD["rates"] | {"other": ["fast", ""]}}, "rates: other is 'fast', not a num"),
+        ({"rates": GOOD["rates"] | {"built_in_share": [0, ""]}}, "a rate is not above 0"),
+        ({"also": [1]}, "a name in `also`, or a source, is not text"),
+        ({"curves": [{**FALLING, "source": 1}]}, "a name in `also`, or a source, is not text"),
+        ({"curves": [FALLING | {"knots": [[1, 0], [2, 1]]}]}, "a curve has 1 bytes in 0 seconds"),
         ({"curves": [{"collective": "psum", "ranks": 4, "hosts": 1, "knots": []}]}, "is not the f"),
         ({"curves": [FALLING | {"ranks": 1}]}, "a curve is of fewer than 2 ranks"),
         ({"between": "sneakernet"}, "names no network between hosts ('sneakernet')"),

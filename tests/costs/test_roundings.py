@@ -8,7 +8,8 @@ import pytest
 from test_pricing import ANY, TWOS, lg
 
 from ringcoll.algorithms import build, names
-from ringcoll.precision import error_bound, roundings
+from ringcoll.costs.wire import Wire
+from ringcoll.precision import encodings, error_bound, roundings
 
 # The additions on the longest way into a sum.
 CHAINS = [
@@ -86,6 +87,15 @@ def test_the_bound_of_a_ring_is_reached(n):
     error = (x.sum() - float(total)) / x.sum()
     assert error <= error_bound("psum", "ring", (n,), eps)
     assert n == 2 or error > error_bound("psum", "ring", (n - 1,), eps)
+
+
+def test_the_built_in_has_the_bound_of_any_order():
+    for sizes in ((8,), (2, 4)):
+        assert roundings("psum", "lax", sizes) == 7
+        assert encodings("psum", "lax", sizes) == 2  # its contributions, and its sum
+        assert encodings("all_to_all", "lax", sizes) == encodings("all_gather", "lax", sizes) == 1
+    bounds = {error_bound("psum", "lax", (8,), 2**-7, wire=of) for of in ("int8", Wire("int8"))}
+    assert bounds == {error_bound("psum", "direct", (8,), 2**-7, wire=Wire("int8"))}
 
 
 def test_wide_sums_are_rounded_once():

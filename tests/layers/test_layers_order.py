@@ -110,6 +110,25 @@ def test_tensor_parallel_layers(dtype, sizes):
     same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x), sizes)
 
 
+def test_gradients_of_constant_cotangents():
+    """XLA:CPU would add up constants as it compiles, and in another order."""
+    params = {"kernel": normal(5, 24), "bias": normal(24)}
+    specs = {"kernel": P(None, "x"), "bias": P("x")}
+    x, cotangents = normal(3, 24, 5), normal(3, 24, 24)
+    found = []
+    for n in (1, 2, 8):
+        mapped = jax.shard_map(
+            lambda params, x: tensor_parallel.column_linear(params, x, "x", **TREE),
+            mesh=make_mesh(n),
+            in_specs=(specs, P(None, "x")),
+            out_specs=P(None, None, "x"),
+        )
+        loss = lambda params, x, of=mapped: (of(params, x) * cotangents).sum()  # noqa: E731
+        found.append(jax.jit(jax.grad(loss))(params, x))
+    for of_ranks in found[1:]:
+        jax.tree.map(assert_same, of_ranks, found[0])
+
+
 def test_bias_of_no_tokens():
     params = {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}
     specs = {"kernel": P(None, "x"), "bias": P("x")}

@@ -45,6 +45,19 @@ def test_other_trees_are_told_apart():
         precision.check_balanced(algorithms.ring(3))
 
 
+@pytest.mark.parametrize("ranks", [0, 3])
+def test_only_powers_of_two_have_a_balanced_tree(ranks):
+    with pytest.raises(ValueError, match=f"balanced: {ranks} ranks are not a power of two"):
+        precision.balanced(ranks)
+
+
+@pytest.mark.parametrize("of", [(4,), (-1,), (0, 1)])
+def test_a_tree_is_of_a_rank_and_a_lane(of):
+    for made in (algorithms.ring(4), algorithms.recursive_doubling_all_reduce(4)):
+        with pytest.raises(ValueError, match=f"^tree: rank {of[0]}, lane .* of 4 ranks and 1 lane"):
+            precision.tree(made, *of)
+
+
 def test_names_are_read_off_schedules():
     assert balanced_algorithms("psum_scatter", (8,)) == ("recursive_doubling",)
     assert balanced_algorithms("psum", (8,)) == ("halving_doubling", "one_shot")

@@ -272,7 +272,9 @@ def read(path: str) -> Device:
         ValueError: there is no such file, or it is not the file of a machine.
     """
     try:
-        return _checked(device_of(contents(Path(path))))
+        data = contents(Path(path))
+        _check_types(data)
+        return _checked(device_of(data))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -280,6 +282,24 @@ def read(path: str) -> Device:
             f"{path} is not the file of a machine ({error}); python -m ringcoll machine --fit "
             "writes one"
         ) from None
+
+
+def _check_types(data: Mapping[str, Any]) -> None:
+    """Refuse a machine's file with values of wrong types.
+
+    Raises:
+        ValueError, TypeError, LookupError: there is one.
+    """
+    counts = {name: data.get(name, 0) for name in ("axes", "ranks_a_host")}
+    for name, count in counts.items():
+        if type(count) is not int or count < 0:
+            raise ValueError(f"{name} is {count!r}, not a whole number from 0")
+    for name, (value, _source) in data["rates"].items():
+        if type(value) not in (int, float):
+            raise ValueError(f"rates: {name} is {value!r}, not a number")
+    sources = [one["source"] for kind in ("curves", "matmuls") for one in data.get(kind, ())]
+    if not all(isinstance(text, str) for text in (*data["also"], *sources)):
+        raise ValueError("a name in `also`, or a source, is not text")
 
 
 def _checked(device: Device) -> Device:
@@ -291,14 +311,16 @@ def _checked(device: Device) -> Device:
     """
     model = device.model
     rates = (model.alpha, model.beta, model.gamma, model.delta, model.hop)
-    if not all(0 <= rate < float("inf") for rate in rates):
+    if not all(0 <= rate < float("inf") for rate in rates) or not device.built_in_share > 0:
         raise ValueError("a rate is not above 0")
     if any(ranks < 2 for some in device.curves.values() for ranks in some):
         raise ValueError("a curve is of fewer than 2 ranks")
     for curve in (one for some in device.curves.values() for one in some.values()):
-        if not all(size >= 0 and 0 < taken < float("inf") for size, taken in curve.knots) or any(
-            a >= c or b > d for (a, b), (c, d) in pairwise(curve.knots)
-        ):
+        for size, taken in curve.knots:
+            is_nothing = size == taken == 0  # a fit may find no start
+            if not (is_nothing or (size >= 0 and 0 < taken < float("inf"))):
+                raise ValueError(f"a curve has {size:g} bytes in {taken:g} seconds")
+        if any(a >= c or b > d for (a, b), (c, d) in pairwise(curve.knots)):
             raise ValueError("the knots of a curve do not rise")
     if device.like and device.like not in MACHINES:
         raise ValueError(f"like: no machine is named {device.like!r}")
