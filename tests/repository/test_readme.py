@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAIR = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```", re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Pages with a program, and what it prints.
-PROGRAMS = ("README.md", "docs/layers.md")
+PROGRAMS = ("README.md", "docs/layers.md", "docs/precision.md")
 
 
 @pytest.mark.parametrize("page", mostly_exhaustive(PROGRAMS, lambda page: page == "README.md"))
