@@ -13,7 +13,7 @@ from benchmarks.compiled import pages
 from ringcoll.commands import explain
 
 ROOT = Path(__file__).parents[2]
-PAIR = re.compile(r"```python\n(.*?)```\n```text\n(.*?)```", re.DOTALL)
+PAIR = re.compile(r"```python\n((?:(?!```).)*)```\n```text\n(.*?)```", re.DOTALL)
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 #: Pages with a program, and what it prints.
 PROGRAMS = ("README.md", "docs/layers.md", "docs/precision.md")
