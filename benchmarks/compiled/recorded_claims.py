@@ -167,17 +167,17 @@ def digest(which: ClaimedProgram) -> str:
     would give the same figures.
     """
     if which.run in MODELLED:
-        text = f"{which.command} {_timing(MODELS, is_model=True)}"
+        text = f"{which.command} {_timing(MODELS)}"
     else:
         program = compiling.key(dict(which.flags), COMPILED[which.run], profile=which.profile)
         # For GPUs, the whole model of costs gives times.
         rooms = (overlap, costs) if which.is_on_gpus else (overlap,)
-        text = f"{program} {_timing((*rooms, slices), is_model=which.is_on_gpus)}"
+        text = f"{program} {_timing((*rooms, slices))}"
     return sha256(text.encode()).hexdigest()[:16]
 
 
 @cache
-def _timing(modules: tuple[ModuleType, ...], is_model: bool) -> str:
+def _timing(modules: tuple[ModuleType, ...]) -> str:
     """The code of modules and packages that give times, and the rates of the machines.
 
     Comments and docstrings are left out.
@@ -189,7 +189,7 @@ def _timing(modules: tuple[ModuleType, ...], is_model: bool) -> str:
             node
         ):
             del node.body[0]
-    rates = machines.MACHINES if is_model else overlap.CHIPS
+    rates = machines.MACHINES if costs in modules else overlap.CHIPS
     return "\n".join([*sorted(map(ast.unparse, code)), repr(sorted(rates.items()))])
 
 

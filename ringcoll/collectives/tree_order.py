@@ -31,17 +31,17 @@ def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | No
             "there are; leave order out, or the wire"
         )
     try:
-        leaves = index(leaves)
+        count = index(leaves)
     except TypeError:
-        raise ValueError(f"leaves={leaves!r} is not a power of two; pass one, such as 8") from None
-    if leaves < 1 or leaves & (leaves - 1):
+        count = 0
+    if count < 1 or count & (count - 1):
         raise ValueError(f"leaves={leaves!r} is not a power of two; pass one, such as 8")
-    if leaves % ranks:
+    if count % ranks:
         raise ValueError(
             f"leaves={leaves} are not divisible by {ranks} ranks; pass as many leaves as the most "
             "ranks that are to give the same bits"
         )
-    return leaves
+    return count
 
 
 def leaves_of_call(call: Call, *wires: Any) -> int | None:

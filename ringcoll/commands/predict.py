@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     names = [*COLLECTIVES, TOUR, PERMUTE, *ALIASES]
-    add("collective", type=arguments.collective, metavar="COLLECTIVE", help=f"{', '.join(names)}")
+    add("collective", type=arguments.collective, metavar="COLLECTIVE", help=", ".join(names))
     add(
         "--bytes",
         type=arguments.sizes,

@@ -293,13 +293,14 @@ def scatter_seconds(
         work = replace(work, joined=0.0)  # by turns, matmuls add, which saves more than joining
     algorithm, of_rounds = next(iter(hiding_algorithms(sizes, model).items()))
     ways, follows = scatter_links(ranks, model), scatter.follows
-    found = {LAX: bare_seconds([work], block, ranks, model, ways, follows=follows)}
+    bare = bare_seconds([work], block, ranks, model, ways, follows=follows)
     displaced = 0.0
     if follows and scatter.keeps:
-        displaced = 0.0 if model.holds(2 * work.again + work.cut) else work.again * model.memory
+        if not model.holds(2 * work.again + work.cut):
+            displaced = work.again * model.memory
         model = replace(model, near_bytes=model.near_bytes / 2)
     hidden = hidden_seconds([work], block, ranks, model, of_rounds, follows=follows)
-    return {**found, algorithm: hidden + displaced}
+    return {LAX: bare, algorithm: hidden + displaced}
 
 
 def turns_pay(

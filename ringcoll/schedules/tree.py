@@ -63,8 +63,8 @@ def tree(schedule: Schedule | Stages, rank: int = 0, lane: int = 0) -> Tree:
         raise ValueError(f"tree: rank {rank}, lane {lane} of {size} ranks and {lanes} lanes")
     if isinstance(schedule, Schedule):
         return _backward(schedule, rank, lane)
-    sums: list[Tree] = list(range(_size(schedule)))
-    inner = len(sums)
+    sums: list[Tree] = list(range(size))
+    inner = size
     for stage in schedule:
         inner //= stage.size
         sums = [_of_stage(sums, r, stage.size, inner) for r in range(len(sums))]
