@@ -32,6 +32,10 @@ PLACING = 1.2e-6, 1 / 650e9
 #: x 8192 x 28672 on v5p:2x2x2 takes 62.8 us for a piece; with operands that were joined before,
 #: 42.8.
 AGAIN = 1.5
+#: The part of the copy of a slice that is left if a round has one part: then the matmul reads the
+#: slice itself, from the main memory. 512 x 8192 x 28672 on v5e:2x2, gathered along the contraction
+#: by a ring one way: 401 us; with this constant 424.
+READ_INSIDE = 0.7
 #: How many times the bytes of a sum are moved by a matmul that adds to it, if the memory next to
 #: the core does not hold the sum. The sum itself is moved twice. The operands are moved as much
 #: again, because less memory is left for their blocks. Gathers of w by rows, 65536 x 8192 x 28672,
@@ -172,9 +176,11 @@ def hidden_seconds(
         pieces = _pieces(works, came, shard_bytes, ranks, model, joining, waits, ratio != 1)
         seconds = sum(piece.seconds for piece in pieces)
         slicing, cutting = (of * came.shards / ranks * model.memory for of in (sliced, cut))
+        slicing *= READ_INSIDE if joining and came.parts == 1 else 1.0
         # Codes are read from the main memory. The decoded values stay next to the core.
         coding = (ratio != 1) * ratio * came.shards * shard_bytes * model.far
-        total += slicing + cutting + seconds + adding + coding * (1 if joining else 2)
+        sums = adding if joining else adding * came.shards
+        total += slicing + cutting + seconds + sums + coding * (1 if joining else 2)
         if going:
             sent = ratio * shard_bytes * going.load
             hop = model.latency + model.beta * sent
@@ -216,7 +222,8 @@ def _pieces(
     is_joined = joining is not None and came.parts > parts
     products, places = [], []
     for work in works:
-        seconds = piece_seconds(work, share, model, is_near)
+        is_read_inside = joining and work.sliced and came.parts == 1
+        seconds = piece_seconds(work, share, model, is_near and not is_read_inside)
         if is_joined and joining == FUSED and came.load:
             seconds = seconds * (1 if is_near else AGAIN) + came.shards * shard_bytes * model.memory
         if waits:

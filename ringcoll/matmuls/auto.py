@@ -46,6 +46,8 @@ from ringcoll.schedules.schedule import Schedule, staggered
 
 #: The algorithm that hides a collective: half of each shard travels in each direction.
 HIDDEN = "bidirectional_ring"
+#: Whole shards travel in one direction, so no parts are joined.
+ONE_WAY = "ring"
 #: The same over several axes. It is used up to this many ranks: its rounds are not a loop, so the
 #: program grows with the ranks.
 HIDDEN_ON_SEVERAL_AXES, MOST_RANKS = "hamiltonian", 32
@@ -86,7 +88,7 @@ def hiding_algorithms(sizes: tuple[int, ...], model: Model) -> Mapping[str, tupl
     """
     ranks = prod(sizes)
     if len(sizes) < 2:
-        return {name: rounds_of(name, ranks) for name in (HIDDEN, TWO_ENDED)}
+        return {name: rounds_of(name, ranks) for name in (HIDDEN, TWO_ENDED, ONE_WAY)}
     algorithm = HIDDEN if ranks > MOST_RANKS else HIDDEN_ON_SEVERAL_AXES
     closed = rings(model.axes, sizes)
     load = float(price("all_gather", algorithm, sizes, sizes, closed).link) / (ranks - 1)
@@ -104,19 +106,20 @@ def to_gather(
 
     A matmul that sums over the gathered dimension reads and writes all of its result in every
     round. If that takes longer than the wire that it hides, it is computed once, from the whole x:
-    after the other matmuls, which then hide the wire, or after a built-in gather if there are no
-    others.
+    after the other matmuls, which then hide the wire. If there are no others, this is the built-in
+    form.
     """
     if not are_known(x, *others):
         return LAX, ()
-    late = tuple(i for i, p in enumerate(gather.products) if gather.label not in p.out)
+    added = tuple(i for i, p in enumerate(gather.products) if gather.label not in p.out)
+    are_all = len(added) == len(gather.products)
     choices = [
-        (sure(algorithm) * seconds, algorithm, numbers if algorithm != LAX else ())
-        for numbers in ((), late)
-        for algorithm, seconds in gather_seconds(gather, x, others, sizes, model, numbers).items()
+        (sure(algorithm, not are_all) * seconds, algorithm, late if algorithm != LAX else ())
+        for late in ((), () if are_all else added)
+        for algorithm, seconds in gather_seconds(gather, x, others, sizes, model, late).items()
     ]
-    _, algorithm, numbers = min(choices, key=lambda choice: choice[0])
-    return algorithm, numbers
+    _, algorithm, late = min(choices, key=lambda choice: choice[0])
+    return algorithm, late
 
 
 def gather_seconds(
@@ -127,29 +130,58 @@ def gather_seconds(
     model: Model,
     late: Sequence[int] = (),
 ) -> dict[str, float]:
-    """Seconds by algorithm, on axes of these sizes; the matmuls with indices in `late` run late.
-
-    Whole shards in both directions are left out if matmuls sum over the gathered dimension, because
-    compilers then copy what arrived. They are left out with a wire too: to decode two shards takes
-    twice as long, and hides nothing. (Compiled, int8, 8192 x 8192 x 28672: halves 660 us on
-    v6e:4x2, 2671 on v5e:4x2, 1202 on v5p:2x2x2; whole shards 735, 2830, 1176.) Halves are left out
-    if they would cut tiles.
-    """
+    """Seconds by algorithm, on axes of these sizes; the matmuls with indices in `late` run late."""
     ranks, shard = prod(sizes), nbytes(x)
     works = works_of(gather, x, others, ranks)
     early = [work for i, work in enumerate(works) if i not in late]
     after = sum(piece_seconds(works[i], 1, model, False) for i in late)
     sent, ways = ratio(gather.wire, x.dtype), links(ranks, model)
     found = {LAX: bare_seconds(works, shard, ranks, model, ways, gathers=True, ratio=sent)}
-    known = dict(hiding_algorithms(sizes, model))
-    if any(work.added for work in early) or gather.wire:
-        known.pop(TWO_ENDED, None)
-    elif TWO_ENDED in known and _halves_cut_tiles(gather, x):
-        del known[HIDDEN]
-    for algorithm, of_rounds in known.items():
-        joinings = _by_joining(early, shard, ranks, model, of_rounds, sent)
-        found[algorithm] = after + min(joinings.values())
+    left_out = _left_out(gather, x, early, ranks, model) if len(sizes) == 1 else ()
+    for algorithm, of_rounds in hiding_algorithms(sizes, model).items():
+        if algorithm not in left_out:
+            joinings = _by_joining(early, shard, ranks, model, of_rounds, sent)
+            if late:  # the parts are copied into the gathered x, but matmuls join them again
+                del joinings[COPIED]
+            found[algorithm] = after + min(joinings.values())
     return found
+
+
+def _left_out(
+    gather: Gather, x: Any, early: Sequence[Work], ranks: int, model: Model
+) -> tuple[str, ...]:
+    """The algorithms of a gather on one axis that have no price.
+
+    With a wire, whole shards are left out: to decode two shards takes twice as long, and hides
+    nothing. (Compiled, int8, 8192 x 8192 x 28672: halves 660 us on v6e:4x2, 2671 on v5e:4x2, 1202
+    on v5p:2x2x2; whole shards 735, 2830, 1176.)
+
+    A matmul that sums over the gathered dimension takes a slice of the other operand for each part
+    of a round, and adds to its result in each round. With whole shards there are fewer of these.
+    But
+    if the memory next to the core does not hold the sum and the shards, or if other matmuls read
+    them too, compilers copy what arrived. (Compiled, halves and whole shards, gathered along the
+    contraction: 512 x 8192 x 28672 on v5e:4x4 201 and 155 us, 8192 x 8192 x 28672 on v6e:4x2 887
+    and 1095; one way on v5e:2x2 476 and 401, 6384 and 5101.)
+
+    Whole shards are left out too if other matmuls run late and that memory does not hold the
+    operand that is read again: hops then start after the matmuls. (2048 x 8192 x 28672 with both
+    gradients on v5p:2x2x2: 1204 us, with the built-in gather of the gradient 1059.)
+
+    If results are placed, one way is left out. Halves are left out if they would cut tiles.
+    """
+    if gather.wire:
+        return TWO_ENDED, ONE_WAY
+    added, sliced, again = (
+        sum(getattr(work, name) for work in early) for name in ("added", "sliced", "again")
+    )
+    if len(early) < len(gather.products) and not model.holds(again):
+        return TWO_ENDED, ONE_WAY
+    if not added:
+        return (HIDDEN, ONE_WAY) if _halves_cut_tiles(gather, x) else (ONE_WAY,)
+    if len(gather.products) > 1 or not model.holds(added):
+        return TWO_ENDED, ONE_WAY
+    return () if model.holds(added + 4 * nbytes(x) + 2 * sliced / ranks) else (TWO_ENDED,)
 
 
 def _halves_cut_tiles(gather: Gather, x: Any) -> bool:
@@ -277,7 +309,10 @@ def _in_lanes(lanes: int) -> Callable[..., Schedule]:
 def scatter_seconds(
     scatter: Scatter, pairs: Sequence[tuple[Any, Any]], sizes: tuple[int, ...], model: Model
 ) -> dict[str, float]:
-    """Seconds by algorithm. Whole shards in both directions are left out: they begin with two.
+    """Seconds by algorithm. A sum of several matmuls is not scattered whole in both directions.
+
+    (Such is the gradient of a gated MLP by its operand. 2048 x 8192 x 14336 with both gradients on
+    v5p:2x2x2, compiled: 2030 us, 1822 in halves.)
 
     If this follows other work, and factors are kept for gradients, then the work before it is
     assumed to keep a factor of the same size, as in a gated MLP. It takes half of the memory next
@@ -291,7 +326,6 @@ def scatter_seconds(
     work = replace(uncut, once=uncut.once - cut, cut=cut, joined=block)
     if len(sizes) == 1 and _turns_are_quicker(work, block, ranks, model):
         work = replace(work, joined=0.0)  # by turns, matmuls add, which saves more than joining
-    algorithm, of_rounds = next(iter(hiding_algorithms(sizes, model).items()))
     ways, follows = scatter_links(ranks, model), scatter.follows
     bare = bare_seconds([work], block, ranks, model, ways, follows=follows)
     displaced = 0.0
@@ -299,8 +333,13 @@ def scatter_seconds(
         if not model.holds(2 * work.again + work.cut):
             displaced = work.again * model.memory
         model = replace(model, near_bytes=model.near_bytes / 2)
-    hidden = hidden_seconds([work], block, ranks, model, of_rounds, follows=follows)
-    return {LAX: bare, algorithm: hidden + displaced}
+    found = {LAX: bare}
+    left_out = (ONE_WAY,) if len(pairs) == 1 else (ONE_WAY, TWO_ENDED)
+    for algorithm, of_rounds in hiding_algorithms(sizes, model).items():
+        if algorithm not in left_out:
+            hidden = hidden_seconds([work], block, ranks, model, of_rounds, follows=follows)
+            found[algorithm] = hidden + displaced
+    return found
 
 
 def turns_pay(

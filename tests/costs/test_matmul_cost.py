@@ -19,6 +19,7 @@ from ringcoll.costs.matmul import (
     COPIED,
     FUSED,
     PLACING,
+    READ_INSIDE,
     SUMMED,
     Round,
     Work,
@@ -60,6 +61,7 @@ def test_a_collective_under_its_matmul_takes_the_longer_of_the_two_a_round():
     assert bare_seconds([Work(80)], 12, 8, machine, links=3) == 80 + 7 * 4
     # Whole shards: 1, 2, 2, 2 and 1 eighths of the work, under hops of 11.
     assert hidden(Work(80), 10, machine, algorithm=TWO_ENDED) == 11 + 3 * 20 + 10
+    assert hidden(Work(160, 5), 10, machine, algorithm=TWO_ENDED) == 8 * (20 + 5)  # as many sums
 
 
 def test_a_matmul_takes_as_long_as_its_operations_or_as_the_memory():
@@ -104,6 +106,10 @@ def test_a_slice_of_a_factor_is_copied_before_the_hop():
     machine = Model(alpha=0, beta=1, gamma=3, delta=1)
     assert hidden(Work(8, added=1e-9, sliced=16), 10, machine, APART) == pytest.approx(
         8 * 2 + 7 * 5 + 1
+    )
+    # A matmul with one part reads most of the slice itself.
+    assert hidden(Work(80, added=1e-9, sliced=16), 10, machine, FUSED, algorithm="ring") == (
+        pytest.approx(8 * (10 + READ_INSIDE * 2))
     )
     # The whole is fetched while a built-in gather is under way.
     holds = Model(alpha=0, beta=1, gamma=3, delta=1, far=1, near_bytes=16)

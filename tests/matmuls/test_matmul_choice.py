@@ -28,7 +28,7 @@ from ringcoll.matmuls.labels import Gather, Product, Scatter
 
 TWO_BYTES = np.dtype(np.float16)
 V5E, V6E = DEVICES["v5e"], DEVICES["v6e"]
-RING, TWO_ENDED = "bidirectional_ring", "two_ended"
+RING, TWO_ENDED, ONE_WAY = "bidirectional_ring", "two_ended", "ring"
 
 
 ROWS = Gather("m", "mk", (Product("kf", "mf", TWO_BYTES),))
@@ -98,8 +98,8 @@ def test_what_the_memory_beside_the_core_does_not_hold_is_read_from_the_main_mem
 
 
 def test_where_a_built_in_scatter_is_an_all_reduce_the_ring_is_taken_sooner():
-    """Compiled: v5e:4x4, 295 and 162."""
-    assert summed(V5E, 512, 28672, 8192, n=16) == RING
+    """Compiled: v5e:4x4, 295, in halves 164, whole 173."""
+    assert summed(V5E, 512, 28672, 8192, n=16) == TWO_ENDED
 
 
 def priced(monkeypatch, choose, *args):
@@ -154,7 +154,7 @@ def test_a_gradient_finds_its_factors_fetched():
     """
     pair = array(512, 1792), array(8192, 1792)
     sums = Scatter("k", "mk", (("mf", "kf"),), TWO_BYTES)
-    assert to_scatter(sums, [pair], (8,), V6E) == RING
+    assert to_scatter(sums, [pair], (8,), V6E) != "lax"
     assert to_scatter(replace(sums, follows=True), [pair], (8,), V6E) == "lax"
 
 
@@ -166,20 +166,20 @@ def after_other_work(kind, m, k, f, n, terms=1, keeps=False):
 
 
 @pytest.mark.parametrize(
-    ("kind", "m", "k", "n", "lax", "ring"),
+    ("kind", "m", "k", "n", "compiled"),
     [
-        ("v6e", 512, 14336, 8, 144, 153),
-        ("v5e", 256, 14336, 4, 385, 426),
-        ("v5e", 512, 28672, 4, 1307, 1587),
-        ("v6e", 2048, 8192, 8, 434, 430),
-        ("v6e", 8192, 4096, 8, 2038, 1683),
-        ("v6e", 2048, 4096, 4, 422, 403),
+        ("v6e", 512, 14336, 8, {"lax": 144, RING: 153}),
+        ("v5e", 256, 14336, 4, {"lax": 385, RING: 426, TWO_ENDED: 362}),
+        ("v5e", 512, 28672, 4, {"lax": 1307, RING: 1587}),
+        ("v6e", 2048, 8192, 8, {"lax": 434, RING: 430}),
+        ("v6e", 8192, 4096, 8, {"lax": 2038, RING: 1683}),
+        ("v6e", 2048, 4096, 4, {"lax": 422, RING: 403}),
     ],
 )
-def test_after_other_work_a_ring_may_wait_for_its_weight(kind, m, k, n, lax, ring):
-    """Compiled, microseconds of a gated MLP, or of attention if k <= 8192, with either scatter."""
-    assert after_other_work(kind, m, k, 8192, n) == ("lax" if lax < ring else RING)
-    assert summed(DEVICES[kind], m, k, 8192, n) == RING
+def test_after_other_work_a_ring_may_wait_for_its_weight(kind, m, k, n, compiled):
+    """Compiled, microseconds of a gated MLP, or of attention if k <= 8192, by the scatter."""
+    assert after_other_work(kind, m, k, 8192, n) == min(compiled, key=compiled.get)
+    assert summed(DEVICES[kind], m, k, 8192, n) != "lax"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_beside_what_is_kept_for_gradients_a_ring_may_displace_a_weight(kind, m,
     """Compiled, a gated MLP, or attention if k <= 8192, with both gradients, by either scatter."""
     chosen = after_other_work(kind, m, k, 8192, n, keeps=True)
     assert chosen == ("lax" if lax < ring else RING)
-    assert after_other_work(kind, m, k, 8192, n) == RING
+    assert after_other_work(kind, m, k, 8192, n) != "lax"
 
 
 def test_the_forward_pass_of_a_gradient_keeps_its_factors(monkeypatch):
@@ -284,7 +284,7 @@ def test_over_several_axes_the_links_of_all_axes_are_used():
     assert load((2, 2, 2), v5p) == (several, pytest.approx(1 / 3))
     assert load((2, 2, 2), V5E) == (several, pytest.approx(1 / 2))  # three axes by two links
     assert load((4, 4), V5E) == (several, pytest.approx(3 / 4))
-    assert list(hiding_algorithms((8,), V5E)) == [RING, TWO_ENDED]
+    assert list(hiding_algorithms((8,), V5E)) == [RING, TWO_ENDED, ONE_WAY]
     assert load((16, 16), V5E) == (RING, 1 / 2)  # a program of 255 rounds would be too large
 
     def by(model, sizes, m, k, f):
@@ -332,7 +332,7 @@ def test_halves_of_columns_are_whole_tiles():
 def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_small():
     assert contracted(V5E, 1024, 8192, 8192) == (RING, ())
     assert contracted(V5E, 2048, 8192, 4096) == (RING, ())  # compiled: 863 us, plain 1365
-    assert contracted(V5E, 4096, 8192, 8192) == (RING, ())  # 3115 and 3533
+    assert contracted(V5E, 4096, 8192, 8192) == (ONE_WAY, ())  # 3082, in halves 3040, plain 4186
     assert contracted(V5E, 65536, 8192, 28672) == ("lax", ())
     # The memory beside the core holds the sum, but not the operands too.
     assert contracted(V5E, 4096, 4096, 14336) == ("lax", ())  # 5569 and 3670
@@ -340,6 +340,59 @@ def test_a_product_that_is_added_up_is_hidden_under_only_where_its_result_is_sma
     assert contracted(V5E, 2048, 4096, 14336) == (RING, ())
     # Half of the sum's reads and writes are under the matmul. With more work, more would be.
     assert contracted(V5E, 16384, 8192, 4096) == ("lax", ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "f", "n", "compiled"),
+    [
+        ("v5e", 512, 7168, 4, {"lax": 467, RING: 476, TWO_ENDED: 442, ONE_WAY: 401}),
+        ("v5e", 8192, 7168, 4, {"lax": 6151, RING: 6384, TWO_ENDED: 6238, ONE_WAY: 5101}),
+        ("v5e", 512, 1792, 16, {"lax": 167, RING: 201, TWO_ENDED: 155, ONE_WAY: 224}),
+        ("v5e", 512, 896, 16, {"lax": 129, RING: 123, TWO_ENDED: 113, ONE_WAY: 203}),
+        ("v5e", 8192, 3584, 8, {"lax": 3826, RING: 2674, TWO_ENDED: 2873, ONE_WAY: 3006}),
+        ("v5p", 2048, 3584, 8, {"lax": 408, RING: 380, TWO_ENDED: 352, ONE_WAY: 460}),
+        ("v6e", 2048, 3584, 8, {"lax": 305, RING: 271, TWO_ENDED: 294, ONE_WAY: 390}),
+        ("v6e", 128, 3584, 8, {"lax": 48, RING: 76, TWO_ENDED: 73, ONE_WAY: 65}),
+    ],
+)
+def test_a_product_of_whole_shards_is_added_up_less_often(kind, m, f, n, compiled):
+    """x: [m, 8192/n], whose contraction is gathered; w: [8192, f]. Compiled microseconds."""
+    gather = Gather("k", "mk", (Product("kf", "mf", TWO_BYTES),))
+    chosen = to_gather(gather, array(m, 8192 // n), [array(8192, f)], (n,), DEVICES[kind])
+    assert chosen == (min(compiled, key=compiled.get), ())
+
+
+def test_whole_shards_are_not_gathered_for_two_products_of_which_one_is_added_up():
+    """As in the gradients of attention, 512 x 8192 x 4096 on v5e:4x2: 652 us, in halves 599."""
+    products = Product("kf", "mk", TWO_BYTES), Product("mk", "kf", TWO_BYTES)
+    gather = Gather("m", "mf", products)
+    others = [array(512, 8192), array(512, 512)]
+    seconds = auto.gather_seconds(gather, array(64, 8192), others, (8,), V5E)
+    assert list(seconds) == ["lax", RING]
+
+
+@pytest.mark.parametrize(
+    ("kind", "m", "k", "n", "compiled"),
+    [
+        ("v5e", 512, 28672, 4, {"lax": 612, RING: 561, TWO_ENDED: 502}),
+        ("v5e", 128, 8192, 16, {"lax": 67, RING: 64, TWO_ENDED: 56}),
+        ("v5e", 2048, 28672, 8, {"lax": 1028, RING: 723, TWO_ENDED: 757}),
+        ("v5p", 2048, 28672, 8, {"lax": 498, RING: 406, TWO_ENDED: 381}),
+        ("v6e", 512, 28672, 8, {"lax": 115, RING: 115, TWO_ENDED: 109}),
+        ("v6e", 128, 28672, 8, {"lax": 57, RING: 110, TWO_ENDED: 94}),
+    ],
+)
+def test_blocks_that_are_scattered_whole_read_a_weight_less_often(kind, m, k, n, compiled):
+    """x: [m, k/n] and w: [k/n, 8192], whose sum is scattered along m. Compiled microseconds."""
+    assert summed(DEVICES[kind], m, k, 8192, n) == min(compiled, key=compiled.get)
+
+
+def test_a_sum_of_two_products_is_not_scattered_whole():
+    """As in the gradient of a gated MLP, 2048 x 8192 x 14336 on v5p: 2030 us, in halves 1822."""
+    pair = array(2048, 1792), array(1792, 8192)
+    sums = Scatter("m", "mf", (("mk", "kf"),) * 2, TWO_BYTES, follows=True)
+    seconds = auto.scatter_seconds(sums, [pair] * 2, (8,), DEVICES["v5p"])
+    assert list(seconds) == ["lax", RING]
 
 
 def test_beside_one_that_is_placed_a_product_with_a_large_result_is_made_late():
