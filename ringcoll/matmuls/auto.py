@@ -114,7 +114,7 @@ def to_gather(
     added = tuple(i for i, p in enumerate(gather.products) if gather.label not in p.out)
     are_all = len(added) == len(gather.products)
     choices = [
-        (sure(algorithm, not are_all) * seconds, algorithm, late if algorithm != LAX else ())
+        (sure(algorithm, are_all) * seconds, algorithm, late if algorithm != LAX else ())
         for late in ((), () if are_all else added)
         for algorithm, seconds in gather_seconds(gather, x, others, sizes, model, late).items()
     ]
@@ -158,11 +158,11 @@ def _left_out(
 
     A matmul that sums over the gathered dimension takes a slice of the other operand for each part
     of a round, and adds to its result in each round. With whole shards there are fewer of these.
-    But
-    if the memory next to the core does not hold the sum and the shards, or if other matmuls read
-    them too, compilers copy what arrived. (Compiled, halves and whole shards, gathered along the
-    contraction: 512 x 8192 x 28672 on v5e:4x4 201 and 155 us, 8192 x 8192 x 28672 on v6e:4x2 887
-    and 1095; one way on v5e:2x2 476 and 401, 6384 and 5101.)
+    But compilers copy what arrived if other matmuls read it too, or if the memory next to the core
+    does not hold it next to the sum; and they copy slices that are not whole rows. (Compiled,
+    halves and whole shards, gathered along the contraction: 512 x 8192 x 28672 on v5e:4x4 201 and
+    155 us, 8192 x 8192 x 28672 on v6e:4x2 887 and 1095; one way on v5e:2x2 476 and 401, 6384 and
+    5101. A step with FSDP that gathers columns of w again, on v5e:4x4: 170 ms, with one way 179.)
 
     Whole shards are left out too if other matmuls run late and that memory does not hold the
     operand that is read again: hops then start after the matmuls. (2048 x 8192 x 28672 with both
@@ -179,7 +179,8 @@ def _left_out(
         return TWO_ENDED, ONE_WAY
     if not added:
         return (HIDDEN, ONE_WAY) if _halves_cut_tiles(gather, x) else (ONE_WAY,)
-    if len(gather.products) > 1 or not model.holds(added):
+    is_alone = len(gather.products) == 1 and gather.products[0].other.startswith(gather.label)
+    if not is_alone or not model.holds(added):
         return TWO_ENDED, ONE_WAY
     return () if model.holds(added + 4 * nbytes(x) + 2 * sliced / ranks) else (TWO_ENDED,)
 
@@ -279,7 +280,7 @@ def to_scatter(
         return LAX
     seconds = scatter_seconds(scatter, pairs, sizes, model)
     if scatter.follows:
-        return min(seconds, key=lambda one: seconds[one] * (SURE if one == LAX else 1.0))
+        return min(seconds, key=lambda one: seconds[one] * (SURE**2 if one == LAX else sure(one)))
     return fastest(seconds)
 
 

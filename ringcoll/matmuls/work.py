@@ -18,14 +18,14 @@ TWO_ENDED = "two_ended"
 SURE = 1.02
 
 
-def sure(algorithm: str, is_placed: bool = False) -> float:
+def sure(algorithm: str, is_added: bool = False) -> float:
     """The factor for an algorithm's seconds: in a tie, the built-in comes first.
 
-    If results are placed, halves come next: whole shards leave twice as much to place at the end.
+    Then come halves, unless the results are added up: with whole shards there are fewer additions.
     """
     if algorithm == LAX:
         return 1.0
-    return SURE**2 if algorithm == TWO_ENDED and is_placed else SURE
+    return SURE**2 if algorithm == TWO_ENDED and not is_added else SURE
 
 
 def fastest(seconds: Mapping[str, float]) -> str:
