@@ -162,7 +162,9 @@ def _left_out(
     does not hold it next to the sum; and they copy slices that are not whole rows. (Compiled,
     halves and whole shards, gathered along the contraction: 512 x 8192 x 28672 on v5e:4x4 201 and
     155 us, 8192 x 8192 x 28672 on v6e:4x2 887 and 1095; one way on v5e:2x2 476 and 401, 6384 and
-    5101. A step with FSDP that gathers columns of w again, on v5e:4x4: 170 ms, with one way 179.)
+    5101. A step with FSDP that gathers columns of w again, on v5e:4x4: 170 ms, with one way 179.
+    With both gradients, for which the gathered operand is kept, 8192 x 8192 x 28672 on v5e:2x2:
+    18161 us, one way 19784.)
 
     Whole shards are left out too if other matmuls run late and that memory does not hold the
     operand that is read again: hops then start after the matmuls. (2048 x 8192 x 28672 with both
@@ -180,7 +182,8 @@ def _left_out(
     if not added:
         return (HIDDEN, ONE_WAY) if _halves_cut_tiles(gather, x) else (ONE_WAY,)
     is_alone = len(gather.products) == 1 and gather.products[0].other.startswith(gather.label)
-    if not is_alone or not model.holds(added):
+    kept = ranks * nbytes(x) if gather.keeps else 0
+    if not is_alone or not model.holds(added + kept):
         return TWO_ENDED, ONE_WAY
     return () if model.holds(added + 4 * nbytes(x) + 2 * sliced / ranks) else (TWO_ENDED,)
 
@@ -310,10 +313,12 @@ def _in_lanes(lanes: int) -> Callable[..., Schedule]:
 def scatter_seconds(
     scatter: Scatter, pairs: Sequence[tuple[Any, Any]], sizes: tuple[int, ...], model: Model
 ) -> dict[str, float]:
-    """Seconds by algorithm. A sum of several matmuls is not scattered whole in both directions.
+    """Seconds by algorithm.
 
-    (Such is the gradient of a gated MLP by its operand. 2048 x 8192 x 14336 with both gradients on
-    v5p:2x2x2, compiled: 2030 us, 1822 in halves.)
+    Whole blocks in both directions are left out if several matmuls are summed, and after other
+    work if the memory next to the core does not hold what is read again. (Compiled with both
+    gradients, whole and in halves: attention, 128 x 8192 x 8192 on v5e:4x4, 297 and 273 us; a
+    gather of rows, 2048 x 8192 x 28672 on v5p:2x2x2, 1234 and 1065.)
 
     If this follows other work, and factors are kept for gradients, then the work before it is
     assumed to keep a factor of the same size, as in a gated MLP. It takes half of the memory next
@@ -335,7 +340,8 @@ def scatter_seconds(
             displaced = work.again * model.memory
         model = replace(model, near_bytes=model.near_bytes / 2)
     found = {LAX: bare}
-    left_out = (ONE_WAY,) if len(pairs) == 1 else (ONE_WAY, TWO_ENDED)
+    may_be_whole = len(pairs) == 1 and (model.holds(work.again) or not follows)
+    left_out = (ONE_WAY,) if may_be_whole else (ONE_WAY, TWO_ENDED)
     for algorithm, of_rounds in hiding_algorithms(sizes, model).items():
         if algorithm not in left_out:
             hidden = hidden_seconds([work], block, ranks, model, of_rounds, follows=follows)

@@ -115,7 +115,8 @@ class Product:
 class Gather:
     """The factor that is gathered (its labels are `moving`), along which label, and the products.
 
-    `wire` is what its messages hold; `gradient_wire` is what its gradient's messages hold.
+    `wire` is what its messages hold; `gradient_wire` is what its gradient's messages hold. `keeps`
+    says whether the gathered factor is kept for gradients.
     """
 
     label: str
@@ -123,6 +124,7 @@ class Gather:
     products: tuple[Product, ...]
     wire: Wire | None = None
     gradient_wire: Wire | None = None
+    keeps: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,8 @@ def _gather_and_multiply(
         if not keep and exchange.stays(options, gather, x, others):
             form = Form(exchange.EXCHANGED)
         else:
-            form = Form(*auto.to_gather(gather, x, others, sizes, model))
+            kept = replace(gather, keeps=keep)
+            form = Form(*auto.to_gather(kept, x, others, sizes, model))
         on_gpus = auto_gpus.to_gather(gather, x, others, prod(sizes), device_kind())
         gpus = Form(on_gpus)  # its price assumed that no product is computed late
         between = Form(auto_hosts.to_gather(gather, x, others, prod(sizes)))
