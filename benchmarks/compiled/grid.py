@@ -34,6 +34,9 @@ WIDTHS = (28672, 14336)
 ATTENTION_WIDTHS = (8192, 4096)
 AUTO = "auto"
 OTHERS = (PLAIN, COMPILER, COMPILER + TUNED)
+#: Programs that are left out, because libtpu 0.0.52 aborts at them, and with it this process ("split
+#: of a padded window dim is not supported"); as the arguments of `program`.
+ABORTING = (("v5p:2x2x2", "attention", "both", "512x8192x8192", PLAIN),)
 #: "auto" loses a cell if it is slower than the fastest other form by more than this share.
 LOST = 0.03
 PAGE = Path(__file__).parents[1] / "pages" / "grid.md"
@@ -122,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
     shapes = args.shape.split(",") if args.shape else ()
     topologies = args.topology.split(",") if args.topology else TOPOLOGIES
     asked = cells(topologies, args.form or tuple(FORMS), args.direction, shapes)
-    todo = [one for cell in asked for one in cell.programs()]
+    every = [one for cell in asked for one in cell.programs()]
+    todo = [one for one in every if tuple(one.values()) not in ABORTING]
     found, failed = compiling.find_all(args, todo, program)
     data = args.page.with_suffix(".json")
     kept = json.loads(data.read_text(encoding="utf-8")) if data.exists() else []
@@ -190,7 +194,8 @@ by `python -m benchmarks overlap --grid --cache results/compiled`. `--topology`,
 again. All is bf16 with k = 8192, on a mesh of one axis x of all devices. A cell is `"auto"` /
 plain / compiler. Plain is the built-in collective and the multiplication. Compiler is `jit` +
 shardings, with or without XLA's options for collective matmuls, whichever is quicker. **!**
-marks a cell in which `"auto"` takes more than {lost} longer than the quicker of the other two.
+marks a cell in which `"auto"` takes more than {lost} longer than the quicker of the other two; the
+compiler aborts at programs that are marked with "-".
 Columns are rows of x (for FSDP, rows of x on eight devices). The width is that of w. For
 attention it is the width of all queries, in heads of 128 with 16 groups of keys and values; an
 addition replaces the attention.
