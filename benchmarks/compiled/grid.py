@@ -34,8 +34,8 @@ WIDTHS = (28672, 14336)
 ATTENTION_WIDTHS = (8192, 4096)
 AUTO = "auto"
 OTHERS = (PLAIN, COMPILER, COMPILER + TUNED)
-#: Programs that are left out, because libtpu 0.0.52 aborts at them, and with it this process ("split
-#: of a padded window dim is not supported"); as the arguments of `program`.
+#: Programs that are left out, because libtpu 0.0.52 aborts at them, and with it this process
+#: ("split of a padded window dim is not supported"); as the arguments of `program`.
 ABORTING = (("v5p:2x2x2", "attention", "both", "512x8192x8192", PLAIN),)
 #: "auto" loses a cell if it is slower than the fastest other form by more than this share.
 LOST = 0.03
