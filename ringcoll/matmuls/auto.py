@@ -81,8 +81,8 @@ def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
 def hiding_algorithms(sizes: tuple[int, ...], model: Model) -> Mapping[str, tuple[Round, ...]]:
     """The algorithms that can hide a gather on axes of these sizes, and the rounds of each.
 
-    The first one can hide a scatter too. Several axes are assumed to be the axes of the slice; if
-    there are more axes than a chip has, they share links. On a line of more than two ranks, a
+    All but `ONE_WAY` can hide a scatter too. Several axes are assumed to be the axes of the slice;
+    if there are more axes than a chip has, they share links. On a line of more than two ranks, a
     message over two links occupies both, which adds half of the time, as compiled (v5e:4x4 as
     4 x 4, [32768, 8192] x [8192, 28672]: 8800 us).
     """
