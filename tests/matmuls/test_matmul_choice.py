@@ -372,6 +372,17 @@ def test_whole_shards_are_not_gathered_for_two_products_of_which_one_is_added_up
     assert list(seconds) == ["lax", RING]
 
 
+def test_before_a_late_product_whole_shards_need_the_other_operand_beside_the_core():
+    """Both gradients of a scatter, 2048 x 8192 x 28672 on v5p: 1204 us, with lax 1059."""
+    products = Product("kf", "mk", TWO_BYTES), Product("mk", "kf", TWO_BYTES)
+    gather = Gather("m", "mf", products)
+    others = [array(3584, 8192), array(2048, 3584)]
+    of = gather, array(256, 8192), others, (8,)
+    assert list(auto.gather_seconds(*of, DEVICES["v5p"], (1,))) == ["lax", RING]
+    assert list(auto.gather_seconds(*of, V6E, (1,))) == ["lax", RING, TWO_ENDED]
+    assert to_gather(*of, DEVICES["v5p"]) == ("lax", ())
+
+
 @pytest.mark.parametrize(
     ("kind", "m", "k", "n", "compiled"),
     [
