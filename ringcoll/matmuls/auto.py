@@ -115,7 +115,7 @@ def to_gather(
     are_all = len(added) == len(gather.products)
     choices = [
         (sure(algorithm, are_all) * seconds, algorithm, late if algorithm != LAX else ())
-        for late in ((), () if are_all else added)
+        for late in ([(), added] if added and not are_all else [()])
         for algorithm, seconds in gather_seconds(gather, x, others, sizes, model, late).items()
     ]
     _, algorithm, late = min(choices, key=lambda choice: choice[0])

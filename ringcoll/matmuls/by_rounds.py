@@ -37,13 +37,12 @@ from ringcoll.runtime.value_types import device_kind, empty, varying, zeros
 
 
 def gather_by_rounds(
-    options: Options, gather: Gather, x: Array, others: list[Array], keep: bool, late: Sequence[int]
+    options: Options, gather: Gather, x: Array, others: list[Array], late: Sequence[int]
 ) -> tuple[list[Array], Array | None]:
-    """Every einsum(all shards of x, other), and the gathered x if `keep`.
+    """Every einsum(all shards of x, other), and the gathered x if `gather.keeps`.
 
     Args:
         options, gather, x, others: as for `gather_and_multiply`; the algorithm is a schedule.
-        keep: whether the gathered x is returned too.
         late: the indices of the products that are computed from the gathered x, at the end.
     """
     products, kind = gather.products, device_kind()
@@ -53,11 +52,13 @@ def gather_by_rounds(
     own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
     joining = auto.joining(gather, x, others, schedule, auto.machine(kind))
-    pairs = not (keep or late) and auto.pairs_pay(gather, x, others, schedule, kind)
+    pairs = not (gather.keeps or late) and auto.pairs_pay(gather, x, others, schedule, kind)
     sums = any(gather.label not in products[i].out for i in early)
     order = order_of_work(sums=sums, pairs=pairs)
     visitor = _Visitor(options, gather, others, early, shares, schedule.size, joining)
-    gathered = empty(times_as_long(x.shape, dim, schedule.size), x, ()) if keep or late else None
+    gathered = (
+        empty(times_as_long(x.shape, dim, schedule.size), x, ()) if gather.keeps or late else None
+    )
     results: list[Any] = [None if order.begins_with_work else visitor.begun(i, x) for i in early]
     state = results, gathered
     results, gathered = engine.gather(
@@ -67,7 +68,7 @@ def gather_by_rounds(
     if gathered is not None:
         late_product = partial(multiplied, options, gather.moving)
         of_products |= {i: late_product(products[i], gathered, others[i]) for i in late}
-    return [of_products[i] for i in range(len(products))], gathered if keep else None
+    return [of_products[i] for i in range(len(products))], gathered if gather.keeps else None
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,8 @@ def gather_and_multiply(
 def _gather_and_multiply_forward(options, gather, x, others):
     if not options.saves or exchange.stays(options, gather, x, others, keeps=True):
         return gather_and_multiply(options, gather, x, others), (x, None, others)
-    results, gathered = _gather_and_multiply(options, gather, x, others, keep=True)
+    kept = replace(gather, keeps=True)
+    results, gathered = _gather_and_multiply(options, kept, x, others)
     return results, (None, gathered, others)
 
 
@@ -97,20 +98,18 @@ def _gather_and_multiply(
     gather: Gather,
     x: Array,
     others: list[Array],
-    keep: bool = False,
     late: Sequence[int] = (),
 ) -> tuple[list[Array], Array | None]:
-    """The results, and the gathered x if `keep`.
+    """The results, and the gathered x if `gather.keeps`.
 
     The products with indices in `late` are computed at the end, from the gathered x.
     """
     if options.algorithm == "auto":
         model, sizes = options.model(), options.sizes()
-        if not keep and exchange.stays(options, gather, x, others):
+        if not gather.keeps and exchange.stays(options, gather, x, others):
             form = Form(exchange.EXCHANGED)
         else:
-            kept = replace(gather, keeps=keep)
-            form = Form(*auto.to_gather(kept, x, others, sizes, model))
+            form = Form(*auto.to_gather(gather, x, others, sizes, model))
         on_gpus = auto_gpus.to_gather(gather, x, others, prod(sizes), device_kind())
         gpus = Form(on_gpus)  # its price assumed that no product is computed late
         between = Form(auto_hosts.to_gather(gather, x, others, prod(sizes)))
@@ -121,7 +120,7 @@ def _gather_and_multiply(
             if form.algorithm == exchange.EXCHANGED:
                 return _exchanged(options, gather, x, others), None
             chosen = replace(options, algorithm=form.algorithm)
-            return _gather_and_multiply(chosen, gather, x, others, keep, form.late)
+            return _gather_and_multiply(chosen, gather, x, others, form.late)
 
         return by_platform(options.axes, form, gpus, between, run, x, others)
     dim = gather.moving.index(gather.label)
@@ -138,7 +137,7 @@ def _gather_and_multiply(
         if options.leaves is not None:  # as shards arrive, each rank would add in another order
             late = [i for i, p in enumerate(gather.products) if gather.label not in p.out]
         with named("all_gather_einsum", options.algorithm, "all_gather"):
-            return gather_by_rounds(options, gather, x, others, keep, late)
+            return gather_by_rounds(options, gather, x, others, late)
     elif 0 in x.shape:  # nothing to send, and lax's all_gather cannot be compiled for it
         gathered = empty(times_as_long(x.shape, dim, prod(options.sizes())), x, options.axes)
     else:
@@ -148,7 +147,7 @@ def _gather_and_multiply(
         multiplied(options, gather.moving, p, gathered, other)
         for p, other in zip(gather.products, others, strict=True)
     ]
-    return results, gathered if keep else None
+    return results, gathered if gather.keeps else None
 
 
 def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) -> list[Array]:

@@ -154,7 +154,7 @@ def test_a_gradient_finds_its_factors_fetched():
     """
     pair = array(512, 1792), array(8192, 1792)
     sums = Scatter("k", "mk", (("mf", "kf"),), TWO_BYTES)
-    assert to_scatter(sums, [pair], (8,), V6E) != "lax"
+    assert to_scatter(sums, [pair], (8,), V6E) == RING
     assert to_scatter(replace(sums, follows=True), [pair], (8,), V6E) == "lax"
 
 
@@ -180,7 +180,8 @@ def after_other_work(kind, m, k, f, n, terms=1, keeps=False):
 def test_after_other_work_a_ring_may_wait_for_its_weight(kind, m, k, n, compiled):
     """Compiled, microseconds of a gated MLP, or of attention if k <= 8192, by the scatter."""
     assert after_other_work(kind, m, k, 8192, n) == min(compiled, key=compiled.get)
-    assert summed(DEVICES[kind], m, k, 8192, n) != "lax"
+    alone = TWO_ENDED if (kind, m, k, n) == ("v5e", 512, 28672, 8) else RING
+    assert summed(DEVICES[kind], m, k, 8192, n) == alone
 
 
 @pytest.mark.parametrize(
@@ -200,7 +201,8 @@ def test_beside_what_is_kept_for_gradients_a_ring_may_displace_a_weight(kind, m,
     """Compiled, a gated MLP, or attention if k <= 8192, with both gradients, by either scatter."""
     chosen = after_other_work(kind, m, k, 8192, n, keeps=True)
     assert chosen == ("lax" if lax < ring else RING)
-    assert after_other_work(kind, m, k, 8192, n) != "lax"
+    forward = TWO_ENDED if (kind, m, k, n) == ("v5e", 512, 28672, 8) else RING
+    assert after_other_work(kind, m, k, 8192, n) == forward
 
 
 def test_the_forward_pass_of_a_gradient_keeps_its_factors(monkeypatch):
