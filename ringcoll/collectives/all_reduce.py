@@ -16,7 +16,7 @@ from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each
+from ringcoll.collectives.front_door import Pytree, each, is_small
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import LAX, Algorithm, halves
 from ringcoll.collectives.tree_order import LEAVES
@@ -25,7 +25,6 @@ from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits, moved_as_bits
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, sharded_dims, varying
@@ -38,7 +37,7 @@ class AllReduce(ScheduledCollective):
 
     collective = "psum"
     in_order = ("leaves", "gradient_leaves")
-    joins = True
+    packs = True
     gathers_as_bits: bool = False  # by "lax_as_bits", after a reduce-scatter by the algorithm
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
@@ -197,9 +196,8 @@ def psum(
 
     `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as int32.
     If n does not divide a size, it is padded, and the padding is cut off again. Small
-    leaves of a pytree share their messages. So do neighbouring calls, such as those of
-    `jax.tree.map`: the gradients of a model are one ring. (With a `wire` they do not: in one
-    message they would share scales.)
+    leaves of a pytree share their messages, so that the gradients of a model are one ring. (With a
+    `wire` they do not: in one message they would share scales.)
 
     Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "recursive_doubling"
     and "one_shot" send whole vectors in ceil(log2 n) rounds: they are best for few bytes.

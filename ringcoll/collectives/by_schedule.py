@@ -110,11 +110,6 @@ class ScheduledCollective(Collective):
         shape = Ranks.over(self.axes, self.groups).shape
         return algorithm in BUILT_INS or is_balanced(self.collective, algorithm, shape)
 
-    def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
-        if self.wire is not None:
-            return False
-        return self.leaves is not None or self.chosen(xs, where) != LAX
-
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
         fits = ranks == math.prod(map(lax.axis_size, self.axes))

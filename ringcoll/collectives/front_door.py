@@ -24,13 +24,15 @@ from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import REFUSALS
 from ringcoll.collectives.table import LAX, Algorithm, Table
 from ringcoll.collectives.tree_order import leaves_of_call
-from ringcoll.runtime.joining import is_small
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import typed_alike, varying
 
 Pytree = Any
 #: The functions that need no communication for constants.
 _OF_CONSTANTS = ("psum", "pmean")
+#: Leaves of up to this many bytes share messages: up to this size, rounds take longer than the two
+#: copies that sharing needs. Measured on CPU.
+PACK_UP_TO = 1 << 18
 
 
 def each(
@@ -86,7 +88,7 @@ def each(
             call.ask(wires.check_operands, leaves, for_lax)
         results: dict[int, Any] = {}
         operands: dict[int, Array] = {}
-        joined: dict[Hashable, list[int]] = defaultdict(list)  # the leaves that share messages
+        packs: dict[Hashable, list[int]] = defaultdict(list)  # the leaves that share messages
         for i, (leaf, own) in enumerate(zip(leaves, collectives, strict=True)):
             if for_lax[i]:
                 results[i] = _by_lax(call, leaf, own, accumulate_dtype)
@@ -97,11 +99,11 @@ def each(
             if len(leaves) == 1 and jax.typeof(operands[i]) != types[i]:
                 _ask_lax(call, leaves, collectives)  # it may refuse an operand that does not vary
             # With a wire, leaves do not share messages: in one message, they would share scales.
-            joins = collective.joins and wire is None and is_small(operands[i])
-            joined[operands[i].dtype if joins else i].append(i)
-        for members in joined.values():
+            shares = collective.packs and wire is None and is_small(operands[i])
+            packs[operands[i].dtype if shares else i].append(i)
+        for members in packs.values():
             first = members[0]
-            bound = replace(collectives[first], **settings)  # joined ones have no dims
+            bound = replace(collectives[first], **settings)  # packed ones have no dims
             if jnp.issubdtype(operands[first].dtype, jax.dtypes.prng_key):
                 results[first] = _of_key(bound, operands[first])
             else:
@@ -187,6 +189,18 @@ def _holds(wide: Any, dtype: Any) -> bool:
         return False
     w, d = jnp.finfo(wide), jnp.finfo(dtype)
     return w.nmant >= d.nmant and w.maxexp >= d.maxexp and w.minexp <= d.minexp
+
+
+def is_small(x: Array) -> bool:
+    """Whether an array may share messages.
+
+    It must be small, hold plain numbers, and not be sharded over any other axis.
+    """
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended) or not isinstance(x.size, int):
+        return False
+    mesh = jax.sharding.get_abstract_mesh()
+    alone = set(mesh.axis_names) == set(mesh.manual_axes)
+    return alone and x.size * x.dtype.itemsize <= PACK_UP_TO
 
 
 def _is_for_lax(call: Call, leaf: Any, algorithm: Algorithm) -> bool:

@@ -28,11 +28,8 @@ from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ringcoll.runtime import lowering
 from ringcoll.runtime.cpu import loops
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.joining import is_small, lower_later
-from ringcoll.runtime.progress import watching
 from ringcoll.runtime.value_types import varying
 from ringcoll.runtime.wire import Wire, drawn
 
@@ -57,8 +54,8 @@ class Collective:
     wire: Wire | None = None  # what messages hold in place of floats; with a key: see `AtRandom`
 
     primitive: ClassVar[Primitive]
-    #: Whether it works element by element, so that neighbouring calls may be joined.
-    joins: ClassVar[bool] = False
+    #: Whether it works element by element, so that several operands may share messages.
+    packs: ClassVar[bool] = False
     #: Whether booleans are counted as int32, as lax does in a sum.
     counts: ClassVar[bool] = False
     #: Whether, if not `tiled`, the result has one more dimension; `dims` then count in the result.
@@ -66,10 +63,10 @@ class Collective:
 
     def __init_subclass__(cls, name: str | None = None, differentiable: bool = True) -> None:
         if name is not None:
-            cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable, cls.joins)
+            cls.primitive = _register(Primitive(f"ringcoll_{name}"), differentiable)
 
     def __call__(self, *xs: Array) -> list[Array]:
-        """The result for each operand; a collective that `joins` may take several together."""
+        """The result for each operand; a collective that `packs` may take several together."""
         if self.wire and self.wire.stochastic is not None:
             return AtRandom.bound(self, *xs)
         return self.primitive.bind(*xs, collective=self)
@@ -79,11 +76,7 @@ class Collective:
         raise NotImplementedError
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
-        """The results by ringcoll, for one operand or, if it `joins`, for several."""
-        raise NotImplementedError
-
-    def is_by_hand(self, xs: Sequence[Any], where: Where) -> bool:
-        """Whether ringcoll, and not lax, sends operands of these types."""
+        """The results by ringcoll, for one operand or, if it `packs`, for several."""
         raise NotImplementedError
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
@@ -163,17 +156,15 @@ class Collective:
         return collective(*xs), dims
 
 
-def _register(primitive: Primitive, differentiable: bool, joins: bool) -> Primitive:
+def _register(primitive: Primitive, differentiable: bool) -> Primitive:
     """Give a primitive the rules that are the same for every collective."""
     primitive.multiple_results = True
     primitive.def_effectful_abstract_eval(lambda *xs, collective: collective.types(*xs))
     primitive.def_impl(lambda *xs, collective: _jitted(collective)(*xs))
     # The ordinary batching rule does not get the axis.
     batching.fancy_primitive_batchers[primitive] = lambda *args, collective: collective.batch(*args)
-    if joins:
-        mlir.register_lowering(primitive, _lower, cacheable=False)  # lower each call by itself
-    else:
-        _register_platforms(primitive)
+    for platform, kind in _PLATFORMS.items():
+        mlir.register_lowering(primitive, partial(_lower, platform=kind), platform=platform)
     if differentiable:
         ad.primitive_jvps[primitive] = lambda *args, collective: collective.jvp(*args)
         ad.primitive_transposes[primitive] = lambda cts, *xs, collective: collective.pulled_back(
@@ -188,39 +179,12 @@ def _jitted(collective: Collective):
     return jax.jit(collective.__call__)
 
 
-def _register_platforms(primitive: Primitive) -> None:
-    for platform, kind in _PLATFORMS.items():
-        mlir.register_lowering(primitive, partial(_lower, platform=kind), platform=platform)
-
-
-def _lower(ctx, *xs, collective: Collective, platform: str | None = None, **_):
-    """Lower a collective. Without a `platform`, it may be joined: if it is small, it waits.
-
-    In a watched program, which notes where each rank is, nothing waits: calls stay separate. In a
-    program for several platforms, the collective becomes another primitive, which is lowered for
-    each platform.
-    """
-    may_wait = platform is None and not watching.value and all(map(is_small, ctx.avals_in))
-    if platform is None:
-        first, *others = ctx.module_context.platforms
-        if others or first not in _PLATFORMS:
-            bind = partial(_joined.bind, collective=collective, results=tuple(ctx.avals_out))
-            return mlir.lower_fun(bind, multiple_results=True)(ctx, *xs)
-        platform = _PLATFORMS[first]
-    where = Where(platform, ctx.module_context.axis_context)
-    if may_wait and collective.is_by_hand(ctx.avals_in, where):
-        return lower_later(ctx, collective, partial(_lower, platform=platform), xs)
-    if list(ctx.module_context.platforms) == ["cpu"]:
-        lowering.then(ctx.module_context.module, lowering.LAST, lambda: loops.keep_apart)
-    by_hand = partial(collective.by_hand, where)
+def _lower(ctx, *xs, collective: Collective, platform: str):
+    module = ctx.module_context
+    if list(module.platforms) == ["cpu"]:
+        loops.keep_apart(module.module)
+    by_hand = partial(collective.by_hand, Where(platform, module.axis_context))
     return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
-
-
-#: A collective that may be joined, in a program for several platforms. It is lowered for each.
-_joined = Primitive("ringcoll_joined")
-_joined.multiple_results = True
-_joined.def_abstract_eval(lambda *_, collective, results: results)
-_register_platforms(_joined)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from support import make_mesh, mostly_exhaustive
 
 from benchmarks.soak import steps
 from ringcoll import lax
-from ringcoll.runtime import lowering
 from ringcoll.runtime.cpu import loops as cpu_loops
 
 
@@ -197,7 +196,7 @@ def test_lowering_is_always_heard(monkeypatch):
         jax.jit(mapped).lower(jnp.ones(8))
 
     with monkeypatch.context() as patch:
-        patch.setattr(lowering, "_when_lowered", lambda event, *_, **__: heard.append(event))
+        patch.setattr(cpu_loops, "_when_lowered", lambda event, *_, **__: heard.append(event))
         lower()
         patch.setattr(jax.monitoring, "unregister_event_duration_listener", meanwhile)
         lower()
@@ -275,3 +274,22 @@ def test_where_an_axis_is_the_compiler_s_nothing_changes(monkeypatch):
     mapped = over("y", outer, mesh=make_mesh(2, 2, names=("x", "y")))
     apart, plain = text_twice(mapped, monkeypatch)
     assert apart == plain
+
+
+def test_a_change_that_fails_leaves_the_program_as_it_was(monkeypatch, caplog):
+    def program(x):
+        return loop(x), ring(x), jax.jit(loop)(x * 2), ring(x + 1)
+
+    def write(number, value, write=cpu_loops._when_there):
+        values.append(write(number, value))
+        if len(values) == 3:
+            raise ZeroDivisionError
+        return values[-1]
+
+    values = []
+    monkeypatch.setattr(cpu_loops, "_when_there", write)
+    options = {"in_specs": P("x"), "out_specs": P("x"), "check_vma": False}
+    failed, plain = text_twice(jax.shard_map(program, mesh=make_mesh(4), **options), monkeypatch)
+    assert len(values) == 3
+    assert failed == plain
+    assert "stay as JAX lowered them" in caplog.text

@@ -3,28 +3,38 @@
 XLA:CPU runs two collectives one after the other. But if a loop (or a branch) has collectives
 inside, it starts the next collective as soon as the loop has *begun*, unless a result of the loop
 is among its operands. Then some devices wait in the loop and others in the collective, for each
-other: the program hangs, aborts, or mixes up messages (`docs/xla_cpu_loops.md`). This happens more
-often with a schedule of many messages than with one built-in.
+other: the program hangs, aborts, or mixes up messages (`docs/xla_cpu_loops.md`).
 
-An operation waits for its operands. So, in the lowered program, an operand of every loop with
-collectives is made to depend on all collectives before the loop, and an operand of every collective
-after the loop is made to depend on the loop, unless it already does. The operand goes through a
-`select` whose condition is always true; the compiler cannot know that. A program without such loops
-is not changed.
+An operation waits for its operands. So an operand of every loop with collectives is made to depend
+on all collectives before the loop, and an operand of the collectives after the loop is made to
+depend on the loop. The operand goes through a `select` whose condition is always true; the compiler
+cannot know that. A program without such loops is not changed.
+
+JAX records an event when it has lowered a program, before it is compiled. Then this file decides
+which operations have to wait, and after that it changes them. A part of a program that it does not
+know stays as JAX lowered it. If it fails, the whole program stays so. The same holds if JAX records
+no event, as inside `jax.experimental.custom_partitioning`.
 """
 
+import logging
 import re
-from collections.abc import Iterable, Iterator
-from functools import reduce
-from operator import and_, or_
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial, reduce
+from weakref import WeakKeyDictionary
 
+import jax
 import numpy as np
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 
-from ringcoll.runtime import lowering
+#: The event that JAX records when a program has been lowered, before it is compiled.
+_LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 
+#: How the names of the operations begin that send.
+_COLLECTIVES = ("stablehlo.all_", "stablehlo.collective_", "stablehlo.reduce_scatter")
 _WHILE, _CALL, _MAPPED = "stablehlo.while", "func.call", "sdy.manual_computation"
 #: Operations that XLA:CPU runs asynchronously. (It inlines functions where they are called.)
 _LOOPS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
@@ -32,36 +42,80 @@ _LOOPS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
 #: Operations with several parts; a part may need only some of the operands.
 _IN_PARTS = frozenset((_CALL, "stablehlo.optimization_barrier"))
 
+#: An operation that has to wait until some values of its block are there.
+_Wait = tuple[ir.Operation, tuple[ir.Value, ...]]
+
 #: What an operation does: it does not send, it sends, or it runs a loop that sends.
 NOTHING, SENDS, LOOPS = range(3)
 
+#: The programs that are being lowered, and the thread that lowers each. (Thread-local storage will
+#: not do: XLA destroys that of its own threads without the interpreter's lock.)
+_programs: WeakKeyDictionary[ir.Module, int] = WeakKeyDictionary()
+_listeners: list[Callable[..., None]] = []
+_lock = threading.Lock()
+
 
 def keep_apart(module: ir.Module) -> None:
-    """Make loops that send wait for the sends before them, and later sends wait for the loops.
+    """Change a program, which this thread is lowering for CPU, when all of it has been lowered."""
+    with _lock:
+        if module in _programs:
+            return
+        _lowered()  # Forget programs whose event was not heard: they may have been compiled.
+        _programs[module] = threading.get_ident()
+        # Listen anew each time, because other code may clear JAX's listeners. The old listener goes
+        # after the new one has come, because other threads lower programs too.
+        _listeners.append(partial(_when_lowered))
+        jax.monitoring.register_event_duration_secs_listener(_listeners[-1])
+        while len(_listeners) > 1:
+            with suppress(AssertionError, ValueError):  # other code has cleared it
+                jax.monitoring.unregister_event_duration_listener(_listeners.pop(0))
 
-    Parts of a program with axes that the compiler shards are not changed: there it is not known
-    which device has the first element of an array.
 
-    Args:
-        module: a whole program, only for CPU.
-    """
-    names: set[str] = set()
-
-    def look(op: ir.Operation) -> ir.WalkResult:
-        names.add(op.name)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(look)
-    if names.isdisjoint(_LOOPS):
+def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
+    if event != _LOWERED:
         return
+    with _lock:
+        lowered = _lowered()
+    for module in lowered:
+        try:
+            with module.context, ir.Location.unknown():
+                _write(list(_decided(module)))
+        except Exception:  # the program runs without the change, as one of lax does
+            logging.getLogger(__name__).warning(
+                "a program's loops and collectives stay as JAX lowered them", exc_info=True
+            )
+
+
+def _lowered() -> list[ir.Module]:
+    """Take the programs that this thread has lowered out of `_programs`."""
+    own = threading.get_ident()
+    mine = [module for module, thread in list(_programs.items()) if thread == own]
+    lowered = list(filter(_is_complete, mine))
+    for module in lowered:
+        del _programs[module]
+    return lowered
+
+
+def _is_complete(module: ir.Module) -> bool:
+    functions = ir.SymbolTable(module.operation)
+    if "main" not in functions:
+        return False
+    operations = list(functions["main"].regions[0].blocks[0].operations)
+    return bool(operations) and operations[-1].operation.name == "func.return"
+
+
+def _decided(module: ir.Module) -> Iterator[tuple[ir.Block, list[_Wait]]]:
+    """The operations that have to wait, block by block.
+
+    Parts of a program with axes that the compiler shards are left out: there it is not known which
+    device has the first element of an array.
+    """
     program = _Program(module)
     for block in program.blocks(program.functions["main"].operation, None):
         operations = [op.operation for op in block.operations]
         kinds = [program.kind(op) for op in operations]
         if LOOPS in kinds:
-            walk = _Walk()
-            for op, kind in zip(operations, kinds, strict=True):
-                walk.visit(op, kind)
+            yield block, _waits(zip(operations, kinds, strict=True))
 
 
 class _Program:
@@ -80,19 +134,22 @@ class _Program:
 
     def kind(self, op: ir.Operation) -> int:
         """What an operation does, together with the operations inside it."""
-        if op.name in lowering.COLLECTIVES:
+        if op.name.startswith(_COLLECTIVES):
             return SENDS
         if name := self.called(op):
             if name not in self.kinds:
                 self.kinds[name] = self.kind(self.functions[name].operation)
             return self.kinds[name]
-        inside = max(map(self.kind, lowering.inside(op)), default=NOTHING)
+        inside = max(map(self.kind, _inside(op)), default=NOTHING)
         return LOOPS if inside and op.name in _LOOPS else inside
 
-    def axes(self, mapped: ir.Operation) -> frozenset[str]:
-        """The axes of the mesh of a `shard_map`."""
-        (name,) = set(re.findall(r"@([\w$.]+)", str(mapped.attributes["out_shardings"])))
-        return _names(self.functions[name].operation.attributes["mesh"])
+    def axes(self, mapped: ir.Operation) -> frozenset[str] | None:
+        """The axes of the mesh of a `shard_map`; None if it does not name one mesh."""
+        shardings = f"{mapped.attributes['in_shardings']} {mapped.attributes['out_shardings']}"
+        names = set(re.findall(r"@([\w$.]+)", shardings))
+        if len(names) != 1:  # it has neither operands nor results
+            return None
+        return _names(self.functions[names.pop()].operation.attributes["mesh"])
 
     def blocks(self, op: ir.Operation, axes: frozenset[str] | None) -> Iterator[ir.Block]:
         """The blocks inside an operation in which all axes are manual.
@@ -101,6 +158,8 @@ class _Program:
         """
         if op.name == _MAPPED:
             axes = self.axes(op) if axes is None else axes
+            if axes is None:
+                return
             axes -= _names(op.attributes["manual_axes"])
         if name := self.called(op):
             if (name, axes) in self.found:
@@ -111,74 +170,51 @@ class _Program:
             for block in region.blocks:
                 if axes is not None and not axes:
                     yield block
-                for inner in list(block.operations):
+                for inner in block.operations:
                     yield from self.blocks(inner.operation, axes)
 
 
-class _Walk:
-    """Goes through the operations of a block in order, and adds dependencies to their operands."""
-
-    def __init__(self) -> None:
-        self.loop: ir.Operation | None = None  # the last loop that sends
-        self.made: list[ir.Value] = []  # the results of that loop that are ready only at its end
-        self.is_over: ir.Value | None = None  # a number, 0 or 1, that is ready after that loop
-        self.behind: set[ir.Value] = set()  # the values that depend on that loop
-        self.sent: list[ir.Operation] = []  # the operations since that loop that send
-        self.needs: dict[ir.Value, int] = {}  # which of `sent` a value depends on, as bits
-        self.last = 0  # those of `sent` on which no other depends, as bits
-
-    def visit(self, op: ir.Operation, kind: int) -> None:
-        """Go through the next operation."""
-        bits, is_behind = self.known_of(op)
-        if kind and not is_behind:
-            assert self.loop is not None
-            if self.is_over is None:
-                self.is_over = _are_there(self.made or self.loop.results, op)
-            _let_wait(op, self.is_over)
-            is_behind = True
+def _waits(operations: Iterable[tuple[ir.Operation, int]]) -> list[_Wait]:
+    """Which operations of a block have to wait, from all its operations and what each does."""
+    waits: list[_Wait] = []
+    loop: tuple[ir.Value, ...] = ()  # the results of the last loop that sends
+    sent: list[ir.Value] = []  # the results of the operations since that loop that send
+    behind: set[ir.Value] = set()  # the values that depend on an operation that waits for that loop
+    for op, kind in operations:
         if kind == LOOPS:
-            before = [x for i, x in enumerate(self.sent) if (self.last & ~bits) >> i & 1]
-            _let_wait(op, _are_there([value for x in before for value in x.results], op))
-            self.loop, self.made, self.is_over = op, _made_by_turns(op), None
-            # Leave out scalars: a compiler may know to which number a loop counts.
-            self.behind = {value for value in self.made if value.type.shape}
-            self.sent, self.needs, self.last = [], {}, 0
-            return
+            waits.append((op, (*loop, *sent)))
+            loop, sent, behind = tuple(op.results), [], set()
+            continue
+        operands = list(_operands(op))
+        depends = all if op.name in _IN_PARTS else any
+        is_behind = bool(operands) and depends(x in behind for x in operands)
         if kind == SENDS:
-            mine = 1 << len(self.sent)
-            self.sent.append(op)
-            self.last = self.last & ~bits | mine
-            bits |= mine if op.name != _CALL else 0
-        if bits:
-            self.needs.update(dict.fromkeys(op.results, bits))
+            sent.extend(op.results)
+            if loop and not is_behind:
+                waits.append((op, loop))
+                is_behind = True
         if is_behind:
-            self.behind.update(op.results)
+            behind.update(op.results)
+    return waits
 
-    def known_of(self, op: ir.Operation) -> tuple[int, bool]:
-        """What an operation depends on: which of the sends, as bits, and whether on the loop."""
-        operands = list(lowering.operands(op))
-        if not operands or op.name in _LOOPS:  # a loop may return an operand unchanged
-            return 0, self.loop is None
-        in_parts = op.name in _IN_PARTS
-        bits = reduce(and_ if in_parts else or_, [self.needs.get(x, 0) for x in operands])
-        are_behind = [self.loop is None or x in self.behind for x in operands]
-        return bits, (all if in_parts else any)(are_behind)
+
+def _inside(op: ir.Operation) -> Iterator[ir.Operation]:
+    """The operations directly in an operation's regions."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield inner.operation
+
+
+def _operands(op: ir.Operation) -> Iterator[ir.Value]:
+    """The operands of an operation and of all operations inside it."""
+    yield from op.operands
+    for inner in _inside(op):
+        yield from _operands(inner)
 
 
 def _names(attribute: ir.Attribute) -> frozenset[str]:
     return frozenset(re.findall(r'"([^"]*)"', str(attribute)))
-
-
-def _made_by_turns(loop: ir.Operation) -> list[ir.Value]:
-    """The results of a loop that are ready only at its end; for a function call, none is known."""
-    if loop.name == _CALL:
-        return []
-    if loop.name != _WHILE:
-        return list(loop.results)
-    (body,) = loop.regions[1].blocks
-    *_, end = body.operations
-    carried = zip(loop.results, body.arguments, end.operation.operands, strict=True)
-    return [result for result, before, after in carried if before != after]
 
 
 def _size(value: ir.Value) -> int:
@@ -188,58 +224,72 @@ def _size(value: ir.Value) -> int:
     return int(np.prod(value.type.shape, dtype=int))
 
 
-def _scalar(of: ir.Type) -> ir.RankedTensorType:
-    return ir.RankedTensorType.get([], of)
+def _write(changes: list[tuple[ir.Block, list[_Wait]]]) -> None:
+    """Make operations wait. If that fails, take all changes back."""
+    kept = {op.operation for block, _ in changes for op in block.operations}
+    replaced: list[tuple[ir.Operation, int, ir.Value]] = []
+    try:
+        for _, waits in changes:
+            numbers: dict[tuple[ir.Value, ...], ir.Value | None] = {}
+            for op, values in waits:
+                with ir.InsertionPoint(op), op.location:
+                    if values not in numbers:
+                        numbers[values] = _number_of(values)
+                    if (number := numbers[values]) is not None:
+                        for i, value in _operands_to_wait(op):
+                            replaced.append((op, i, value))
+                            op.operands[i] = _when_there(number, value)
+    except Exception:
+        for op, i, value in reversed(replaced):
+            op.operands[i] = value
+        for block, _ in changes:
+            for added in reversed([op.operation for op in block.operations]):
+                if added not in kept:
+                    added.erase()
+        raise
 
 
-def _are_there(values: Iterable[ir.Value], op: ir.Operation) -> ir.Value | None:
-    """A number, 0 or 1, that depends on these values, computed just before an operation."""
-    found = None
-    with ir.InsertionPoint(op), op.location:
-        for value in filter(_size, values):
-            bit = _any(_sample(value))
-            found = bit if found is None else stablehlo.or_(found, bit)
-        if found is None:
-            return None
-        return stablehlo.convert(_scalar(ir.IntegerType.get_signless(32)), found)
+def _number_of(values: Iterable[ir.Value]) -> ir.Value | None:
+    """A number from 0 on that depends on these values; None if none is an array of known shape."""
+    counts = [_count(value) for value in values if _size(value)]
+    return reduce(stablehlo.add, counts) if counts else None
 
 
-def _sample(value: ir.Value) -> ir.Value:
-    """A few elements as bits, from every part that another lane or round may have computed."""
-    shape = value.type.shape
+def _count(value: ir.Value) -> ir.Value:
+    """How many of a few elements are not 0.
+
+    They are of every part of the value that another lane or round may have computed. They are
+    counted, because a compiler may know some of them, but then it does not know the sum.
+    """
+    shape, number = value.type.shape, ir.IntegerType.get_signless(32)
     strides = [max(1, size // 8) for size in shape]
     bounds = [mlir.dense_int_array(x) for x in ([0] * len(shape), shape, strides)]
     some = stablehlo.slice(value, *bounds)
-    bit = ir.IntegerType.get_signless(1)
-    return stablehlo.convert(ir.RankedTensorType.get(some.type.shape, bit), some)
+    for kind in (ir.IntegerType.get_signless(1), number):
+        some = stablehlo.convert(ir.RankedTensorType.get(some.type.shape, kind), some)
+    total, zero = ir.RankedTensorType.get([], number), mlir.ir_constant(np.int32(0))
+    summed = stablehlo.ReduceOp([total], [some], [zero], mlir.dense_int_array(range(len(shape))))
+    with ir.InsertionPoint(summed.regions[0].blocks.append(total, total)) as inside:
+        stablehlo.return_([stablehlo.add(*inside.block.arguments)])
+    return summed.result
 
 
-def _any(bits: ir.Value) -> ir.Value:
-    if not bits.type.shape:
-        return bits
-    bit = _scalar(bits.type.element_type)
-    dims = mlir.dense_int_array(range(len(bits.type.shape)))
-    reduced = stablehlo.ReduceOp([bit], [bits], [mlir.ir_constant(np.False_)], dims)
-    with ir.InsertionPoint(reduced.regions[0].blocks.append(bit, bit)) as inside:
-        stablehlo.return_([stablehlo.or_(*inside.block.arguments)])
-    return reduced.result
-
-
-def _let_wait(op: ir.Operation, number: ir.Value | None) -> None:
-    """Make an operation wait for a number, 0 or 1, by a `select` on its operands."""
-    if number is None:
-        return
+def _operands_to_wait(op: ir.Operation) -> list[tuple[int, ir.Value]]:
+    """The operands of an operation that are made to wait, with their places."""
     operands = [(i, value) for i, value in enumerate(op.operands) if _size(value)]
-    if op.name == _WHILE:  # It waits for all its operands, so the two smallest are enough: a
-        # compiler may drop one. Avoid the counter if possible: it says how many turns there are.
-        operands = sorted(operands, key=lambda each: (not each[1].type.shape, _size(each[1])))[:2]
-    elif op.name != _CALL:
-        operands = operands[:1]
-    at_most = stablehlo.ComparisonDirectionAttr.get("LE")
-    with ir.InsertionPoint(op), op.location:
-        for i, value in operands:
-            # Compilers do not look at the range of a number, but they would compare two constants.
-            is_there = stablehlo.compare(number, mlir.ir_constant(np.int32(1)), at_most)
-            other = stablehlo.convert(_scalar(value.type.element_type), number)
-            other = stablehlo.broadcast_in_dim(value.type, other, mlir.dense_int_array([]))
-            op.operands[i] = stablehlo.select(is_there, value, other)
+    if op.name == _CALL:
+        return operands
+    if op.name != _WHILE:
+        return operands[:1]
+    # It waits for all its operands, so the two smallest are enough: a compiler may drop one. Avoid
+    # the counter if possible: it says how many turns there are.
+    return sorted(operands, key=lambda each: (not each[1].type.shape, _size(each[1])))[:2]
+
+
+def _when_there(number: ir.Value, value: ir.Value) -> ir.Value:
+    """A value that waits for a number from 0 on, by a `select`."""
+    # Compilers do not look at the range of a number, but they would compare two constants.
+    never, differs = mlir.ir_constant(np.int32(-1)), stablehlo.ComparisonDirectionAttr.get("NE")
+    other = stablehlo.convert(ir.RankedTensorType.get([], value.type.element_type), number)
+    other = stablehlo.broadcast_in_dim(value.type, other, mlir.dense_int_array([]))
+    return stablehlo.select(stablehlo.compare(number, never, differs), value, other)

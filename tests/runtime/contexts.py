@@ -1,0 +1,368 @@
+"""Every collective in one context after another in which JAX lowers, compiles and runs programs.
+
+`test_contexts` runs this file for each context, by "auto" and by a ring. A context returns
+pairs: the rows of all ranks, and what a program of all collectives has made of them. This must be
+what `jax.lax` makes of them under `vmap`, where nothing is sent. (Between devices of a CPU, loops
+with lax's collectives may hang.) A fault may end the process, so each context has its own.
+"""
+
+import gc
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax import lax as jax_lax
+from jax.experimental import io_callback
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+from ringcoll import lax
+from ringcoll.runtime.cpu import loops
+
+N = 4
+MESH = make_mesh(N)
+X = np.arange(1.0, 1 + N * N * 6, dtype=np.float32).reshape(N * N, 6)
+
+Results = list[tuple[np.ndarray, dict[str, Any]]]
+CONTEXTS: dict[str, Callable[[str], Results]] = {}
+
+mapped = partial(jax.shard_map, check_vma=False, in_specs=P("x"), out_specs=P("x"))
+
+
+def every(by, x):
+    """The results of all collectives, and of loops and branches with some of them."""
+    module, options = (jax_lax, {}) if by == "jax.lax" else (lax, {"algorithm": by})
+    swaps = {"algorithm": "pairwise"} if by == "ring" else options
+    psum, pmax, all_gather = (
+        partial(getattr(module, name), axis_name="x", **options)
+        for name in ("psum", "pmax", "all_gather")
+    )
+
+    def turn(x, _):
+        return pmax(jnp.sin(x)), all_gather(x[0])
+
+    looped, (*_, last) = jax_lax.scan(turn, x * 2, length=2)
+    results = {
+        "psum": psum(x),
+        "pmax": pmax(x),
+        "pmean": module.pmean(x, "x", **options),
+        "pmin": module.pmin(x, "x", **options),
+        "all_gather": all_gather(x[0]),
+        "all_gather of bf16": all_gather(x[0].astype(jnp.bfloat16)).astype(x.dtype),
+        "psum_scatter": module.psum_scatter(x, "x", tiled=True, **options),
+        "all_to_all": module.all_to_all(x, "x", 0, 0, tiled=True, **swaps),
+        "pswapaxes": module.pswapaxes(x, "x", 0, **swaps),
+        "ppermute": module.ppermute(x, "x", [(i, (i + 1) % N) for i in range(N)]),
+        "pshuffle": module.pshuffle(x, "x", [1, 2, 3, 0]),
+        "loop": looped,
+        "last turn": last,
+        "branch": jax_lax.cond(x[0, 0] >= 0, psum, jnp.negative, x * 3),
+        "gradient": jax.grad(lambda x: jnp.sum(psum(x) * x))(x * 4),
+    }
+    if module is jax_lax:  # it has these two on GPU only
+        results["pbroadcast"] = all_gather(x)[2]
+        results["ragged_all_to_all"] = results["all_to_all"]
+    else:
+        results["pbroadcast"] = lax.pbroadcast(x, "x", 2, **options)
+        one, own = jnp.ones(N, jnp.int32), jnp.full(N, jax_lax.axis_index("x"))
+        rows = (x, jnp.zeros_like(x), jnp.arange(N), one, own, one)
+        results["ragged_all_to_all"] = lax.ragged_all_to_all(*rows, axis_name="x", **swaps)
+    return {name: jnp.broadcast_to(y, (N, 6)) for name, y in results.items()}
+
+
+def step(by, **options):
+    return mapped(partial(every, by), mesh=MESH, **options)
+
+
+def placed(x=X, mesh=MESH, axis="x"):
+    return jax.device_put(x, NamedSharding(mesh, P(axis)))
+
+
+def context(run):
+    CONTEXTS[run.__name__] = run
+    return run
+
+
+@context
+def custom_partition(by):
+    """XLA calls the partitioning function, in a thread of its own."""
+    if jax.__version_info__ >= (0, 12):  # there lax's collectives fail too
+        return []
+    names = sorted(jax.eval_shape(step(by), X))
+
+    @custom_partitioning
+    def whole(x):
+        return [jnp.zeros_like(x)] * len(names)
+
+    def partition(mesh, operands, results):
+        def on_a_device(x):
+            results = every(by, x)
+            return [results[name] for name in names]
+
+        inputs = tuple(x.sharding for x in operands)
+        return mesh, on_a_device, [y.sharding for y in results], inputs
+
+    whole.def_partition(
+        partition,
+        infer_sharding_from_operands=lambda mesh, *_: [NamedSharding(mesh, P("x"))] * len(names),
+        propagate_user_sharding=lambda _, users: [y.sharding for y in users],
+        sharding_rule="i j -> " + ", ".join(["i j"] * len(names)),
+    )
+    by_rank = NamedSharding(MESH, P("x"))
+    program = jax.jit(whole, in_shardings=by_rank, out_shardings=[by_rank] * len(names))
+    return [(X, dict(zip(names, program(placed()), strict=True)))]
+
+
+@context
+def callbacks(by):
+    seen = []
+
+    def program(x):
+        x = jax.pure_callback(np.negative, jax.typeof(x), x)
+        io_callback(lambda x: seen.append(x.sum()), None, x)
+        results = every(by, x)
+        jax.debug.callback(lambda x: seen.append(x.sum()), results["loop"])
+        return results
+
+    results = jax.block_until_ready(jax.jit(mapped(program, mesh=MESH))(placed()))
+    jax.effects_barrier()
+    assert len(seen) == 2 * N
+    return [(-X, results)]
+
+
+@context
+def without_results(by):
+    seen = []
+
+    @partial(mapped, mesh=MESH, out_specs=None)
+    def log(x):
+        jax.debug.callback(seen.append, every(by, x))
+
+    @jax.jit
+    def program(x):
+        log(x)
+        return step(by)(x)
+
+    results = program(placed())
+    jax.effects_barrier()
+    of_sums = {"psum": np.concatenate([np.asarray(results["psum"]) for results in seen])}
+    return [(X, results), (X, of_sums)]
+
+
+@context
+def without_operands(by):
+    rows = np.repeat(np.arange(1.0, 1 + N, dtype=np.float32), N * 6).reshape(N * N, 6)
+
+    def program():
+        return every(by, jnp.full((N, 6), jax_lax.axis_index("x") + 1.0))
+
+    return [(rows, jax.jit(mapped(program, mesh=MESH, in_specs=()))())]
+
+
+@context
+def an_unused_result(by):
+    @jax.jit
+    def program(x):
+        step(by)(x * 2)
+        return {"loop": step(by)(x)["loop"]}
+
+    return [(X, program(placed()))]
+
+
+@context
+def nested_maps(by):
+    mesh = make_mesh(2, N, names="yx")
+
+    @jax.jit
+    @partial(mapped, mesh=mesh, axis_names={"y"}, in_specs=P("y"), out_specs=P("y"))
+    def program(x):
+        return mapped(partial(every, by), axis_names={"x"})(x)
+
+    results = program(placed(np.concatenate([X, 2 * X]), mesh, "y"))
+    halves = [{name: y[half] for name, y in results.items()} for half in (slice(16), slice(16, 32))]
+    return [(X, halves[0]), (2 * X, halves[1])]
+
+
+@context
+def jit_in_jit(by):
+    inner = jax.jit(partial(every, by))
+    twice = jax.jit(mapped(lambda x: (inner(x), inner(inner(x)["pshuffle"])), mesh=MESH))
+    first, second = twice(placed())
+    return [(X, first), (np.asarray(first["pshuffle"]), second)]
+
+
+@context
+def compiled_later(by):
+    lowered = jax.jit(step(by)).lower(X)
+    text = lowered.as_text()
+    results = jax.jit(step(by))(placed())
+    assert lowered.as_text() == text
+    return [(X, results), (X, lowered.compile()(placed()))]
+
+
+@context
+def two_threads(by):
+    start, pairs = threading.Barrier(2), []
+
+    def run(number):
+        start.wait()
+        pairs.append((X + number, jax.jit(step(by))(placed(X + number))))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(pairs) == 2
+    return pairs
+
+
+fails = Primitive("fails_to_lower")
+fails.def_abstract_eval(lambda x: x)
+
+
+def _fail(context, x):
+    raise ZeroDivisionError
+
+
+mlir.register_lowering(fails, _fail)
+
+
+@context
+def a_lowering_that_raises(by):
+    program = jax.jit(mapped(lambda x: jax.tree.map(fails.bind, every(by, x)), mesh=MESH))
+    for _ in range(3):
+        try:
+            program.lower(X)
+        except ZeroDivisionError:
+            continue
+        raise AssertionError("it lowers")
+    results = jax.jit(step(by))(placed())
+    gc.collect()
+    assert not loops._programs, "a program is kept after its lowering"
+    return [(X, results)]
+
+
+@context
+def cleared_caches(by):
+    program = jax.jit(step(by))
+    first = program(placed())
+    jax.clear_caches()
+    return [(X, first), (X, program(placed()))]
+
+
+@context
+def cleared_listeners(by):
+    """They are cleared while a program is traced, while one is lowered, and between two."""
+
+    def program(x):
+        jax.monitoring.clear_event_listeners()
+        return clears.bind(every(by, x)["psum"])
+
+    def clear(context, x):
+        jax.monitoring.clear_event_listeners()
+        return [x]
+
+    clears = Primitive("clears_listeners")
+    clears.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(clears, clear)
+    lowered = jax.jit(mapped(program, mesh=MESH)).lower(X)
+    text = lowered.as_text()
+    results = jax.jit(step(by))(placed())
+    assert lowered.as_text() == text
+    return [(X, {"psum": lowered.compile()(placed())}), (X, results)]
+
+
+@context
+def exported(by):
+    def program(x):  # without lax's own ragged_all_to_all for TPU, which CPU cannot compile
+        return {name: y for name, y in every(by, x).items() if name != "ragged_all_to_all"}
+
+    one, several = (
+        export.export(jax.jit(mapped(program, mesh=MESH)), platforms=platforms)(X)
+        for platforms in (["cpu"], ["cpu", "tpu"])
+    )
+    again = export.deserialize(several.serialize())
+    return [(X, jax.jit(program.call)(placed())) for program in (one, several, again)]
+
+
+@context
+def cached_on_disk(by):
+    with tempfile.TemporaryDirectory() as folder:
+        jax.config.update("jax_compilation_cache_dir", folder)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        first = jax.jit(step(by))(placed())
+        jax.clear_caches()
+        second = jax.jit(step(by))(placed())
+        jax.config.update("jax_compilation_cache_dir", None)
+    return [(X, first), (X, second)]
+
+
+@context
+def compiler_options(by):
+    options = {"xla_embed_ir_in_executable": True}
+    return [(X, jax.jit(step(by), compiler_options=options)(placed()))]
+
+
+@context
+def another_platform(by):
+    """A program is lowered for CPU, for TPU and for CPU again."""
+    program = jax.jit(step(by))
+    first = program(placed())
+    program.trace(X).lower(lowering_platforms=("tpu",))
+    return [(X, first), (X, jax.jit(step(by))(placed()))]
+
+
+@context
+def loops_in_branches_in_loops(by):
+    def program(x):
+        nothing = jax.tree.map(jnp.zeros_like, every(by, x))
+
+        def branch(results):
+            return jax_lax.scan(lambda _, x: (every(by, x), None), results, jnp.stack([-x, x]))[0]
+
+        def body(carry):
+            number, results = carry
+            return number + 1, jax_lax.cond(x[0, 0] > 0, branch, lambda _: nothing, results)
+
+        return jax_lax.while_loop(lambda carry: carry[0] < 2, body, (0, nothing))[1]
+
+    return [(X, jax.jit(mapped(program, mesh=MESH))(placed()))]
+
+
+@context
+def donated(by):
+    train = jax.jit(step(by), donate_argnums=0)
+    pairs, rows = [], X
+    for _ in range(3):
+        pairs.append((rows, train(placed(rows))))
+        rows = np.asarray(pairs[-1][1]["pshuffle"]) + 1
+    return pairs
+
+
+def expected(rows):
+    ranks = rows.reshape(N, N, 6)
+    results = jax.vmap(partial(every, "jax.lax"), axis_name="x")(ranks)
+    return {name: np.asarray(y).reshape(N * N, 6) for name, y in results.items()}
+
+
+if __name__ == "__main__":
+    for by in ("auto", "ring"):
+        for rows, results in CONTEXTS[sys.argv[1]](by):
+            assert results
+            right = expected(rows)
+            for name, y in results.items():
+                np.testing.assert_array_equal(y, right[name], f"{name} by {by}")
+    print("as jax.lax")

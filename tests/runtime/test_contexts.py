@@ -1,0 +1,17 @@
+"""Our collectives run wherever those of lax do."""
+
+import pytest
+from contexts import CONTEXTS
+from support import mostly_exhaustive, python
+
+#: Those that found faults, or in which the change for loops (`runtime.cpu.loops`) has a part.
+USUAL = (
+    *("custom_partition", "without_results", "two_threads", "a_lowering_that_raises"),
+    *("cleared_listeners", "exported"),
+)
+
+
+@pytest.mark.parametrize("name", mostly_exhaustive(CONTEXTS, lambda name: name in USUAL))
+def test_every_collective_in_a_context(name):
+    done = python("tests/runtime/contexts.py", name)
+    assert done.stdout.splitlines()[-1:] == ["as jax.lax"], done.stderr[-3000:]
