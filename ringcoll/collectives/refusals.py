@@ -12,7 +12,7 @@ REFUSALS = (NameError, TypeError, IndexError, ValueError, NotImplementedError)
 _CURES = (
     (r"unbound axis name", "the axes here are {mesh}"),
     (r"repeated axis", "name each axis once"),
-    (r"^unhashable type", "pass the name of an axis, or a tuple of names"),
+    (r"^unhashable type", "pass a name, or a tuple of names"),
     (r"must match shard|equal x.shape", "make that dimension {n}, or pass tiled=True"),
     (r"divisible", "pad that dimension to a multiple of {n}"),
     (r"out of bounds", "count dimensions from 0, or from the last with -1"),

@@ -93,11 +93,11 @@ def replacing(
     function. A module with `from jax.lax import psum` has its own reference: pass that module too.
     A function that was stored before (`partial(lax.psum, axis_name="x")`) stays lax's.
 
-    A region holds for all threads. If another thread traces a program while a region opens or
-    closes, some calls of that program are ours and some are lax's. Regions nest; for each function,
-    the last region opened that names it decides. They may close in any order. When the last one
-    closes, even by an exception, modules are as they were. It is also a decorator:
-    `@ringcoll.replacing(jax.lax)`.
+    A region holds for all threads. If it opens or closes while another thread traces a program,
+    some of that program's calls are ours and some are lax's, and `jit` keeps the program. Regions
+    nest; for each function, the last region opened that names it decides. They may close in any
+    order. When the last one closes, even by an exception, modules are as they were. It is also a
+    decorator: `@ringcoll.replacing(jax.lax)`.
 
     `jit` compiles once for each region's arguments, so a function that ran outside is traced
     again inside, and vice versa. A compiled program (`.lower(...).compile()`) does not change. A

@@ -121,7 +121,7 @@ REFUSED_BY_LAX = {
     **{
         f"{case.name} over a set": (
             lambda L, x, case=case: case.ours(L, jnp.ones(case.shape(N)), {"x"}, N),
-            (case.name, "axis_name={'x'}", "unhashable type: 'set'", "pass the name of an axis"),
+            (case.name, "axis_name={'x'}", "type: 'set'; pass a name, or a tuple of names"),
         )
         for case in MAIN
     },
