@@ -76,9 +76,9 @@ class Call:
 
     def ask(self, function: Callable[..., T], *args: Any) -> T:
         """`function(*args)`; an exception of lax is raised again as a refusal of this call."""
-        if len(set(self.axes)) < len(self.axes):  # lax may abort the process instead of raising
-            raise self.refusal(ValueError, "repeated axis in axis_name", "name each axis once")
         try:
+            if len(set(self.axes)) < len(self.axes):  # lax may abort the process instead of raising
+                raise ValueError("repeated axis in axis_name")
             return function(*args)
         except REFUSALS as error:
             kind = kind_of(error)

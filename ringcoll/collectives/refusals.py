@@ -11,6 +11,8 @@ REFUSALS = (NameError, TypeError, IndexError, ValueError, NotImplementedError)
 #: The cure for an error, by its words. {n} is the number of ranks, {mesh} the axes of the mesh.
 _CURES = (
     (r"unbound axis name", "the axes here are {mesh}"),
+    (r"repeated axis", "name each axis once"),
+    (r"^unhashable type", "pass a name, or a tuple of names"),
     (r"must match shard|equal x.shape", "make that dimension {n}, or pass tiled=True"),
     (r"divisible", "pad that dimension to a multiple of {n}"),
     (r"out of bounds", "count dimensions from 0, or from the last with -1"),

@@ -1,14 +1,12 @@
 """Run other people's code with ringcoll's collectives: `with ringcoll.replacing(jax.lax):`.
 
-While a region is open on any thread, each attribute of its modules that is a collective of
-`jax.lax` is replaced by a dispatcher. On a thread with an open region, a dispatcher calls
-ringcoll's function; on all other threads it calls lax's. When the last region of a module closes,
-lax's functions are put back.
+While a region is open, each attribute of its modules that is a collective of `jax.lax` is a
+dispatcher, which calls ringcoll's function with the options of the innermost open region that names
+it. When the last region of an attribute closes, lax's function is put back.
 """
 
 import inspect
 import threading
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -31,73 +29,26 @@ from ringcoll.collectives.table import Table
 from ringcoll.runtime import built_in
 
 
-class _Options(NamedTuple):
-    """The options that a region sets for a function."""
+class _Region(NamedTuple):
+    """The attributes that a region replaces, the functions that it names, and their options."""
 
+    attributes: tuple[tuple[ModuleType, str], ...]
+    names: tuple[str, ...]
     algorithm: str | Table
     accumulate_dtype: np.dtype | None
 
 
-#: The options of each function by the regions around, as pairs, because the value of a context must
-#: be hashable. User contexts are a part of `jit`'s key, so `jit` compiles once for each value.
-_around = jax.make_user_context(default_value=())
-
-
-class _Region:
-    """The options of a region while it is open on the thread that opened it.
-
-    A generator may close its region while later regions are open. These stay in effect.
-    """
-
-    def __init__(self, says: dict[str, _Options]) -> None:
-        self.says, self.is_open = says, False
-
-    def open(self) -> None:
-        """Enter the region, and forget regions of this thread that another thread has closed."""
-        for region in [region for region in _here.regions if not region.is_open]:
-            region._leave()
-        self.is_open = True
-        _here.regions.append(self)
-        self._enter()
-
-    def close(self) -> None:
-        """Leave the region; on another thread, only note that it is closed."""
-        self.is_open = False
-        if self in _here.regions:
-            self._leave()
-
-    def _enter(self) -> None:
-        self._context = _around(tuple((dict(_around.value) | self.says).items()))
-        self._context.__enter__()
-
-    def _leave(self) -> None:
-        index = _here.regions.index(self)
-        inner = _here.regions[index + 1 :]
-        for region in reversed([self, *inner]):  # contexts can only be closed in order
-            region._context.__exit__(None, None, None)
-        del _here.regions[index]
-        for region in inner:
-            region._enter()
-
-
-class _Here(threading.local):
-    """The regions of a thread, the innermost last."""
-
-    def __init__(self) -> None:
-        self.regions: list[_Region] = []
-
-
-_here = _Here()
-
-#: A module, and the name of one of its attributes.
-Attribute = tuple[ModuleType, str]
-#: How many regions replace an attribute, on all threads; and the lock that guards the count.
-_open: Counter[Attribute] = Counter()
-_changing = threading.Lock()
+#: The open regions of all threads by identity, the innermost last; and the lock for a change. It is
+#: reentrant because the garbage collector may close a generator, and its region, at any time.
+_open: dict[int, _Region] = {}
+_changing = threading.RLock()
+#: The open regions, the innermost first, the same on all threads. User contexts are a part of
+#: `jit`'s key, so `jit` compiles once for each value.
+_in_effect = jax.make_user_context(default_value=())
 
 
 def _dispatcher(ours: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls ringcoll's function in a region that names it, otherwise lax's of the same name."""
+    """Calls ringcoll's function if an open region names it, otherwise lax's of the same name."""
     name = ours.__name__
     theirs, parameters = getattr(built_in, name), inspect.signature(ours).parameters
     # Permutations have an `algorithm` only to refuse it.
@@ -105,12 +56,12 @@ def _dispatcher(ours: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(theirs)
     def dispatcher(*args: Any, **kwargs: Any) -> Any:
-        options = dict(_around.value).get(name)
-        if options is None:
+        region = next((region for region in _in_effect.value if name in region.names), None)
+        if region is None:
             return theirs(*args, **kwargs)
-        settings = options._asdict()
+        settings = region._asdict()
         # A name is set as a context: if the function cannot run by it, the call stays "auto".
-        is_named = options.algorithm != "auto" and isinstance(options.algorithm, str)
+        is_named = region.algorithm != "auto" and isinstance(region.algorithm, str)
         with choice.algorithm(settings.pop("algorithm")) if is_named else nullcontext():
             return ours(*args, **{k: v for k, v in settings.items() if k in takes} | kwargs)
 
@@ -142,9 +93,11 @@ def replacing(
     function. A module with `from jax.lax import psum` has its own reference: pass that module too.
     A function that was stored before (`partial(lax.psum, axis_name="x")`) stays lax's.
 
-    The region belongs to its thread: other threads call lax's functions. Regions nest; for each
-    function, the innermost region that names it decides. When the last region closes, even by an
-    exception, modules are as they were. It is also a decorator: `@ringcoll.replacing(jax.lax)`.
+    A region holds for all threads. If it opens or closes while another thread traces a program,
+    some of that program's calls are ours and some are lax's, and `jit` keeps the program. Regions
+    nest; for each function, the last region opened that names it decides. They may close in any
+    order. When the last one closes, even by an exception, modules are as they were. It is also a
+    decorator: `@ringcoll.replacing(jax.lax)`.
 
     `jit` compiles once for each region's arguments, so a function that ran outside is traced
     again inside, and vice versa. A compiled program (`.lower(...).compile()`) does not change. A
@@ -178,36 +131,34 @@ def replacing(
     6
     """
     names = _checked_names(only)
-    options = _Options(_checked_algorithm(algorithm), _checked_dtype(accumulate_dtype))
-    replaced = _replace((module, *modules), names)
-    region = _Region(dict.fromkeys(names, options))
+    options = _checked_algorithm(algorithm), _checked_dtype(accumulate_dtype)
+    attributes = [pair for each in (module, *modules) for pair in _attributes(each, names)]
+    region = _Region(tuple(attributes), names, *options)
     try:
-        region.open()
+        _change(region, opens=True)
         yield
     finally:
-        region.close()
-        _restore(replaced)
+        _change(region, opens=False)
 
 
-def _replace(modules: Iterable[ModuleType], names: Collection[str]) -> list[Attribute]:
+def _change(region: _Region, *, opens: bool) -> None:
+    """Open or close a region, and set its attributes: to dispatchers where a region is open."""
     with _changing:
-        found = [attribute for module in modules for attribute in _attributes(module, names)]
-        for module, key in found:
-            _open[module, key] += 1
-            setattr(module, key, _DISPATCHERS[_NAMES[id(vars(module)[key])]])
-    return found
+        if opens:
+            _open[id(region)] = region
+        else:
+            _open.pop(id(region), None)
+        _in_effect.set_global(tuple(dict.fromkeys(reversed(_open.values()))))
+        replaced = {pair for each in _in_effect.value for pair in each.attributes}
+        for module, key in region.attributes:
+            name = _NAMES.get(id(vars(module).get(key)))
+            if name is not None:  # None: other code has set it meanwhile
+                is_replaced = (module, key) in replaced
+                function = _DISPATCHERS[name] if is_replaced else getattr(built_in, name)
+                setattr(module, key, function)
 
 
-def _restore(replaced: Iterable[Attribute]) -> None:
-    with _changing:
-        for module, key in replaced:
-            _open[module, key] -= 1
-            name = _NAMES.get(id(vars(module).get(key)))  # None: other code has set it meanwhile
-            if not _open[module, key] and name is not None:
-                setattr(module, key, getattr(built_in, name))
-
-
-def _attributes(module: ModuleType, names: Collection[str]) -> list[Attribute]:
+def _attributes(module: ModuleType, names: Collection[str]) -> list[tuple[ModuleType, str]]:
     """The attributes of a module that are these functions of jax.lax, under any name."""
     if not isinstance(module, ModuleType):
         raise TypeError(

@@ -75,10 +75,10 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
             jax.block_until_ready(jax.live_arrays())
             jax.effects_barrier()
     except BaseException as error:
-        if progress.LOG.stays_stuck(max(grace, _SILENT)):
+        if watch.log.stays_stuck(watch.silence):
             watch.say(f"is left by {type(error).__name__}")
             watch.limit_leaving()
-            progress.LOG.clear()  # its content has been written
+            watch.log.clear()  # its content has been written
         raise
     finally:
         watch.stop()
@@ -88,7 +88,8 @@ class _Watch:
     """A thread that ends the process, unless it is stopped in time."""
 
     def __init__(self, seconds: float, grace: float) -> None:
-        self.seconds, self.grace = seconds, grace
+        self.seconds, self.grace, self.silence = seconds, grace, max(grace, _SILENT)
+        self.log = progress.LOG  # when Python exits, it clears modules before it closes generators
         self.end = time.monotonic() + seconds
         self.owner = threading.get_ident()
         self.timer = threading.Timer(seconds, self._is_over)
@@ -96,17 +97,17 @@ class _Watch:
 
     def start(self) -> None:
         self.timer.start()
-        progress.LOG.enders.append(self._differ)
+        self.log.enders.append(self._differ)
 
     def stop(self) -> None:
         self.timer.cancel()
-        progress.LOG.enders.remove(self._differ)
+        self.log.enders.remove(self._differ)
 
     def say(self, what: str, *more: str) -> None:
         """Write to stderr where each rank was last, and then the lines `more`."""
         me = f"{socket.gethostname()}, process {os.getpid()}"
         heading = f"ringcoll.debug.deadline({self.seconds:g}) {what} on {me}:"
-        where = progress.LOG.last_marks() or ["no rank has come to a collective of ringcoll"]
+        where = self.log.last_marks() or ["no rank has come to a collective of ringcoll"]
         print("\n".join([heading, *where, *more]), file=sys.stderr, flush=True)
 
     def limit_leaving(self) -> None:
@@ -114,7 +115,7 @@ class _Watch:
 
         The process ends at the deadline, or `grace` after the exit begins if that is later.
         """
-        stuck = progress.LOG.stuck()
+        stuck = self.log.stuck()
         leaving = threading.Event()
         atexit.register(leaving.set)  # start the thread now: none can start during the exit
 
@@ -123,7 +124,7 @@ class _Watch:
             time.sleep(max(self.grace, self.end - time.monotonic()))
             while not _is_in_jax(threading.main_thread().ident):  # another exit hook still runs
                 time.sleep(0.1)
-            if stuck - progress.LOG.last.keys():  # ranks that have noted something were only slow
+            if stuck - self.log.last.keys():  # ranks that have noted something were only slow
                 os._exit(STATUS)
 
         threading.Thread(target=limit, daemon=True).start()

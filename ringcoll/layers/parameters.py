@@ -12,7 +12,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
-from ringcoll.collectives.refusals import cure_of
+from ringcoll.collectives.refusals import cure_of, kind_of
 
 _MISSING: Any = object()
 
@@ -37,13 +37,13 @@ def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exce
 
 
 def check_bound(function: str, axis_name: AxisName, argument: str = "axis_name") -> None:
-    """Refuse an axis that is not bound, with the exception type of lax."""
+    """Refuse an axis that is not bound or not hashable, with the exception type of lax."""
     for axis in axes_of(axis_name):
         try:
             lax.axis_size(axis)
-        except NameError as error:
+        except (NameError, TypeError) as error:
             words = f"{argument}={axis_name!r}: {error}"
-            raise refusal(NameError, function, words, cure_of(words)) from error
+            raise refusal(kind_of(error), function, words, cure_of(str(error))) from error
 
 
 def array_of(function: str, name: str, value: Any) -> Array:

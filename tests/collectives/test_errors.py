@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import MAIN
 from support import data, make_mesh, per_rank
 
 from ringcoll import Table, algorithms, lax
@@ -117,11 +118,20 @@ REFUSED_BY_LAX = {
         )
         for name in ("psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter")
     },
+    **{
+        f"{case.name} over a set": (
+            lambda L, x, case=case: case.ours(L, jnp.ones(case.shape(N)), {"x"}, N),
+            (case.name, "axis_name={'x'}", "type: 'set'; pass a name, or a tuple of names"),
+        )
+        for case in MAIN
+    },
 }
 
 #: Calls in which lax raises Python's own errors; their type is enough.
 WITHOUT_WORDS = [
-    name for name in REFUSED_BY_LAX if name.startswith(("ppermute ", "pshuffle ", "pmax groups"))
+    name
+    for name in REFUSED_BY_LAX
+    if name.startswith(("ppermute ", "pshuffle ", "pmax groups")) or name.endswith("over a set")
 ]
 WITHOUT_WORDS.remove("ppermute twice")
 

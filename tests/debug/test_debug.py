@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from support import assert_same, data, make_mesh, mostly_exhaustive, runnable
+from support import assert_same, data, make_mesh, mostly_exhaustive, python, runnable
 
 import ringcoll
 from ringcoll import algorithms, debug
@@ -354,6 +354,21 @@ def test_an_exception_passes(capfd):
     with pytest.raises(KeyError, match="mine"), debug.deadline(300):
         raise KeyError("mine")
     assert capfd.readouterr().err == ""
+
+
+def test_a_generator_may_wait_in_a_deadline_until_python_exits():
+    ended = python(
+        "-c",
+        """
+import jax, ringcoll
+def waiting():
+    with ringcoll.debug.deadline(300), ringcoll.replacing(jax.lax):
+        yield
+waits = waiting()
+next(waits)
+""",
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -247,15 +247,22 @@ OF_AXES = {
 }
 
 
-@pytest.mark.parametrize("names", ["nope", ("x", "nope")], ids=str)
+UNBOUND = NameError, "unbound axis name: nope; the axes here are 'x', 'y'"
+UNHASHABLE = TypeError, "unhashable type: 'set'; pass a name, or a tuple of names"
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "words"),
+    [("nope", *UNBOUND), (("x", "nope"), *UNBOUND), ({"x"}, *UNHASHABLE)],
+    ids=["one", "two", "set"],
+)
 @pytest.mark.parametrize("name", OF_AXES)
-def test_an_axis_that_is_not_bound_is_named_with_the_layer_and_those_there_are(name, names):
+def test_an_axis_that_is_not_bound_is_named_with_the_layer_and_the_cure(name, names, kind, words):
     def program():
         OF_AXES[name](names)
 
     mapped = jax.shard_map(program, mesh=make_mesh(N, 2), in_specs=(), out_specs=None)
-    message = message_of(lambda: jax.eval_shape(mapped), NameError)
-    words = "unbound axis name: nope; the axes here are 'x', 'y'"
+    message = message_of(lambda: jax.eval_shape(mapped), kind)
     assert message == f"ringcoll.layers.{name}: axis_name={names!r}: {words}"
 
 
