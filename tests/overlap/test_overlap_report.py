@@ -340,7 +340,9 @@ def test_operands_on_devices_that_the_topology_has_not_are_refused(
         overlap.compile_for("h200:4", function, *operands)
     monkeypatch.setattr(overlap.topology, "mesh", lambda *_, **__: make_mesh(8))
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["overlap", "--function", f"{__name__}:elsewhere", "--topology", "h200:4"])
+        command_line.main(
+            ["overlap", "--function", f"{__name__}:elsewhere", "--topology", "h200:4"]
+        )
     assert re.search(words, capsys.readouterr().err)
 
 
