@@ -39,15 +39,14 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     return max(0, turns + bool(rest))
 
 
-#: The way that a counter must go if it is on the left, and what to add to the limit: the first
-#: value that ends the loop. 0 is either way.
+#: Which way a counter on the left must go (0: either), and what to add to the limit on the right.
 _COMPARED = {"LT": (1, 0), "LE": (1, 1), "GT": (-1, 0), "GE": (-1, -1), "NE": (0, 0)}
 
 
 def _test(
     module: Module, condition: Computation
 ) -> tuple[Instruction, Instruction, int, int] | None:
-    """The counter, the limit, the way and what to add to the limit; None if unknown."""
+    """The counter, its limit, and the two numbers of `_COMPARED`; None if unknown."""
     test = condition.root
     place = condition
     if test.opcode == "fusion":  # the comparison is inside a fusion
