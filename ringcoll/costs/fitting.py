@@ -303,12 +303,9 @@ def _check_nccl_tests(
 def _of_json(text: str) -> Iterator[Timing]:
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError("line 1: no measurements: it is nested too deep") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise ValueError(f"line 1: no measurements: {error}") from None
+    except (ValueError, RecursionError) as error:  # an integer may have thousands of digits
+        line = getattr(error, "lineno", 1)
+        raise ValueError(f"line {line}: not JSON that can be read: {error}") from None
     rows = data.get("rows") if isinstance(data, dict) else None
     if not isinstance(rows, list):
         raise ValueError(
