@@ -193,6 +193,8 @@ def small():
     for name, call in {
         "topology": lambda: overlap.mesh("v5e:5x7"),
         "axes": lambda: overlap.mesh(TOPOLOGY, x=4),
+        "kind": lambda: overlap.compile_for("v5p:2x2x2", f, *operands),
+        "slice": lambda: overlap.compile_for("v5e:2x2", f, *operands),
         "wrap": lambda: overlap.report(f.lower(*operands).compile(), wrap=(True,)),
     }.items():
         try:

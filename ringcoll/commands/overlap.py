@@ -189,18 +189,11 @@ def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
     """The program that a user's function makes for a mesh.
 
     Raises:
-        ValueError: it does not return a function and operands, or they are on other devices.
+        ValueError: it does not return a function and operands.
     """
     returned = function(mesh)
     match returned:
         case (program, tuple() | list() as operands) if callable(program):
-            for leaf in jax.tree.leaves(operands):
-                sharding = getattr(leaf, "sharding", None)
-                if sharding and not sharding.device_set <= {*mesh.devices.flat}:
-                    raise ValueError(
-                        f"--function: {function.__name__} returned an operand on devices outside "
-                        "the mesh that it was called with; shard it over that mesh"
-                    )
             return program, tuple(operands)
     raise ValueError(
         f"--function: {function.__name__} returned {repr(returned)[:80]}; return a function and "

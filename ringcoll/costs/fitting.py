@@ -29,7 +29,11 @@ _PERMUTE = "ppermute"
 #: The network between hosts: no table of times names it.
 _BETWEEN = "ethernet100"
 _KNOWN = (*COLLECTIVES, _PERMUTE)
-_HEADER = re.compile(r"#\s+size\s+count\s+type")
+#: Lines of nccl-tests' output: the test, a rank, where ranks are cut off, the columns.
+_TEST = re.compile(r"#(?: Collective test starting:)?\s+(\w+?)_perf\w*\s*$")
+_RANK = re.compile(r"#\s+Rank\s+(\d+)(?:.*?\bon\s+(\S+))?")
+_CUT = re.compile(r"(#.*)?\.\.\.\s*$")
+_COLUMNS = re.compile(r"(.*?)#\s+size\s+count\s+type")
 _NAMES = {"alltoall": "all_to_all", "sendrecv": _PERMUTE, "broadcast": "pbroadcast"}
 
 
@@ -59,20 +63,24 @@ def read_timings(text: str) -> list[Timing]:
     text = text.removeprefix("\ufeff")  # the byte order mark that some spreadsheets write
     if not text.strip():
         raise ValueError("line 1: the file is empty; give a table of measurements")
-    if text.lstrip()[0] in "{[":
-        return list(_of_json(text))
     lines = text.splitlines()
-    if any(map(_HEADER.match, lines)):
-        return list(_of_nccl_tests(lines))
-    if lines[0].startswith("#") and "_perf" in text:
-        raise ValueError(
-            "line 1: nccl-tests' output without its header, '#  size  count  type ...', and so "
-            "without times; give the whole output"
-        )
     try:
-        return list(_of_csv(text))
+        if any(map(_COLUMNS.match, lines)):
+            timings = list(_of_nccl_tests(lines))
+        elif "#" in lines[0] and "_perf" in text:
+            raise ValueError(
+                "line 1: nccl-tests' output without its header, '#  size  count  type ...', and so "
+                "without times; give the whole output"
+            )
+        elif text.lstrip()[0] in "{[":
+            timings = list(_of_json(text))
+        else:
+            timings = list(_of_csv(text))
     except csv.Error as error:
         raise ValueError(f"line 1: not a table: {error}") from None
+    if not timings:
+        raise ValueError("line 1: no measurement; give a time in each line, or in each of `rows`")
+    return timings
 
 
 def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], list[str]]:
@@ -206,8 +214,7 @@ def _of_csv(text: str) -> Iterator[Timing]:
             f"line 1: no column {', '.join(missing)} in {shown(','.join(header))}; a table has "
             "collective, bytes, ranks and seconds (or time_us), or is nccl-tests' output, or JSON"
         )
-    scale = 1.0 if time == "seconds" else 1e-6
-    found = 0
+    unit = 1.0 if time == "seconds" else 1e-6
     for row in rows:
         if not any(cell.strip() for cell in row):
             continue
@@ -216,86 +223,97 @@ def _of_csv(text: str) -> Iterator[Timing]:
                 f"line {rows.line_num}: {len(row)} cells under {len(header)} names; quote commas"
             )
         cells = dict(zip(header, map(str.strip, row), strict=True))
-        found += 1
-        yield _timing(
-            rows.line_num,
-            cells["collective"],
-            cells["bytes"],
-            cells[ranks],
-            cells[time],
-            scale,
-            cells.get("algorithm") or "lax",
-            cells.get("hosts") or "1",
-        )
-    if not found:
-        raise ValueError("line 1: no measurement below the header; give one in each line")
+        name, size = cells["collective"], cells["bytes"]
+        algorithm, hosts = cells.get("algorithm") or "lax", cells.get("hosts") or "1"
+        yield _timing(rows.line_num, name, size, cells[ranks], cells[time], unit, algorithm, hosts)
 
 
 def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
     """Read nccl-tests' output. It takes the out-of-place time of each line, the first of the two.
 
-    Several outputs may follow each other.
+    Several outputs may follow each other; each has its own test and ranks. What a launcher writes
+    before each line is left out. It may differ in numbers only, such as those of a time.
+
+    Raises:
+        ValueError: an output is not complete, or a result is wrong.
     """
-    name, ranks, hosts, column, found = "", 0, set[str](), 0, 0
-    for number, line in enumerate(lines, 1):
-        cells = line.split()
-        if named := re.search(r"(\w+?)_perf", line):
-            name = _NAMES.get(named[1], named[1])
-        elif rank := re.match(r"#\s+Rank\s+(\d+)(?:.*?\bon\s+(\S+))?", line):
-            if int(rank[1]) == 0:  # the first rank of the next output
-                ranks, hosts = 0, set()
-            ranks, hosts = ranks + 1, hosts | {rank[2] or ""}
-        elif _HEADER.match(line):
-            column = cells[1:].index("time") if "time" in cells else 0
+    headers = filter(None, map(_COLUMNS.match, lines))
+    before = {re.sub(r"\d+", r"\\d+", re.escape(found[1])) for found in headers}
+    if len(before) > 1:
+        raise ValueError(
+            "line 1: not every '#  size  count  type ...' has the same words before it; leave out "
+            "what the launcher writes before each line"
+        )
+    launcher = re.compile(f"^{before.pop()}")
+    name, hosts, columns, in_table = "", list[str](), list[str](), False
+    for number, line in enumerate((launcher.sub("", line) for line in lines), 1):
+        cells, rank = line.split(), _RANK.match(line)
+        if in_table and line.startswith("#"):  # the end of an output
+            name, hosts, columns, in_table = "", [], [], False
+        if test := _TEST.match(line):
+            name, hosts = _NAMES.get(test[1], test[1]), []
+        elif (rank and int(rank[1]) != len(hosts)) or (hosts and not columns and _CUT.match(line)):
+            raise ValueError(
+                f"line {number}: rank {len(hosts)} is missing or cut off; give every line "
+                "'#  Rank ...' of an output, from 0 and in order"
+            )
+        elif rank:
+            hosts.append(rank[2] or "")
+        elif _COLUMNS.match(line):
+            columns = cells[1:]
         elif cells and cells[0].isdigit():
-            _check_nccl_tests(number, name, ranks, column, cells)
-            found += 1
+            _check_nccl_tests(number, name, hosts, columns, cells)
+            in_table = True
             if int(cells[0]):  # nccl-tests prints 0 for sizes of fewer bytes than ranks
-                of = (number, name, cells[0], str(ranks), cells[column])
-                yield _timing(*of, 1e-6, "lax", str(len(hosts)))
-    if not found:
-        raise ValueError("line 1: no line of times below the header; give the whole output")
+                time, places = cells[columns.index("time")], str(len(set(hosts)))
+                yield _timing(number, name, cells[0], str(len(hosts)), time, 1e-6, "lax", places)
 
 
 def _check_nccl_tests(
-    number: int, name: str, ranks: int, column: int, cells: Sequence[str]
+    number: int, name: str, hosts: Sequence[str], columns: Sequence[str], cells: Sequence[str]
 ) -> None:
     """Refuse a line of times, or what is above it.
 
     Raises:
-        ValueError: its test, ranks or header is missing, or the line is short.
+        ValueError: its test, ranks or header is missing; the line is short; or a result is wrong.
     """
     if not name:
         raise ValueError(
-            "line 1: the output names no test (all_gather_perf and so on); put `# all_gather_perf` "
-            "into its first line"
+            f"line {number}: no test is named above (all_gather_perf and so on); put a line "
+            "`# all_gather_perf` above the ranks"
         )
-    if not ranks:
+    if not hosts:
         raise ValueError(
-            "line 1: no line '#  Rank  0 ...' says how many ranks there are; keep them"
+            f"line {number}: no line '#  Rank  0 ...' above says how many ranks there are; keep "
+            "them in each output"
         )
-    if not column or len(cells) < column + 3:
+    if "time" not in columns or len(cells) < len(columns):
         raise ValueError(
             f"line {number}: {len(cells)} columns; nccl-tests prints size, count, type, redop, "
             "root, time and more, and their names in a header"
+        )
+    wrong = {cell for title, cell in zip(columns, cells, strict=False) if title == "#wrong"}
+    if wrong - {"0", "N/A"}:
+        raise ValueError(
+            f"line {number}: #wrong is not 0: the results are wrong, so the time says nothing; "
+            "measure again, or leave out the line"
         )
 
 
 def _of_json(text: str) -> Iterator[Timing]:
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ValueError("line 1: no measurements: it is nested too deep") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise ValueError(f"line 1: no measurements: {error}") from None
+    except (ValueError, RecursionError) as error:  # an integer may have thousands of digits
+        line = getattr(error, "lineno", 1)
+        raise ValueError(f"line {line}: not JSON that can be read: {error}") from None
     rows = data.get("rows") if isinstance(data, dict) else None
     if not isinstance(rows, list):
-        raise ValueError("line 1: no list `rows`; give what `python -m benchmarks --json` wrote")
+        raise ValueError(
+            "line 1: no list `rows`; give what `python -m benchmarks --json` wrote, or what "
+            "nccl-tests prints (its JSON is not read)"
+        )
     on = data.get("measured_on")
     hosts = str(on.get("processes", 1)) if isinstance(on, dict) else "1"
-    found = 0
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or not row.get("seconds"):
             continue
@@ -307,10 +325,7 @@ def _of_json(text: str) -> Iterator[Timing]:
         seconds = row["seconds"]
         middle = seconds.get("median") if isinstance(seconds, dict) else seconds
         name, size, ranks = (str(row[key]) for key in ("collective", "size", "ranks"))
-        found += 1
         yield _timing(1, name, size, ranks, str(middle), 1.0, str(row["algorithm"]), hosts)
-    if not found:
-        raise ValueError("line 1: no row has a time; run the benchmark with times")
 
 
 def _timing(
@@ -319,7 +334,7 @@ def _timing(
     size: str,
     ranks: str,
     time: str,
-    scale: float,
+    unit: float,
     algorithm: str,
     hosts: str,
 ) -> Timing:
@@ -336,7 +351,7 @@ def _timing(
         )
     try:
         made = Timing(
-            name, float(size), int(ranks), float(time) * scale, algorithm, int(hosts), line
+            name, float(size), int(ranks), float(time) * unit, algorithm, int(hosts), line
         )
     except ValueError:
         numbers = shown([size, ranks, time, hosts])

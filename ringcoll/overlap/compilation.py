@@ -17,9 +17,9 @@ from typing import Any
 
 import jax
 from jax import export, tree
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
-from ringcoll.overlap.program import Program, program_of, read_profile
+from ringcoll.overlap.program import Program, mesh_of, program_of, read_profile
 from ringcoll.overlap.topology import devices
 
 #: Seconds after which `compile_for` stops waiting for a profile.
@@ -48,7 +48,9 @@ def compile_for(
         A program for `report` and `assert_overlapped`.
 
     Raises:
-        ValueError: no operand is sharded over a mesh, or the function returns no array.
+        ModuleNotFoundError: the compiler is not installed; see `topology.devices`.
+        ValueError: no operand is sharded over a mesh; the mesh has a device that the topology does
+            not have; or the function returns no array.
         Exception: whatever JAX or the compiler raises.
 
     >>> chips = overlap.mesh("v5e:2x2")
@@ -57,27 +59,28 @@ def compile_for(
     >>> [row.kind for row in overlap.report(program).rows]
     ['all-reduce']
     """
-    mesh = next(
-        (
-            leaf.sharding.mesh
-            for leaf in tree.leaves(operands)
-            if isinstance(getattr(leaf, "sharding", None), NamedSharding)
-        ),
-        None,
-    )
+    call = f"compile_for({topology!r}, {getattr(function, '__name__', function)})"
+    mesh = mesh_of(getattr(leaf, "sharding", None) for leaf in tree.leaves(operands))
     if mesh is None:
         raise ValueError(
-            f"compile_for({topology!r}, {getattr(function, '__name__', function)}): no operand is "
-            "sharded over a mesh; give jax.ShapeDtypeStruct(shape, dtype, sharding="
-            "NamedSharding(overlap.mesh(topology), spec))"
+            f"{call}: no operand is sharded over a mesh; give jax.ShapeDtypeStruct(shape, dtype, "
+            "sharding=NamedSharding(overlap.mesh(topology), spec))"
         )
+    there = devices(topology)
+    known = {*map(_identity, there)}
+    for device in mesh.devices.flat:
+        if _identity(device) not in known:
+            raise ValueError(
+                f"{call}: an operand is on {device} ({device.device_kind}), which is not one of "
+                f"the {len(there)} devices of {topology} ({there[0].device_kind}); shard operands "
+                f"over overlap.mesh({topology!r})"
+            )
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     options = dict(compiler_options or {})
     lowered = jitted.lower(*operands)
     if not tree.leaves(lowered.out_info):
         raise ValueError(
-            f"compile_for({topology!r}, {getattr(function, '__name__', function)}): it returns no "
-            "array, so nothing is compiled; return what it computes"
+            f"{call}: it returns no array, so nothing is compiled; return what it computes"
         )
     compiled = lowered.compile(compiler_options=options or None)
     program = program_of(compiled, mesh=mesh)
@@ -88,6 +91,11 @@ def compile_for(
     except Exception as error:
         first = f"{type(error).__name__}: {error}".partition("\n")[0]
         return replace(program, notes=(*program.notes, f"no static profile: {first}"))
+
+
+def _identity(device: Any) -> tuple[Any, ...]:
+    """What tells a device from others: equal devices of two calls of `devices` are not equal."""
+    return device.device_kind, device.id, *getattr(device, "coords", ())
 
 
 def _profiled(

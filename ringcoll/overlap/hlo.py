@@ -136,7 +136,7 @@ _CALLS = (
 _NAME = r"[%\w.\-<>]+"
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^{}]*\})?")
 _LINE = re.compile(rf"^\s+(ROOT )?({_NAME}) = ")
-_HEAD = re.compile(rf"^(ENTRY )?({_NAME}) \(.*\{{$")
+_HEAD = re.compile(rf"^(ENTRY )?({_NAME}) (\(.*)?\{{$")  # HLO's short form has no (parameters)
 _STOP = r"^\}(?![)}\],])|^\}, execution_thread="  # but not the brace of an attribute
 _STATEMENT = re.compile(rf"{_LINE.pattern}|{_HEAD.pattern}|{_STOP}")
 _OPEN, _CLOSE = "([{", ")]}"
@@ -152,16 +152,27 @@ def parse(text: str) -> Module:
     Raises:
         HloError: the text is not HLO, or is not scheduled, such as the text of `lowered`.
     """
-    head = re.search(r"^HloModule ([^\s,]+)(.*)$", text, re.MULTILINE)
-    if head is None:
+    heads = re.findall(r"^HloModule ([^\s,]*)(.*)$", text, re.MULTILINE)
+    if not heads:
         raise HloError(
             f"the text is not HLO: no line begins with 'HloModule' ({text[:60]!r}...); "
             "pass compiled.as_text(), or the compiled program itself"
         )
-    if "is_scheduled=true" not in head[2]:
+    if len(heads) > 1:
         raise HloError(
-            f"HloModule {head[1]} is not scheduled, so that its order means nothing; "
+            f"the text has {len(heads)} programs, HloModule {', '.join(n for n, _ in heads)}; "
+            "pass the text of one"
+        )
+    ((title, header),) = heads
+    if "is_scheduled=true" not in header:
+        raise HloError(
+            f"HloModule {title} is not scheduled, so that its order means nothing; "
             "pass the text of jax.jit(f).lower(...).compile(), not that of lower(...)"
+        )
+    if re.search(r"=\n\s*\{$", text, re.MULTILINE):
+        raise HloError(
+            f"HloModule {title} is printed in the canonical form, which writes computations inside "
+            "of instructions; pass compiled.as_text()"
         )
     computations: dict[str, Computation] = {}
     entry, name = None, ""
@@ -176,10 +187,13 @@ def parse(text: str) -> Module:
         elif found := _LINE.match(line):
             lines.append(_instruction(line, found))
     if entry is None or entry not in computations or not computations[entry].instructions:
-        raise HloError(f"HloModule {head[1]} has no ENTRY computation: the text is cut off")
-    counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", head[2])
+        raise HloError(
+            f"HloModule {title} has no ENTRY computation with a name and instructions: the text is "
+            "cut off, or printed without names; pass compiled.as_text()"
+        )
+    counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", header)
     ranks = prod(map(int, counts))
-    return Module(head[1], computations[entry], computations, ranks, tiled=":T(" in head[2])
+    return Module(title, computations[entry], computations, ranks, tiled=":T(" in header)
 
 
 def _statements(text: str) -> Iterator[str]:

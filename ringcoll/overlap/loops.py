@@ -14,7 +14,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     """How often the body of a `while` runs; None if the text does not say.
 
     The compiler may write it as `known_trip_count`. If there is none, or a negative one, it is
-    computed from a counter that starts at a constant, grows by a constant and is compared with a
+    computed from a counter that starts at a constant, changes by a constant and is compared with a
     constant.
     """
     known = re.search(r"-?\d+", loop.attribute("known_trip_count") or "")
@@ -24,39 +24,45 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     tested = _test(module, condition)
     if tested is None:
         return None
-    counter, limit, inclusive = tested
+    counter, limit, up, beyond = tested
     index = counter.number("index")
-    if counter.opcode != "get-tuple-element" or index is None:
-        return None
     carry = computation.operands(loop)[0]
-    if carry.opcode != "tuple" or body.root.opcode != "tuple":
+    if index is None or carry.opcode != "tuple" or body.root.opcode != "tuple":
         return None
     first = _constant(computation, computation.by_name.get(carry.operands[index]))
     last, step = _constant(condition, limit), _step(body, index)
-    if first is None or last is None or not step:
+    if first is None or last is None or not step or up * step < 0:
         return None
-    return max(0, -((first - last - inclusive) // step))
+    turns, rest = divmod(last + beyond - first, step)
+    if not up and (rest or turns < 0):
+        return None  # it passes the limit without being equal to it
+    return max(0, turns + bool(rest))
 
 
-def _test(module: Module, condition: Computation) -> tuple[Instruction, Instruction, bool] | None:
-    """The counter, the limit, and whether the loop also runs if they are equal; None if unknown."""
+#: Which way a counter on the left must go (0: either), and what to add to the limit on the right.
+_COMPARED = {"LT": (1, 0), "LE": (1, 1), "GT": (-1, 0), "GE": (-1, -1), "NE": (0, 0)}
+
+
+def _test(
+    module: Module, condition: Computation
+) -> tuple[Instruction, Instruction, int, int] | None:
+    """The counter, its limit, and the two numbers of `_COMPARED`; None if unknown."""
     test = condition.root
     place = condition
     if test.opcode == "fusion":  # the comparison is inside a fusion
         place = next(module.called(test))
     compare = place.root
-    if compare.opcode != "compare":
+    direction = compare.attribute("direction")
+    if compare.opcode != "compare" or direction not in _COMPARED:
         return None
     sides = place.operands(compare)
     if place is not condition:
         outside = condition.operands(test)
         sides = [outside[int(s.operands[0])] if s.opcode == "parameter" else s for s in sides]
-    direction = compare.attribute("direction")
-    if direction in ("GT", "GE"):
-        sides = sides[::-1]
-    elif direction not in ("LT", "LE", "NE"):
-        return None
-    return sides[0], sides[1], direction in ("LE", "GE")
+    up, beyond = _COMPARED[direction]
+    if sides[0].opcode == "get-tuple-element":
+        return sides[0], sides[1], up, beyond
+    return sides[1], sides[0], -up, -beyond
 
 
 def _step(body: Computation, index: int) -> int | None:

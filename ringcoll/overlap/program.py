@@ -55,7 +55,7 @@ def program_of(
         program = Program(compiled)
     elif isinstance(compiled, Compiled):
         program = from_compiled(compiled)
-        mesh = mesh or _mesh_of(compiled)
+        mesh = mesh or mesh_of(_shardings(compiled))
     else:
         raise TypeError(
             f"report: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
@@ -106,9 +106,9 @@ def _shardings(compiled: Compiled) -> list[Any]:
     return tree.leaves((compiled.input_shardings, compiled.output_shardings))
 
 
-def _mesh_of(compiled: Compiled) -> Mesh | None:
-    """The mesh that a program was compiled for; None if its shardings do not name one."""
-    for sharding in _shardings(compiled):
+def mesh_of(shardings: Iterable[Any]) -> Mesh | None:
+    """The mesh of some shardings; None if they do not name one."""
+    for sharding in shardings:
         if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
             return sharding.mesh
     return None

@@ -33,7 +33,8 @@ def report(
         mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (A
             string has no shardings; without a mesh, its ranks are assumed to be a ring, in order.)
         chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` with other constants; needed only for
-            a string.
+            a string. A program that was compiled for no TPU is priced as if it ran on the chip, and
+            the report says so.
         wrap: which axes of the chips' coordinates are rings; None: the kind of chip and the size
             decide, see `topology.wraps`.
         profile: cycles by name of instruction, or the directory of the static profile of this
@@ -51,15 +52,15 @@ def report(
     """
     program = program_of(compiled, mesh=mesh, wrap=wrap, profile=profile)
     module = parse(program.text)
-    if isinstance(chip, str) or (chip is None and program.kind is not None and module.tiled):
-        chip = named_chip(chip or program.kind or "")
+    if isinstance(chip, str):
+        chip = named_chip(chip)
+    elif chip is None and program.kind is not None:  # a CPU has none: it has no times to trust
+        chip = named_chip(program.kind) if module.tiled else gpu(program.kind)
     if module.tiled and not isinstance(chip, Chip):
         raise ValueError(
             f"report: {module.name} is a TPU program, but nothing says of which; pass chip='v5e' "
             "(or v5p, v6e, tpu7x), or the compiled program in place of its text"
         )
-    if not module.tiled and not isinstance(chip, Gpu):
-        chip = gpu(program.kind or "")  # None for a CPU: its programs have no times
     network = program.network or Network.ring(_ranks(module))
     timeline = Timeline(module, network, chip, program.profile).run()
     return _report(program, module, network, chip, timeline)
@@ -106,7 +107,7 @@ def _report(
         sources={source: seconds for source, seconds in sources.items() if seconds},
         temporaries=program.temporaries,
         program_bytes=program.program_bytes,
-        assumptions=tuple(_assumptions(program, network, chip, sources, timeline)),
+        assumptions=tuple(_assumptions(program, module, network, chip, sources, timeline)),
         segments=tuple(
             segment._replace(source=found[segment.label].source, at=found[segment.label].short)
             for segment in timeline.segments
@@ -119,6 +120,7 @@ def _report(
 
 def _assumptions(
     program: Program,
+    module: Module,
     network: Network,
     chip: Chip | Gpu | None,
     sources: Mapping[str, float],
@@ -147,6 +149,11 @@ def _assumptions(
             f"{chip.hbm / 1e9:g} GB/s, a link {chip.link / 1e9:g} GB/s each way and "
             f"{chip.hop * 1e6:g} us a hop"
         )
+        if not module.tiled:
+            yield (
+                f"not a TPU's program (its layouts have no tiles): {chip.name}'s rates, but the "
+                "instructions and the order of another compiler"
+            )
         yield (
             "one stream of instructions; each direction of a link a queue; a permute takes hops x "
             "bytes / rate; a built-in collective the least that its links allow"

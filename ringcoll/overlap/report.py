@@ -67,8 +67,8 @@ class Row:
 class Report:
     """A program on one chip; see the package for the model. Times are in seconds.
 
-    `timed` is false for programs for CPUs and for GPUs that are not known: their text has no
-    times. Then every time is 0, and `exposed_share` counts collectives instead of seconds.
+    `timed` is false for programs for CPUs and for GPUs that are not known, unless `report` was
+    given a chip. Then every time is 0, and `exposed_share` counts collectives instead of seconds.
     `communication` is how long the busiest link is busy. `unread` has the names of instructions
     whose communication or number of turns could not be read; the times may leave these out.
     `versions` are those of the packages that compiled the program; it is empty if only a text was

@@ -172,11 +172,9 @@ def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
             rest = [names.index(name) for name in names if name not in used]
             grid = grid.transpose(rest + [names.index(name) for name in used])
             return grid.reshape(-1, int(np.prod([sizes[name] for name in used]))).tolist()
-    if text in ("", "{}"):
-        return [list(range(ranks))]
-    if re.fullmatch(r"\{(\{[\d,]*\},?)+\}", text):
-        lists = re.findall(r"\{([\d,]+)\}", text)
-        return [[int(n) for n in numbers.split(",")] for numbers in lists]
+    if re.fullmatch(r"[{}\d,\s]*", text):
+        lists = filter(None, map(_numbers, re.findall(r"[^{}]+", text)))
+        return list(lists) or [list(range(ranks))]
     raise HloError(
         f"{instruction.name}: replica_groups={text} is written in a way that overlap does not "
         "know; please report it with the text of the program"

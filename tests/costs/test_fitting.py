@@ -13,7 +13,7 @@ SIZES = [2**k for k in range(10, 31, 2)]
 CSV = "collective,bytes,ranks,time_us\n" + "".join(
     f"{name},{b},8,{10 + b / 1e5:.3f}\n" for name in ("all_gather", "ppermute") for b in SIZES
 )
-NCCL = """# nccl-tests version 2.13.9 all_reduce_perf
+NCCL = """# Collective test starting: all_reduce_perf
 #  Rank  0 Group  0 Pid 1 on node1 device  0 [0x00] NVIDIA H100
 #  Rank  1 Group  0 Pid 2 on node1 device  1 [0x01] NVIDIA H100
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time
@@ -41,6 +41,21 @@ def nccl(test, ranks=8, start=30.0, root=True):
         lines.append("   ".join(map(str, row)))
     lines += ["# Out of bounds values : 0 OK", f"# Collective test concluded: {test}_perf", ""]
     return "\n".join(lines)
+
+
+def untold(text):
+    """An output of an nccl-tests that does not print its name."""
+    return re.sub(".* starting: .*\n", "", text)
+
+
+def without(text, line):
+    lines = text.splitlines()
+    return "\n".join(lines[: line - 1] + lines[line:])
+
+
+def behind(words, text):
+    """The text as a launcher prints it; {0} is the number of the line."""
+    return "\n".join(words.format(n) + line for n, line in enumerate(text.splitlines(), 98))
 
 
 def ours(rows):
@@ -95,6 +110,12 @@ def test_outputs_of_nccl_tests_may_follow_each_other():
     assert starts == pytest.approx((30e-6, 40e-6), rel=1e-3)
 
 
+@pytest.mark.parametrize("words", ["0: ", "[1,0]<stdout>:", "[0] ", "10:59:{0} h-3 ", "    "])
+def test_what_a_launcher_writes_before_each_line_is_left_out(words):
+    text = nccl("all_gather", 16) + nccl("alltoall", 8, 40.0, root=False)
+    assert read_timings(behind(words, text)) == read_timings(text)
+
+
 def test_a_csv_file_of_a_spreadsheet_is_read():
     assert read_timings("\ufeff" + CSV) == read_timings(CSV)
 
@@ -146,7 +167,7 @@ def test_algorithms_of_ours_give_rates():
         (" \n", "line 1: the file is empty"),
         ("bytes,seconds\n", "line 1: no column collective, ranks"),
         ("\n".join(NCCL.splitlines()[:3]), "line 1: nccl-tests' output without its header"),
-        ("\n".join(NCCL.splitlines()[:5]), "line 1: no line of times below the header"),
+        ("\n".join(NCCL.splitlines()[:5]), "line 1: no measurement; give a time in each line"),
         (NCCL[: NCCL.rindex("0.1 0.1 0 20")], "line 16: 6 columns; nccl-tests prints"),
         ("[]", "line 1: no list `rows`"),
         ("collective,bytes,ranks,us\npsum,8,8,-1\n", "line 2: 8 bytes, 8 ranks, -1e-06 s"),
@@ -154,7 +175,7 @@ def test_algorithms_of_ours_give_rates():
         ("collective;bytes;ranks;us\npsum;8;8;1\n", "line 1: no column collective"),
         ("collective,bytes,ranks,us\npsum,8,2.5,1\n", "line 2: "),
         ("# A page\n", "line 1: no column"),
-        ("collective,bytes,ranks,us\n", "line 1: no measurement below the header"),
+        ("collective,bytes,ranks,us\n", "line 1: no measurement"),
         ("collective,bytes,ranks,us\npsum,8\n", "line 2: 2 cells under 4 names"),
         ("collective,bytes,ranks,us\n\nsum,8,8,1\n", "line 3: collective 'sum' is not known"),
         ("collective,bytes,ranks,us\npsum,8,8,fast\n", "line 2: "),
@@ -162,18 +183,33 @@ def test_algorithms_of_ours_give_rates():
         ("collective,bytes,ranks,us\npsum,8,8,nan\n", "line 2: 8 bytes, 8 ranks, nan s"),
         ("collective,bytes,ranks,us\npsum,8,1,1\n", "line 2: 1 rank sends nothing"),
         ("collective,bytes,ranks,us,algorithm\npsum,8,8,1,zig\n", "line 2: "),
-        (NCCL.replace("all_reduce_perf", "test"), "line 1: the output names no test"),
-        (NCCL.replace("Rank", "Node"), "line 1: no line '#  Rank  0 ...'"),
+        (NCCL.replace("all_reduce_perf", "test"), "line 6: no test is named above"),
+        (NCCL.replace("Rank", "Node"), "line 6: no line '#  Rank  0 ...' above"),
         (NCCL + "64 16 float\n", "line 17: 3 columns; nccl-tests prints"),
+        (f"# all_reduce_perf of today\n{untold(NCCL)}", "line 6: no test is named above"),
+        (NCCL + untold(nccl("alltoall")), "line 30: no test is named above"),
+        (NCCL + nccl("alltoall").replace("Rank", "Node"), "line 31: no line '#  Rank  0 ...'"),
+        (without(NCCL, 2), "line 2: rank 0 is missing or cut off; give every line"),
+        (without(nccl("alltoall", 64), 9), "line 9: rank 6 is missing"),
+        (nccl("alltoall").replace("ice 7 [0x19] NVIDIA H100 80GB", "..."), "line 10: rank 7 is"),
+        (
+            nccl("alltoall").replace("#  Rank  7", "...\n#  Rank  7"),
+            "line 10: rank 7 is missing or",
+        ),
+        (NCCL.replace("0.1 0 20", "0.1 1 20", 1), "line 6: #wrong is not 0: the results are wrong"),
+        (nccl("alltoall").replace("N/A\n", "3\n", 1), "line 15: #wrong is not 0"),
+        (NCCL + behind("0: ", NCCL), "line 1: not every '#  size  count  type ...' has the same"),
+        (behind("[1,0]<stdout>:", NCCL[:150]), "line 1: nccl-tests' output without its header"),
+        ('{"version": 2, "results": []}', "or what nccl-tests prints (its JSON is not read)"),
         ("collective,bytes,ranks,us\npsum,8,99999999,1\n", "line 2: 99999999 ranks: at most 65536"),
-        ("[" * 99999, "line 1: no measurements: it is nested too deep"),
+        ("[" * 99999, "line 1: not JSON that can be read: maximum rec"),
         (nccl("hypercube"), "collective 'hypercube' is not known; there are all_gather"),
-        ('{"rows": ' + "9" * 5000 + "}", "line 1: no measurements: Exceeds the limit"),
+        ('{"rows": ' + "9" * 5000 + "}", "line 1: not JSON that can be read: Exceeds"),
         ('collective,bytes,ranks,us\n"' + "9" * 200_000, "line 1: not a table: field larger than"),
         ("{", "line 1: not JSON"),
         ("{\n\n]", "line 3: not JSON"),
         ("{}", "line 1: no list `rows`"),
-        (ours([]), "line 1: no row has a time"),
+        (ours([]), "line 1: no measurement"),
         (ours([{"seconds": 1}]), "line 1: row 1 has no collective, size, ranks, algorithm"),
     ],
 )

@@ -100,12 +100,14 @@ def test_an_unread_instruction_is_red_until_it_is_allowed_by_name():
 def test_seconds_of_an_untimed_program_are_refused():
     untimed = HIDDEN.replace(":T(8,128)", "").replace(":T(128)", "")
     with pytest.raises(ValueError, match="jit_f has no times, as a TPU's"):
-        check(untimed, max_exposed_seconds=1.0)
+        overlap.assert_overlapped(untimed, max_exposed_seconds=1.0)
     with pytest.raises(
         AssertionError, match=r"100\.0% of the collectives of jit_f is exposed all-g"
     ):
-        check(program(blocking("all-gather")).replace(":T(8,128)", "").replace(":T(128)", ""),
-              {"all-gather": 0.99})  # fmt: skip
+        overlap.assert_overlapped(
+            program(blocking("all-gather")).replace(":T(8,128)", "").replace(":T(128)", ""),
+            {"all-gather": 0.99},
+        )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def overlap_command(monkeypatch, capsys):
     """The exit status and the output of `overlap` for a text."""
 
     def run(text, *arguments):
-        report = overlap.report(text, chip=CHIP)
+        report = overlap.report(text, chip=CHIP if ":T(" in text else None)
         monkeypatch.setattr(command.topology, "mesh", lambda of, **_: None)
         monkeypatch.setattr(command, "_check_chip", lambda *_: None)
         monkeypatch.setattr(command, "example", lambda *_: (None, ()))

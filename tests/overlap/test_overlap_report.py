@@ -2,14 +2,16 @@
 
 import builtins
 import json
+import re
 from dataclasses import replace
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
 import pytest
-from hlo_texts import CHIP, blocking, done, dot, program, start
-from jax.sharding import Mesh, NamedSharding
+from hlo_texts import CHIP, blocking, done, dot, program, start, us
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
@@ -44,8 +46,11 @@ def test_text_is_parsed_into_instructions():
     assert found.root
 
 
-def test_names_without_a_percent_sign():
-    text = HIDDEN.replace("%", "")
+@pytest.mark.parametrize("left_out", ["%", r"%| \(.*\) -> .*(?= \{$)"])
+def test_text_without_percent_signs_and_parameters(left_out):
+    """The short form has neither."""
+    text = re.sub(left_out, "", HIDDEN, flags=re.MULTILINE)
+    assert ("ENTRY main {" in text) == (left_out != "%")
     assert str(overlap.report(text, chip=CHIP)) == str(overlap.report(HIDDEN, chip=CHIP))
 
 
@@ -57,6 +62,8 @@ def test_names_without_a_percent_sign():
         (HIDDEN[: HIDDEN.index("ENTRY")], "no ENTRY"),
         (HIDDEN[: HIDDEN.index("%y =") + 30], "no ENTRY"),
         (HIDDEN[: HIDDEN.index("%y =") + 30] + "\n}\n", r"cannot be read: '  %y = f32"),
+        (HIDDEN.replace("calls=%matmul", "calls=\n  {\n  }"), r"jit_f is .* canonical .*as_text"),
+        (HIDDEN + BARE.replace("jit_f", "jit_g"), "has 2 programs, HloModule jit_f, jit_g; pass"),
     ],
 )
 def test_text_that_is_not_scheduled_hlo_is_refused(text, complaint):
@@ -159,7 +166,6 @@ def untiled(text):
 
 
 def test_a_gpu_program_is_counted_not_timed():
-    assert not overlap.report(untiled(HIDDEN), chip=CHIP).timed
     report = overlap.report(untiled(HIDDEN))
     assert not report.timed
     assert (report.total, report.compute, report.exposed, report.communication) == (0, 0, 0, 0)
@@ -171,6 +177,13 @@ def test_a_gpu_program_is_counted_not_timed():
         overlap.assert_overlapped(untiled(BARE))
     with pytest.raises(ValueError, match="no times to draw"):
         report.draw("timeline.svg")
+
+
+def test_another_compilers_program_is_priced_on_the_chip_that_is_named():
+    report = overlap.report(untiled(HIDDEN), chip=CHIP)
+    assert us(report, "total") == us(overlap.report(HIDDEN, chip=CHIP), "total")
+    assert "not a TPU's program (its layouts have no tiles): toy's rates" in str(report)
+    assert "not a TPU's program" not in str(overlap.report(HIDDEN, chip=CHIP))
 
 
 def test_a_library_matmul_of_a_gpu_counts():
@@ -297,6 +310,7 @@ def test_a_compiler_error_is_one_line(capsys, monkeypatch, arguments, complaint)
     monkeypatch.setattr(
         overlap.topology, "mesh", lambda of, **_: real(of) if "v5e" in of else make_mesh(8)
     )
+    monkeypatch.setattr(overlap.compilation, "devices", lambda topology: jax.devices())
     flags = arguments.format(own=__name__).split()
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["overlap", "--topology", "h200:8", *flags])
@@ -304,19 +318,32 @@ def test_a_compiler_error_is_one_line(capsys, monkeypatch, arguments, complaint)
 
 
 def elsewhere(mesh):
-    other = make_mesh(4)
-    operand = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(other, P("x")))
-    return lambda x: x + 1, (operand,)
+    return lambda x: x + 1, does_not_trace(make_mesh(4))[1]
 
 
-def test_operands_on_other_devices_are_refused(capsys, monkeypatch):
-    devices = make_mesh(8).devices[4:]
-    monkeypatch.setattr(overlap.topology, "mesh", lambda *_, **__: Mesh(devices, ("x",)))
-    flags = ["--function", f"{__name__}:elsewhere", "--topology", "h200:4"]
+@pytest.mark.parametrize(
+    ("there", "named"),
+    [
+        ([SimpleNamespace(device_kind="NVIDIA H200", id=id) for id in range(4)], "0.*4.*NVIDIA H2"),
+        ([SimpleNamespace(device_kind="cpu", id=id, coords=[id]) for id in range(4)], "0.*4 .*cpu"),
+        (jax.devices()[1:], "0.*7 .*cpu"),
+    ],
+)
+def test_operands_on_devices_that_the_topology_has_not_are_refused(
+    capsys, monkeypatch, there, named
+):
+    """Another kind, another slice, or one device too many; by the function and by the command."""
+    monkeypatch.setattr(overlap.compilation, "devices", lambda topology: there)
+    function, operands = elsewhere(None)
+    words = rf"an operand is on .*{named}.*; shard operands over overlap.mesh\('h200:4'\)"
+    with pytest.raises(ValueError, match=words):
+        overlap.compile_for("h200:4", function, *operands)
+    monkeypatch.setattr(overlap.topology, "mesh", lambda *_, **__: make_mesh(8))
     with pytest.raises(SystemExit, match="2"):
-        command_line.main(["overlap", *flags])
-    printed = capsys.readouterr().err.splitlines()[-1]
-    assert "elsewhere returned an operand on devices outside the mesh" in printed
+        command_line.main(
+            ["overlap", "--function", f"{__name__}:elsewhere", "--topology", "h200:4"]
+        )
+    assert re.search(words, capsys.readouterr().err)
 
 
 def returns_nothing(mesh):
@@ -324,7 +351,8 @@ def returns_nothing(mesh):
     return lambda x: None, operands
 
 
-def test_a_function_without_results_is_refused():
+def test_a_function_without_results_is_refused(monkeypatch):
+    monkeypatch.setattr(overlap.compilation, "devices", lambda topology: jax.devices())
     function, operands = returns_nothing(make_mesh(8))
     with pytest.raises(ValueError, match="it returns no array, so nothing is compiled"):
         overlap.compile_for("h200:8", function, *operands)

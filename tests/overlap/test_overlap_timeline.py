@@ -120,6 +120,7 @@ def test_a_ragged_exchange_sends_its_first_operand_and_not_the_buffer_it_writes_
         ("mesh['a'=2,'b'=2] {'b'}", 1000),
         ("mesh['a'=2,'b'=2] {'a','b'}", 1500),
         ("{{0,1,2,3}}", 1500),
+        ("{ {0,1}, {2,3} }", 1000),
     ],
 )
 def test_groups_in_every_notation(groups, seconds):
@@ -136,6 +137,7 @@ def test_groups_in_every_notation(groups, seconds):
         ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}", [[0, 1], [2, 3]]),
         ("mesh['a'=2,'b'=2], device_ids=([4]) {'a'}", [[0, 2], [1, 3]]),
         ("{{3,1},{0,2}}", [[3, 1], [0, 2]]),
+        ("{ {3, 1}, {0, 2} }", [[3, 1], [0, 2]]),
     ],
 )
 def test_forms_of_replica_groups(text, groups):
@@ -258,19 +260,34 @@ def test_the_turns_are_read_off_the_counter():
         assert us(report, "compute") == (1000 * turns,)
 
 
+DOWN = {"first": "7", "bound": "0", "step": "-1"}
+
+
 @pytest.mark.parametrize(
-    ("compared", "turns"),
+    ("compared", "options", "turns"),
     [
-        ("%k, %bound), direction=LT", 7),
-        ("%k, %bound), direction=LE", 8),
-        ("%k, %bound), direction=NE", 7),
-        ("%bound, %k), direction=GT", 7),
-        ("%bound, %k), direction=GE", 8),
+        ("%k, %bound), direction=LT", {}, 7),
+        ("%k, %bound), direction=LE", {}, 8),
+        ("%k, %bound), direction=NE", {}, 7),
+        ("%bound, %k), direction=GT", {}, 7),
+        ("%bound, %k), direction=GE", {}, 8),
+        ("%k, %bound), direction=GT", DOWN, 7),
+        ("%k, %bound), direction=GE", DOWN, 8),
+        ("%k, %bound), direction=NE", DOWN, 7),
+        ("%bound, %k), direction=LT", DOWN, 7),
+        ("%bound, %k), direction=LE", DOWN | {"step": "-2"}, 4),
+        ("%k, %bound), direction=LT", {"step": "-1"}, None),  # the step has the wrong sign
+        ("%k, %bound), direction=GE", DOWN | {"step": "1"}, None),
+        ("%k, %bound), direction=NE", {"step": "-1"}, None),
+        ("%k, %bound), direction=NE", {"step": "2"}, None),  # the counter is never 7
+        ("%k, %bound), direction=EQ", {}, None),
     ],
 )
-def test_the_last_turn_counts_where_the_bound_is_in_it(compared, turns):
-    text = loop("", *LOOP).replace("%k, %bound), direction=LT", compared)
-    assert us(overlap.report(text, chip=CHIP), "compute") == (1000 * turns,)
+def test_the_last_turn_counts_where_the_bound_is_in_it(compared, options, turns):
+    text = loop("", *LOOP, **options).replace("%k, %bound), direction=LT", compared)
+    report = overlap.report(text, chip=CHIP)
+    assert us(report, "compute") == (1000 * (turns or 1),)
+    assert report.unread == (() if turns else ("while",))
 
 
 def test_a_loop_whose_turns_are_unknown_says_so():

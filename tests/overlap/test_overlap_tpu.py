@@ -192,6 +192,8 @@ def test_a_permute_over_many_hops_is_warned_of(programs):
 def test_what_cannot_be_is_refused(programs):
     assert "no topology 'v5e:5x7'" in programs["refused topology"]
     assert "4 devices, but v5e:4x2 has 8" in programs["refused axes"]
+    assert "(TPU v5 lite), which is not one of the 8 devices" in programs["refused kind"]
+    assert "not one of the 4 devices of v5e:2x2 (TPU v5 lite)" in programs["refused slice"]
     assert "wrap=(True,) is of 1 axes" in programs["refused wrap"]
 
 
