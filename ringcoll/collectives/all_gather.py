@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
 from ringcoll.collectives import as_bytes
@@ -20,6 +20,7 @@ from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.slicing import dynamic_slice_in_dim, start_of
 from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, varying
 from ringcoll.schedules.schedule import Schedule
@@ -59,8 +60,8 @@ class AllGather(ScheduledCollective, name="all_gather"):
         (ct,), (dim,) = cts, self.dims  # every rank has the same cotangent
         ranks = Ranks.over(self.axes, self.groups)
         size = ct.shape[dim] // ranks.size
-        start = ranks.number() * size
-        return [lax.dynamic_slice_in_dim(varying(ct, self.axes), start, size, dim)]
+        start = start_of(ranks.number(), size, 0, ct.shape[dim])
+        return [dynamic_slice_in_dim(varying(ct, self.axes), start, size, dim)]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)  # the minor axes first
