@@ -20,7 +20,7 @@ from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.slicing import dynamic_slice_in_dim, start_of
+from ringcoll.runtime.slicing import LONG, dynamic_slice_in_dim, start_of
 from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, varying
 from ringcoll.schedules.schedule import Schedule
@@ -59,8 +59,9 @@ class AllGather(ScheduledCollective, name="all_gather"):
             return PsumScatter(**self.for_transpose(), dims=self.dims)(*cts)
         (ct,), (dim,) = cts, self.dims  # every rank has the same cotangent
         ranks = Ranks.over(self.axes, self.groups)
-        size = ct.shape[dim] // ranks.size
-        start = start_of(ranks.number(), size, 0, ct.shape[dim])
+        length, rank = ct.shape[dim], ranks.number()
+        size = length // ranks.size
+        start = start_of(rank, size, 0, length) if length >= LONG else rank * size
         return [dynamic_slice_in_dim(varying(ct, self.axes), start, size, dim)]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:

@@ -1,8 +1,8 @@
 """Slices of arrays: where a shard is, how to read its slice, and how to write it.
 
 A slice starts at an int32. A dimension of 2**31 or more elements needs an int64, which JAX makes
-only if it is told to. So every slice that starts at a rank's number, or at a lane's share, is made
-by the functions of this file.
+only if it is told to. So slices of a dimension that may be so long are made by the functions of
+this file.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from ringcoll.runtime.value_types import device_kind, empty
 
 F = TypeVar("F", bound=Callable[..., Array])
 
-#: A dimension of this length has starts that are too large for an int32.
+#: A dimension of this length may need starts that an int32 cannot hold.
 LONG = 2**31
 
 
@@ -38,7 +38,7 @@ def start_of(origin: Array, size: int, first: int, length: int) -> Array:
         if length >= LONG:
             if "TPU" in (device_kind() or ""):
                 raise NotImplementedError(
-                    f"a TPU cannot slice a dimension of {length} elements at any of them; "
+                    f"a TPU cannot slice at an int64, as a dimension of {length} elements needs; "
                     "pass algorithm='lax', or an array whose dimensions are shorter than 2**31"
                 )
             origin = lax.convert_element_type(origin, np.int64)
