@@ -40,7 +40,8 @@ class _Cut(NamedTuple):
     def start(self, whole: Array, dim: int, size: int, share: Slot | Shard) -> list[Any]:
         """Where a share starts in `whole`, an array of all shards, each of `size` along `dim`."""
         lo = self.starts[share.lane]
-        at = start_of(share.origin, size, lo if dim == self.dim else 0, max(whole.shape))
+        first, largest = (lo, 0) if dim == self.dim else (0, lo)
+        at = start_of(share.origin, size, first, max(whole.shape[dim], largest))
         start: list[Any] = [at.dtype.type(0)] * whole.ndim  # all of one dtype
         start[self.dim] = at.dtype.type(lo)
         start[dim] = at
