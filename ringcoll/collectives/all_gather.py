@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
 from ringcoll.collectives import as_bytes
@@ -20,6 +20,7 @@ from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.slicing import LONG, dynamic_slice_in_dim, start_of
 from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, varying
 from ringcoll.schedules.schedule import Schedule
@@ -58,9 +59,10 @@ class AllGather(ScheduledCollective, name="all_gather"):
             return PsumScatter(**self.for_transpose(), dims=self.dims)(*cts)
         (ct,), (dim,) = cts, self.dims  # every rank has the same cotangent
         ranks = Ranks.over(self.axes, self.groups)
-        size = ct.shape[dim] // ranks.size
-        start = ranks.number() * size
-        return [lax.dynamic_slice_in_dim(varying(ct, self.axes), start, size, dim)]
+        length, rank = ct.shape[dim], ranks.number()
+        size = length // ranks.size
+        start = start_of(rank, size, 0, length) if length >= LONG else rank * size
+        return [dynamic_slice_in_dim(varying(ct, self.axes), start, size, dim)]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)  # the minor axes first

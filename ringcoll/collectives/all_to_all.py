@@ -16,7 +16,8 @@ from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in, engine
-from ringcoll.runtime.hop import Ranks, as_bits, multiply_add
+from ringcoll.runtime.hop import Ranks, as_bits
+from ringcoll.runtime.slicing import dynamic_slice_in_dim, dynamic_update_slice_in_dim, start_of
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.schedules.schedule import AllToAllSchedule
 
@@ -58,19 +59,17 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         size = x.shape[split] // schedule.size
         blocks = []
         for d in range(schedule.size):
-            start = multiply_add(ranks.origin(d, ahead=True), size)
-            block = lax.dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
+            start = start_of(ranks.origin(d, ahead=True), size, 0, x.shape[split])
+            block = dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
             blocks.append(block)
         shape = [size if d == split else s for d, s in enumerate(x.shape)]
         width = shape[concat]
         shape[concat] *= schedule.size
         out = empty(shape, bits, ranks.axes)
         for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks, wire=self.wire)):
-            at = multiply_add(ranks.origin(d), width)
+            at = start_of(ranks.origin(d), width, 0, shape[concat])
             value = as_bits(block, UNPLACEABLE)[0] if self.wire else block
-            out = lax.dynamic_update_slice_in_dim(
-                out, value, at, concat, allow_negative_indices=False
-            )
+            out = dynamic_update_slice_in_dim(out, value, at, concat, allow_negative_indices=False)
         return back(out)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:

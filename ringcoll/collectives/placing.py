@@ -13,9 +13,16 @@ from jax import Array, lax
 
 from ringcoll.runtime import built_in, engine
 from ringcoll.runtime.contributions import Contributions, Shard, Slot
-from ringcoll.runtime.hop import Ranks, as_bits, multiply_add
+from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.progress import marked, scope
-from ringcoll.runtime.slicing import Shares, concatenated
+from ringcoll.runtime.slicing import (
+    Shares,
+    concatenated,
+    dynamic_slice,
+    dynamic_slice_in_dim,
+    dynamic_update_slice,
+    start_of,
+)
 from ringcoll.runtime.tree_sums import summed, summed_along
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.runtime.wire import Wire, drawn
@@ -30,12 +37,14 @@ class _Cut(NamedTuple):
     starts: list[int]
     shapes: list[tuple[int, ...]]
 
-    def start(self, dim: int, size: int, share: Slot | Shard) -> list[Any]:
-        """Where a share starts in an array of all shards, each of `size` along `dim`."""
-        lo, ndim = self.starts[share.lane], len(self.shapes[share.lane])
-        start: list[Any] = [np.int32(0)] * ndim  # all of one dtype, even under jax_enable_x64
-        start[self.dim] = np.int32(lo)
-        start[dim] = multiply_add(share.origin, size, lo if dim == self.dim else 0)
+    def start(self, whole: Array, dim: int, size: int, share: Slot | Shard) -> list[Any]:
+        """Where a share starts in `whole`, an array of all shards, each of `size` along `dim`."""
+        lo = self.starts[share.lane]
+        first, largest = (lo, 0) if dim == self.dim else (0, lo)
+        at = start_of(share.origin, size, first, max(whole.shape[dim], largest))
+        start: list[Any] = [at.dtype.type(0)] * whole.ndim  # all of one dtype
+        start[self.dim] = at.dtype.type(lo)
+        start[dim] = at
         return start
 
 
@@ -63,14 +72,14 @@ def gather_along(
 
     def visit(out: Array, shards: list[Shard]) -> Array:
         for shard in shards:
-            start = cut.start(dim, x.shape[dim], shard)
+            start = cut.start(out, dim, x.shape[dim], shard)
             value = as_bits(shard.value, UNPLACEABLE)[0] if wire else shard.value
-            out = lax.dynamic_update_slice(out, value, start, allow_negative_indices=False)
+            out = dynamic_update_slice(out, value, start, allow_negative_indices=False)
         return out
 
     sent = x if wire else bits
     own = [
-        lax.dynamic_slice_in_dim(sent, lo, shape[cut.dim], cut.dim)
+        dynamic_slice_in_dim(sent, lo, shape[cut.dim], cut.dim)
         for lo, shape in zip(cut.starts, cut.shapes, strict=True)
     ]
     shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
@@ -91,9 +100,9 @@ def reduce_along(
     cut = _cut(jax.typeof(x), shape, schedule.lanes)
 
     def contributions(_: Any, slots: Sequence[Slot]) -> Contributions:
-        sliced = partial(lax.dynamic_slice, x, allow_negative_indices=False)
+        sliced = partial(dynamic_slice, x, allow_negative_indices=False)
         return Contributions(
-            [sliced(cut.start(dim, shape[dim], slot), cut.shapes[slot.lane]) for slot in slots]
+            [sliced(cut.start(x, dim, shape[dim], slot), cut.shapes[slot.lane]) for slot in slots]
         )
 
     mine = engine.reduce(schedule, ranks, contributions, combine, wire=wire)

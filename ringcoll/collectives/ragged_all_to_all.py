@@ -24,6 +24,7 @@ from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.progress import marked
+from ringcoll.runtime.slicing import LONG
 from ringcoll.runtime.value_types import varying, zeros
 
 _INTEGERS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
@@ -69,6 +70,12 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         with named(self.collective, by.algorithm, self.collective):
             if by.algorithm == LAX and has_built_in:
                 return marked(lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups)
+            if max(n * bound, len(operand), len(output)) >= LONG:
+                raise ValueError(
+                    f"ringcoll.ragged_all_to_all: {len(operand)} rows to {len(output)}, in {n} "
+                    f"blocks of {bound}: an int32 cannot count them; pass a smaller max_send, or "
+                    "fewer rows of more elements"
+                )
             at, sends, to, gets = (x.astype(jnp.int32) for x in integers)
             if bound < most:
                 at, to = self.checked([at, to], sends.reshape(n, -1), bound, where)

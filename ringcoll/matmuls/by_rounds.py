@@ -28,6 +28,7 @@ from ringcoll.runtime.slicing import (
     Shares,
     buffer_after,
     concatenated,
+    dynamic_slice_in_dim,
     end_to_end,
     placed,
     sliced_along,
@@ -48,14 +49,14 @@ def gather_by_rounds(
     products, kind = gather.products, device_kind()
     dim = gather.moving.index(gather.label)
     schedule, ranks = options.schedule()
-    shares = Shares(x.shape[dim], schedule.lanes)
-    own = [lax.dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
+    shares = Shares(x.shape[dim], schedule.lanes, schedule.size)
+    own = [dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
     joining = auto.joining(gather, x, others, schedule, auto.machine(kind))
     pairs = not (gather.keeps or late) and auto.pairs_pay(gather, x, others, schedule, kind)
     sums = any(gather.label not in products[i].out for i in early)
     order = order_of_work(sums=sums, pairs=pairs)
-    visitor = _Visitor(options, gather, others, early, shares, schedule.size, joining)
+    visitor = _Visitor(options, gather, others, early, shares, joining)
     gathered = (
         empty(times_as_long(x.shape, dim, schedule.size), x, ()) if gather.keeps or late else None
     )
@@ -75,7 +76,7 @@ def gather_by_rounds(
 class _Visitor:
     """Computes the products with indices in `early` as the shards of a gather arrive.
 
-    There are `n` shards; lanes have `shares` of each. `joining` is the result of `auto.joining`.
+    `shares` are those of the lanes. `joining` is the result of `auto.joining`.
     """
 
     options: Options
@@ -83,7 +84,6 @@ class _Visitor:
     others: list[Array]
     early: list[int]
     shares: Shares
-    n: int
     joining: str
 
     def multiplied(self, i: int, piece: Array, places: list[tuple[Any, int]]) -> Array:
@@ -101,7 +101,7 @@ class _Visitor:
         (y,) = program.out_avals
         if label not in p.out:
             return zeros(y)
-        shape = times_as_long(y.shape, p.out.index(label), self.n)
+        shape = times_as_long(y.shape, p.out.index(label), self.shares.n)
         return varying(empty(shape, y.update(dtype=p.dtype), ()), jax.typeof(x).mat.varying)
 
     def visit(self, carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
@@ -125,7 +125,7 @@ class _Visitor:
                     continue
                 out, y = p.out.index(label), y.astype(p.dtype)
                 if result is None:
-                    result = buffer_after(y, out, self.shares.size * self.n)
+                    result = buffer_after(y, out, self.shares.size * self.shares.n)
                 updated.append(placed(result, y, out, places))
             results, gathered = (
                 updated,
@@ -185,7 +185,8 @@ def scatter_by_rounds(options: Options, scatter: Scatter, factors: list[Array]) 
     of_factors = zip(factors, labels, strict=True)
     sizes = [x.shape[own.index(scatter.label)] for x, own in of_factors if scatter.label in own]
     size, order = sizes[0] // schedule.size, order_of_work()
-    blocks = _Blocks(options, scatter, factors, labels, Shares(size, schedule.lanes), order)
+    shares = Shares(size, schedule.lanes, schedule.size)
+    blocks = _Blocks(options, scatter, factors, labels, shares, order)
     unsliced = blocks.unsliced()
     pays = (
         order.takes_turns
@@ -193,7 +194,7 @@ def scatter_by_rounds(options: Options, scatter: Scatter, factors: list[Array]) 
         and auto.turns_pay(scatter, factors, schedule.size, device_kind())
     )
     if pays and turns.are_possible(schedule):
-        halves = replace(blocks, shares=Shares(size, 2 * schedule.lanes))
+        halves = replace(blocks, shares=replace(shares, lanes=2 * schedule.lanes))
         return turns.reduce(schedule, ranks, halves.add, halves.start)
     add = lax.add if options.leaves is None else added
     return engine.reduce(

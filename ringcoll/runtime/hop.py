@@ -52,9 +52,10 @@ def as_bits(
 
 def multiply_add(index: Array, factor: int, addend: int = 0) -> Array:
     """index * factor + addend, in the dtype of index; factor 1 and addend 0 add no operation."""
+    number = index.dtype.type
     if factor != 1:
-        index = lax.mul(index, np.int32(factor))
-    return lax.add(index, np.int32(addend)) if addend else index
+        index = lax.mul(index, number(factor))
+    return lax.add(index, number(addend)) if addend else index
 
 
 def moved_as_bits(collective: Collective, x: Array) -> Array:

@@ -1,23 +1,72 @@
-"""Slices of arrays: where a shard is, how to read its slice, and how to write it."""
+"""Slices of arrays: where a shard is, how to read its slice, and how to write it.
 
-from collections.abc import Sequence
+A slice starts at an int32. A dimension of 2**31 or more elements needs an int64, which JAX makes
+only if it is told to. So slices of a dimension that may be so long are made by the functions of
+this file.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ringcoll.runtime.contributions import Shard, Slot
 from ringcoll.runtime.hop import multiply_add
 from ringcoll.runtime.value_types import device_kind, empty
 
+F = TypeVar("F", bound=Callable[..., Array])
+
+#: A dimension of this length may need starts that an int32 cannot hold.
+LONG = 2**31
+
+
+def _starts(*lengths: Any) -> AbstractContextManager[Any]:
+    """Where starts in dimensions of these lengths may be of int64, if one of them needs it."""
+    is_long = any(isinstance(length, int) and length >= LONG for length in lengths)  # or symbolic
+    return jax.enable_x64(True) if is_long else nullcontext()
+
+
+def start_of(origin: Array, size: int, first: int, length: int) -> Array:
+    """origin * size + first, the start of a slice in a dimension of this length."""
+    with _starts(length):
+        if length >= LONG:
+            if "TPU" in (device_kind() or ""):
+                raise NotImplementedError(
+                    f"a TPU cannot slice at an int64, as a dimension of {length} elements needs; "
+                    "pass algorithm='lax', or an array whose dimensions are shorter than 2**31"
+                )
+            origin = lax.convert_element_type(origin, np.int64)
+        return multiply_add(origin, size, first)
+
+
+def _with_long_starts(function: F) -> F:
+    @wraps(function)
+    def sliced(x: Array, *args: Any, **kwargs: Any) -> Array:
+        with _starts(*x.shape):
+            return function(x, *args, **kwargs)
+
+    return sliced  # type: ignore[return-value]  # it has the same arguments
+
+
+dynamic_slice = _with_long_starts(lax.dynamic_slice)
+dynamic_slice_in_dim = _with_long_starts(lax.dynamic_slice_in_dim)
+dynamic_update_slice = _with_long_starts(lax.dynamic_update_slice)
+dynamic_update_slice_in_dim = _with_long_starts(lax.dynamic_update_slice_in_dim)
+
 
 @dataclass(frozen=True)
 class Shares:
-    """How a dimension of a shard is divided among the lanes: as evenly as possible."""
+    """How a dimension of each of n shards is divided among the lanes: as evenly as possible."""
 
     size: int
     lanes: int
+    n: int = 1
 
     def of(self, lane: int) -> tuple[int, int]:
         """Where a lane's share of the shard starts, and how long it is."""
@@ -27,7 +76,7 @@ class Shares:
     def places(self, slots: Sequence[Slot | Shard]) -> list[tuple[Any, int]]:
         """Where the shares of some ranks are in the whole array: (start, width) for each."""
         return [
-            (multiply_add(slot.origin, self.size, start), width)
+            (start_of(slot.origin, self.size, start, self.n * self.size), width)
             for slot in slots
             for start, width in [self.of(slot.lane)]
         ]
@@ -46,7 +95,7 @@ def end_to_end(pieces: Sequence[Array], dim: int) -> Array:
     shape = (*pieces[0].shape[:dim], size, *pieces[0].shape[dim + 1 :])
     buffer = empty(shape, pieces[0], ())
     for piece in pieces:
-        buffer = lax.dynamic_update_slice_in_dim(
+        buffer = dynamic_update_slice_in_dim(
             buffer, piece, start, dim, allow_negative_indices=False
         )
         start += piece.shape[dim]
@@ -59,7 +108,7 @@ def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]
         return x
     dim = labels.index(label)
     slices = [
-        lax.dynamic_slice_in_dim(x, at, width, dim, allow_negative_indices=False)
+        dynamic_slice_in_dim(x, at, width, dim, allow_negative_indices=False)
         for at, width in places
     ]
     return concatenated(slices, dim)
@@ -83,7 +132,7 @@ def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> A
     start = 0
     for at, width in places:
         part = lax.slice_in_dim(y, start, start + width, axis=dim)
-        whole = lax.dynamic_update_slice_in_dim(
+        whole = dynamic_update_slice_in_dim(
             whole, part, at, dim, allow_negative_indices=may_be_negative
         )
         start += width

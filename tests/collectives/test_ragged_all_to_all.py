@@ -417,6 +417,14 @@ def test_refusals_name_the_call_and_the_cure(xs, options, kind, words):
         trace(lambda: ringcoll.ragged_all_to_all(*xs, **({"axis_name": "x"} | options)))
 
 
+def test_rows_that_an_int32_cannot_count_are_refused():
+    rows = jax.ShapeDtypeStruct((2**31,), jnp.uint8)
+    numbers = jax.ShapeDtypeStruct((4,), jnp.int32)
+    mapped = jax.shard_map(call, mesh=make_mesh(2), in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(ValueError, match=r"(?s)in 2 blocks of 1073741824.*a smaller max_send"):
+        jax.jit(mapped).lower(rows, rows, *[numbers] * 4)
+
+
 def test_an_axis_of_a_vmap_is_refused_as_in_lax():
     batch = [jnp.stack([x, x]) for x in (X, Y, *[ONE] * 4)]
     with pytest.raises(NotImplementedError, match=r"over the vmapped axis 'v'.*use a mesh axis"):

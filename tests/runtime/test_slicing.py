@@ -1,9 +1,17 @@
-"""Slices of arrays: the operations that write them into their places."""
+"""Slices of arrays: the operations that write them into their places, and where they start."""
+
+import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
+from cases import MAIN, check, each_algorithm
+from support import assert_same, data, distinct, every_rank, make_mesh, per_rank
 
+import ringcoll
+from ringcoll.layers import tensor_parallel
+from ringcoll.runtime import slicing
 from ringcoll.runtime.slicing import placed
 
 WHOLE, PART = jnp.zeros((8, 8)), jnp.ones((2, 8))
@@ -37,3 +45,107 @@ def test_parts_are_put_where_they_belong(dim):
     part = PART if dim == 0 else PART.T
     result = placed(WHOLE, jnp.concatenate([part, 2 * part], dim), dim, [(6, 2), (0, 2)])
     assert result.sum(1 - dim).tolist() == [16, 16, 0, 0, 0, 0, 8, 8]
+
+
+RANKS = 4  # every algorithm runs on 4 ranks
+#: The shape of one rank's operand for shards of this size, and the call. The shards of four ranks,
+#: or the lanes of one rank, start beyond an int32.
+LONG_CALLS = {
+    "all_gather": (lambda s: (s,), {"tiled": True}),
+    "psum_scatter": (lambda s: (RANKS * s,), {"tiled": True}),
+    "psum": (lambda s: (RANKS * s + 1,), {}),  # it is padded
+    "all_to_all": (lambda s: (RANKS * s, 1), {"split_axis": 0, "concat_axis": 0, "tiled": True}),
+}
+LONG_MATMULS = {
+    "all_gather_matmul": (1, ringcoll.all_gather_matmul),
+    "matmul_reduce_scatter": (RANKS, ringcoll.matmul_reduce_scatter),
+    "column_linear": (1, lambda x, w, *by, **k: linear("column", x, w, *by, **k)),
+    "row_linear": (RANKS, lambda x, w, *by, **k: linear("row", x, w, *by, **k)),
+}
+
+
+def linear(kind, x, w, *by, **options):
+    layer = getattr(tensor_parallel, f"{kind}_linear")
+    return layer({"kernel": w}, x[None], *by, **options)[0]
+
+
+def starts(dtype, text):
+    """The lines of a lowered program that slice a long dimension at a start of this dtype."""
+    found = []
+    for line in re.findall(r"stablehlo\.dynamic_(?:update_)?slice.*", text):
+        types = [ty.split("x")[:-1] for ty in re.findall(r"tensor<([^>]*)>", line)]
+        whole, part = types[0], types[1 if "update" in line else -1]
+        is_long = any(a != b and int(a) >= 2**31 for a, b in zip(whole, part, strict=True))
+        found += [line] if is_long and f"tensor<{dtype}>" in line else []
+    return found
+
+
+def lowered(function, *shapes, check_vma=False):
+    operands = [jax.ShapeDtypeStruct((RANKS, *shape), jnp.bfloat16) for shape in shapes]
+    mapped = every_rank(make_mesh(RANKS), function, check_vma)
+    return jax.jit(mapped).lower(*operands).as_text()
+
+
+@pytest.mark.parametrize("size", [2**29 + 8, 2**32 + 8])
+@pytest.mark.parametrize("name", LONG_CALLS)
+def test_a_collective_slices_a_long_dimension_at_an_int64(name, size):
+    shape, options = LONG_CALLS[name]
+
+    def every_algorithm(x):
+        call = partial(getattr(ringcoll, name), x, "x", **options)
+        return [call(algorithm=algorithm) for algorithm in distinct(name, RANKS)]
+
+    text = lowered(every_algorithm, shape(size))
+    assert starts("i64", text)
+    assert not starts("i32", text)
+
+
+def test_so_does_the_gradient_of_a_gather_whose_result_is_the_same_on_all_ranks():
+    gather = partial(ringcoll.all_gather, axis_name="x", tiled=True, to="invarying")
+    text = lowered(lambda x: jax.vjp(gather, x)[1](gather(x)), (2**30,), check_vma=True)
+    assert starts("i64", text)
+    assert not starts("i32", text)
+
+
+@pytest.mark.parametrize("name", LONG_MATMULS)
+def test_so_do_matmuls_and_layers_and_their_gradients(name):
+    shards, function = LONG_MATMULS[name]
+
+    def every_algorithm(x, w):
+        results = []
+        for algorithm in distinct("all_gather", RANKS):
+            y, back = jax.vjp(lambda x, w, by=algorithm: function(x, w, "x", algorithm=by), x, w)
+            results += [y, *back(y)]
+        return results
+
+    text = lowered(every_algorithm, (shards * (2**29 + 8), 2), (2, 2))
+    assert starts("i64", text)
+    assert not starts("i32", text)
+
+
+def test_slices_at_int64s_are_the_same_slices(monkeypatch):
+    monkeypatch.setattr(slicing, "LONG", 1)
+    check(make_mesh(3), "x", MAIN, each_algorithm)
+
+
+def test_so_are_those_of_matmuls(monkeypatch):
+    def run(x, w):
+        results = []
+        for function in (ringcoll.all_gather_matmul, ringcoll.matmul_reduce_scatter):
+            by = partial(function, axis_name="x", algorithm="bidirectional_ring")
+            y, back = jax.vjp(by, x, w)
+            results += [y, *back(y)]
+        return results
+
+    operands = make_mesh(2), run, data((2, 6, 4)), data((2, 4, 2))
+    expected = per_rank(*operands)
+    monkeypatch.setattr(slicing, "LONG", 1)
+    assert_same(per_rank(*operands), expected)
+
+
+def test_a_tpu_refuses_a_start_of_an_int64(monkeypatch):
+    monkeypatch.setattr(slicing, "device_kind", lambda: "TPU v5p")
+    gather = partial(ringcoll.all_gather, axis_name="x", algorithm="bidirectional_ring")
+    with pytest.raises(NotImplementedError, match=r"a dimension of 2147483648 .* algorithm='lax'"):
+        lowered(partial(gather, tiled=True), (2**29,))
+    lowered(gather, (2**31,))  # ranks are a short dimension, and lanes start before 2**31
