@@ -20,7 +20,7 @@ than four devices.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ringcoll import algorithms, cost, lax, layers, moved, precision, pricing
+from ringcoll import algorithms, cost, lax, layers, precision, pricing
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
 from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
@@ -78,7 +78,6 @@ __all__ = [
     "sharded_matmul",
 ]
 
-moved.serve()
 
 if TYPE_CHECKING:
     from ringcoll import debug as debug

@@ -32,7 +32,6 @@ ROOMS = (
     "lax",
     "layers",
     *("cost", "precision", "pricing"),  # the public names of modules of `costs`
-    "moved",
     "__init__",
     "debug",
     "draw",
