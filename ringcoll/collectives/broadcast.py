@@ -62,12 +62,12 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         is_source = lax.axis_index(self.axes) == self.source
         return [jnp.where(is_source, total, jnp.zeros_like(total)) for total in totals]
 
-    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+    def under_vmap(self, x: Array, dim: int | None, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)  # not by lax: its batching rule fails
         stride = math.prod(map(lax.axis_size, after))
         major, place = divmod(self.source // stride, axis.size)
         source = major * stride + self.source % stride
-        sent = lax.index_in_dim(x, place, dim, keepdims=False)
+        sent = x if dim is None else lax.index_in_dim(x, place, dim, keepdims=False)
         return replace(self, source=source).over(before + after, sent), None
 
 

@@ -302,3 +302,27 @@ def test_python_scalars_in_a_program_that_is_run_under_vmap(name):
         return jnp.asarray(mapped(jnp.arange(4.0), 2.0))
 
     assert_same(of_all(ringcoll.lax), of_all(lax))
+
+
+def test_constants_over_a_vmapped_axis():
+    """Results have lax's weak types too: that of a Python number does not widen a bfloat16."""
+    cases = [case for case in CASES if case.shape(3) == ()]
+    cases += [case for case in MAIN if case.name in ("ppermute", "pshuffle", "pbroadcast")]
+
+    def program(traced):
+        def of_all(call):
+            return {
+                f"{case} of {type(x)}": jax.vmap(lambda _: call(case, x), axis_name="v")(batch)  # noqa: B023
+                for case in cases
+                for x in (3, 0.1, True, np.float32(0.1), np.int8(3), traced)
+            }
+
+        batch = jnp.arange(3)
+        return (
+            of_all(lambda case, x: case.ours(ringcoll.lax, x, "v", 3)),
+            of_all(lambda case, x: case.by_lax(x, "v", 3)),
+        )
+
+    ours, theirs = jax.jit(program)(0.1)
+    assert_same(ours, theirs)
+    assert jax.tree.map(jax.typeof, ours) == jax.tree.map(jax.typeof, theirs)
