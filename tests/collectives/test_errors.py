@@ -209,6 +209,16 @@ REFUSED_BY_US = {
         lambda x: lax.pbroadcast(x, "x", 1.0),
         ("ringcoll.pbroadcast", "source=1.0 is not an integer", "pass a Python int"),
     ),
+    **{
+        f"{name} of random keys": (
+            TypeError,
+            lambda x, name=name: getattr(lax, name)(
+                [x, jax.random.wrap_key_data(x.astype(jnp.uint32))], "x"
+            ),
+            (f"ringcoll.{name}", "a random key is not a number", "leave it out"),
+        )
+        for name in ("psum", "pmax", "pmin", "psum_scatter")
+    },
     "a traced source that is not an integer": (
         TypeError,
         lambda x: lax.pbroadcast(x, "x", x.sum()),
