@@ -128,6 +128,17 @@ def _scatters() -> list[Case]:
     return [*(case(dim, tiled) for dim in (-2, 0, 1, -1) for tiled in (False, True)), ones]
 
 
+class _Traced(Case):
+    """A broadcast whose source is known only when it runs."""
+
+    def ours(self, module: ModuleType, x: Any, axes: Axes, n: int, **extra: Any) -> Any:
+        source = lax.optimization_barrier(jnp.int32(self.options(n)["source"]))
+        return module.pbroadcast(x, axes, source, **extra)
+
+
+TRACED = _Traced("pbroadcast", lambda n: (3, 2), lambda n: {"source": 2 * n // 3 - n})
+
+
 def _all_reduces() -> list[Case]:
     """Cases of reductions: a size that must be padded, a size that n divides, a scalar."""
     shapes = [lambda n: (3, 2), lambda n: (3, 2 * n), lambda n: ()]
@@ -136,7 +147,8 @@ def _all_reduces() -> list[Case]:
         *cases,
         Case("pbroadcast", lambda n: (3, 2), lambda n: {"source": 2 * n // 3}),
         Case("pbroadcast", lambda n: (3, 2), lambda n: {"source": 0}),
-        Case("pbroadcast", lambda n: (3, 2 * n), lambda n: {"source": n - 1}),
+        Case("pbroadcast", lambda n: (3, 2 * n), lambda n: {"source": -1}),
+        TRACED,
     ]
 
 

@@ -98,7 +98,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
 
-    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+    def within(self, axis: Any, x: Array, dim: Any, out: int | None) -> Array:
         if self.leaves is None or len(self.axes) > 1:
             return super().within(axis, x, dim, out)
         wide = self.widen(rounded(x))

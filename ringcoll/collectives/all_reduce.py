@@ -90,8 +90,8 @@ class AllReduce(ScheduledCollective):
         mine = exchanged_along(flat, 0, self).astype(x.dtype)
         return gathered(mine)[: x.size].reshape(x.shape)
 
-    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
-        if self.leaves is None or len(self.axes) > 1:
+    def within(self, axis: Any, x: Array, dim: int | None, out: int | None) -> Array:
+        if self.leaves is None or len(self.axes) > 1 or dim is None:
             return super().within(axis, x, dim, out)
         return summed_along(self.widen(rounded(x)), dim).astype(x.dtype)
 
@@ -122,7 +122,7 @@ class AllReduce(ScheduledCollective):
                 return marked(partial(moved_as_bits, all_gather), mine, self.axes, self.groups)
             return gather_along(mine, dim, schedule, ranks, self.wire)
 
-    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+    def under_vmap(self, x: Array, dim: int | None, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)
         return self.over(before + after, self.within(axis, x, dim, None)), None
 

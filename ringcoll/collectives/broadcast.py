@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -28,18 +28,36 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
 
     A bitwise or is exact for every dtype, also for -0.0 and NaN. lax's own broadcast exists only on
     GPU. Elsewhere the built-in is the psum of the bits, which is exact too.
+
+    A primitive cannot hold a traced source. If there is one, the bits of the other ranks are
+    cleared before the primitive is bound, and `source` is None.
     """
 
     collective = "pbroadcast"
-    source: Any
+    source: Any  # an int, or None
+    traced: Array | None = field(default=None, hash=False, compare=False)
+
+    def __call__(self, *xs: Array) -> list[Array]:
+        if self.traced is None:
+            return super().__call__(*xs)
+        rest, is_source = self.traced, jnp.bool_(True)
+        on_mesh = jax.sharding.get_abstract_mesh().manual_axes
+        for axis in reversed(self.axes):
+            rest, place = jnp.divmod(rest, lax.axis_size(axis))
+            if axis in on_mesh:
+                is_source &= lax.axis_index(axis) == place
+            else:  # the axis of a vmap
+                every = [built_in.all_gather(x, axis) for x in xs]
+                xs = tuple(lax.dynamic_index_in_dim(x, place, keepdims=False) for x in every)
+        kept = [varying(_kept(is_source & (rest == 0), x), self.axes) for x in xs]
+        axes = tuple(axis for axis in self.axes if axis in on_mesh)
+        return replace(self, axes=axes, traced=None)(*kept) if axes else kept
 
     def by_lax(self, x: Array) -> Array:
-        if isinstance(self.source, int) and not 0 <= self.source < lax.axis_size(self.axes):
-            raise ValueError(f"source={self.source} is not a rank of the axis")
-        return built_in.pbroadcast(x, self.axes, self.source)
+        return built_in.pbroadcast(x, self.axes, self.source or 0)
 
     def builtin(self, x: Array, platform: str) -> Array:
-        if platform == "gpu":
+        if platform == "gpu" and self.source is not None:
             return self.by_lax(x)
         return self._by_bits(x, lambda bits: built_in.psum(bits, self.axes))
 
@@ -53,22 +71,43 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         if jnp.iscomplexobj(x):
             return lax.complex(*(self._by_bits(part, reduce) for part in (x.real, x.imag)))
         bits, back = as_bits(x, floats=None)
-        is_source = lax.axis_index(self.axes) == self.source
-        return back(reduce(jnp.where(is_source, bits, jnp.zeros_like(bits))))
+        return back(reduce(self._at_source(bits)))
+
+    def _at_source(self, x: Array) -> Array:
+        if self.source is None:
+            return x
+        return jnp.where(lax.axis_index(self.axes) == self.source, x, jnp.zeros_like(x))
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         # Give it the type of the operand: `where` returns an empty array with another type.
         totals = [varying(total, self.axes) for total in Psum(**self.for_transpose())(*cts)]
-        is_source = lax.axis_index(self.axes) == self.source
-        return [jnp.where(is_source, total, jnp.zeros_like(total)) for total in totals]
+        return [self._at_source(total) for total in totals]
 
-    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
+    def under_vmap(self, x: Array, dim: int | None, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)  # not by lax: its batching rule fails
         stride = math.prod(map(lax.axis_size, after))
         major, place = divmod(self.source // stride, axis.size)
         source = major * stride + self.source % stride
-        sent = lax.index_in_dim(x, place, dim, keepdims=False)
+        sent = x if dim is None else lax.index_in_dim(x, place, dim, keepdims=False)
         return replace(self, source=source).over(before + after, sent), None
+
+
+@jax.custom_jvp
+def _kept(is_kept: Array, x: Array) -> Array:
+    """x where it is kept, and bits that are all 0 elsewhere.
+
+    Not every narrow float has a zero, and a select of narrow floats may change the bits of a NaN.
+    """
+    bits, back = as_bits(x)
+    return back(jnp.where(is_kept, bits, jnp.zeros_like(bits)))
+
+
+@_kept.defjvp
+def _(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Array, Any]:
+    is_kept, t = primals[0], tangents[1]
+    if t.dtype != jax.dtypes.float0:
+        t = jnp.where(is_kept, t, jnp.zeros_like(t))
+    return _kept(*primals), t
 
 
 def pbroadcast(
@@ -76,8 +115,9 @@ def pbroadcast(
 ) -> Pytree:
     """The source rank's x on every rank, bit by bit.
 
-    `x: [a, b] -> [a, b]`. This runs on every platform; lax's runs only on GPU. If `source`
-    is traced, lax does the whole call.
+    `x: [a, b] -> [a, b]`. This runs on every platform; lax's runs only on GPU. `source` counts
+    from 0, or from the last rank with -1. It may be traced. Then it must be the same on all ranks,
+    "lax" is the psum of the bits on every platform, and a source that is not a rank gives zeros.
 
     Steps and bytes: as `psum`. It is a psum to which all ranks but one contribute zeros. It
     sends as many bytes as van de Geijn's scatter and all-gather.
@@ -86,7 +126,8 @@ def pbroadcast(
 
     Raises:
         ValueError: x does not vary over the axis (under `check_vma=True`), as in lax; or
-            there is no such source.
+            there is no such source, unless it is traced.
+        TypeError: `source` is not an integer.
 
     Source: Chan et al. (2007).
 
@@ -97,7 +138,20 @@ def pbroadcast(
     [4 4 4 4]
     """
     call = Call("pbroadcast", axis_name, arguments={"source": source})
-    is_traced = isinstance(source, jax.core.Tracer)
-    source = source if is_traced else call.integer("source")
-    broadcast = Pbroadcast(axes=call.axes, source=source)
-    return each(call, x, broadcast, algorithm=algorithm, is_only_lax_s=is_traced)
+    if not jax.tree.leaves(x):
+        return x
+    n = call.ask(call.rank_count)
+    if isinstance(source, jax.core.Tracer):
+        kind = ValueError if source.shape else TypeError
+        if source.shape or not jnp.issubdtype(source.dtype, jnp.integer):
+            words = f"source is {source.dtype.name}{list(source.shape)}"
+            raise call.refusal(kind, words, "pass one integer")
+        source = jnp.int32(source)
+        counted = jnp.where(source < 0, source + n, source)
+        broadcast = Pbroadcast(axes=call.axes, source=None, traced=counted)
+    else:
+        rank = call.integer("source")
+        if not -n <= rank < n:
+            raise call.refusal(ValueError, f"source={rank} is not a rank of the axis")
+        broadcast = Pbroadcast(axes=call.axes, source=rank % n)
+    return each(call, x, broadcast, algorithm=algorithm)

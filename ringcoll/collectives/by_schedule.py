@@ -121,7 +121,7 @@ class ScheduledCollective(Collective):
             )
         return super().over(axes, x)
 
-    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+    def within(self, axis: Any, x: Array, dim: int | None, out: int | None) -> Array:
         if self.leaves is not None and len(self.axes) > 1:
             raise NotImplementedError(
                 f"{self.primitive.name} over {self.axes} with order='tree': {axis.name!r} is the "

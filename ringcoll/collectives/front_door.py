@@ -33,6 +33,8 @@ _OF_CONSTANTS = ("psum", "pmean")
 #: Leaves of up to this many bytes share messages: up to this size, rounds take longer than the two
 #: copies that sharing needs. Measured on CPU.
 PACK_UP_TO = 1 << 18
+#: The functions for which lax refuses random keys over an axis of a mesh, when it lowers them.
+_OF_NUMBERS = ("psum", "pmax", "pmin", "psum_scatter")
 
 
 def each(
@@ -63,6 +65,9 @@ def each(
     if call.grouped is not None:
         call.ask(check_groups, call.grouped, call.ask(call.rank_count))
     types = [call.ask(jax.typeof, leaf) for leaf in leaves]
+    on_mesh = {*jax.sharding.get_abstract_mesh().manual_axes} & {*call.axes}
+    if call.name in _OF_NUMBERS and on_mesh and any(map(_is_key, types)):
+        raise call.refusal(TypeError, "a random key is not a number", "leave it out")
     collectives = [collective] * len(leaves)
     if dims:
         added = collective.stacks and not collective.tiled
@@ -104,7 +109,7 @@ def each(
         for members in packs.values():
             first = members[0]
             bound = replace(collectives[first], **settings)  # packed ones have no dims
-            if jnp.issubdtype(operands[first].dtype, jax.dtypes.prng_key):
+            if _is_key(operands[first]):
                 results[first] = _of_key(bound, operands[first])
             else:
                 results |= zip(members, bound(*(operands[i] for i in members)), strict=True)
@@ -227,6 +232,10 @@ def _by_lax(call: Call, leaf: Any, collective: Collective, accumulate_dtype: Any
     if accumulate_dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         return call.ask(by_lax, leaf)
     return call.ask(by_lax, jnp.astype(leaf, accumulate_dtype)).astype(dtype)
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _of_key(collective: Collective, key: Array) -> Array:

@@ -83,11 +83,12 @@ class Collective:
         """The linear transpose, applied to the cotangents of all operands."""
         raise NotImplementedError
 
-    def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int | None]:
+    def under_vmap(self, x: Array, dim: Any, axis: Any) -> tuple[Array, int | None]:
         """The same if `axis` (its name and size) is a vmap, mapped at `dim` of x.
 
         All data along that axis is on one device: there is nothing to send, and lax's
-        own batching rule says what to compute.
+        own batching rule says what to compute. A collective that `packs` also gets operands
+        that are not mapped: `dim` is None.
         """
         return jax.vmap(self.by_lax, dim, 0, axis_name=axis.name)(x), 0
 
@@ -100,10 +101,10 @@ class Collective:
         i = self.axes.index(axis.name)
         return self.axes[:i], self.axes[i + 1 :]
 
-    def within(self, axis: Any, x: Array, dim: int, out: int | None) -> Array:
+    def within(self, axis: Any, x: Array, dim: int | None, out: int | None) -> Array:
         """The collective along only the vmapped axis, at `dim` of x and `out` of the result."""
         along = replace(self, axes=(axis.name,))
-        return jax.vmap(along.by_lax, dim, out, axis_name=axis.name)(x)
+        return jax.vmap(along.by_lax, dim, out, axis_name=axis.name, axis_size=axis.size)(x)
 
     def batched(self, dim: int) -> Self:
         """The same collective for operands with a batch dimension at `dim`."""
@@ -145,8 +146,10 @@ class Collective:
                     f"{self.primitive.name} over the vmapped axis {axis.name!r} with "
                     f"axis_index_groups={self.groups}; use a mesh axis, or reshape the batch"
                 )
-            pairs = [
-                (jnp.broadcast_to(x, (axis.size, *jnp.shape(x))), 0) if dim is None else (x, dim)
+            pairs = [  # lax's all_to_all is wrong for an operand that is not mapped
+                (jnp.broadcast_to(x, (axis.size, *jnp.shape(x))), 0)
+                if dim is None and not self.packs
+                else (jnp.asarray(x), dim)
                 for x, dim in zip(xs, dims, strict=True)
             ]
             results = [self.under_vmap(x, dim, axis) for x, dim in pairs]

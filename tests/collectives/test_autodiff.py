@@ -6,6 +6,7 @@ and every entry of its matrix is compared. The data are small integers, so resul
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -29,10 +30,11 @@ class Case(NamedTuple):
     collective: str | None = None  # whose algorithms it runs by
 
 
-def pbroadcast(module, x, axis, n, **keywords):
+def pbroadcast(module, x, axis, n, is_traced=False, **keywords):
     if module is lax:  # whose own has no CPU lowering
         return lax.psum(jnp.where(lax.axis_index(axis) == n - 1, x, 0), axis)
-    return module.pbroadcast(x, axis, n - 1, **keywords)
+    source = lax.optimization_barrier(jnp.int32(n - 1)) if is_traced else n - 1
+    return module.pbroadcast(x, axis, source, **keywords)
 
 
 def to_next(n):
@@ -97,6 +99,12 @@ CASES = {
     ),
     "pbroadcast": Case(
         lambda n: (3,), pbroadcast, lambda x: np.stack([x[-1]] * len(x)), "pbroadcast"
+    ),
+    "pbroadcast from a traced source": Case(
+        lambda n: (3,),
+        partial(pbroadcast, is_traced=True),
+        lambda x: np.stack([x[-1]] * len(x)),
+        "pbroadcast",
     ),
     "ppermute": Case(
         lambda n: (2,),

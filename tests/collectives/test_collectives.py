@@ -4,7 +4,7 @@ from functools import partial
 from math import prod
 
 import pytest
-from cases import CASES, MAIN, Case, check, each_algorithm, first_algorithm
+from cases import CASES, MAIN, TRACED, Case, check, each_algorithm, first_algorithm
 from hypothesis import given
 from hypothesis import strategies as st
 from support import SIZES, make_mesh, mostly_exhaustive
@@ -52,7 +52,7 @@ def test_eager_without_types():
     mostly_exhaustive(SEVERAL_AXES, lambda _, axes: axes[0] == "z"),
 )
 def test_several_axes(shape, axes):
-    check(make_mesh(*shape), axes, MAIN, first_algorithm)
+    check(make_mesh(*shape), axes, [*MAIN, TRACED], first_algorithm)
 
 
 @pytest.mark.parametrize(

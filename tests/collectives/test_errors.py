@@ -219,6 +219,26 @@ REFUSED_BY_US = {
         lambda x: lax.pbroadcast(x, "x", 1.0),
         ("ringcoll.pbroadcast", "source=1.0 is not an integer", "pass a Python int"),
     ),
+    **{
+        f"{name} of random keys": (
+            TypeError,
+            lambda x, name=name: getattr(lax, name)(
+                [x, jax.random.wrap_key_data(x.astype(jnp.uint32))], "x"
+            ),
+            (f"ringcoll.{name}", "a random key is not a number", "leave it out"),
+        )
+        for name in ("psum", "pmax", "pmin", "psum_scatter")
+    },
+    "a traced source that is not an integer": (
+        TypeError,
+        lambda x: lax.pbroadcast(x, "x", x.sum()),
+        ("ringcoll.pbroadcast", "source is float32[]", "pass one integer"),
+    ),
+    "several sources": (
+        ValueError,
+        lambda x: lax.pbroadcast(x, "x", lax.axis_index("x")[None]),
+        ("ringcoll.pbroadcast", "source is int32[1]", "pass one integer"),
+    ),
     "a dimension that is not an integer": (
         TypeError,
         lambda x: lax.all_gather(x, "x", axis="0"),

@@ -4,15 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, MAIN, first_algorithm, operand
+from cases import CASES, MAIN, TRACED, each_algorithm, first_algorithm, operand
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import assert_same, data, make_mesh, mostly_exhaustive, per_rank
+from support import SIZES, assert_same, crossed, data, make_mesh, mostly_exhaustive, per_rank
 
 import ringcoll.lax
 
+PERMUTES = ("ppermute", "pshuffle")
 REPLICATING = [case for case in MAIN if case.name in ("psum", "pmean", "pmax", "pmin")]
 
 
@@ -120,7 +121,7 @@ def test_vmap_of_some_leaves(case):
 def test_over_a_vmapped_axis(n):
     def program(xs):
         results = {"ours": {}, "theirs": {}}
-        for case in MAIN:
+        for case in [*MAIN, TRACED]:
             ours, theirs = ours_and_theirs(case, "v", n)
             if case.name == "pbroadcast":  # by a gather, as lax's own does not work here either
                 theirs = lambda x, case=case: lax.all_gather(x, "v")[case.options(n)["source"]]  # noqa: E731
@@ -128,7 +129,8 @@ def test_over_a_vmapped_axis(n):
                 results[by][str(case)] = jax.vmap(function, axis_name="v")(xs[str(case)])
         return results
 
-    results = jax.jit(program)({str(case): data((n, *case.shape(n))) for case in MAIN})
+    xs = {str(case): data((n, *case.shape(n))) for case in [*MAIN, TRACED]}
+    results = jax.jit(program)(xs)
     assert_same(results["ours"], results["theirs"])
 
 
@@ -148,7 +150,7 @@ def test_results_over_a_vmapped_axis_are_not_mapped(case):
 def test_over_vmapped_and_mesh_axes(axes):
     """As on a mesh that has all three axes. (lax does not take several vmapped axes.)"""
     n = 2 ** len(axes)
-    cases = [case for case in MAIN if case.name not in ("ppermute", "pshuffle")]
+    cases = [case for case in [*MAIN, TRACED] if case.name not in PERMUTES]
     whole, part = make_mesh(2, 2, 2, names="xvw"), make_mesh(2)
     operands = {str(case): operand(case, whole, n) for case in cases}
 
@@ -302,3 +304,46 @@ def test_python_scalars_in_a_program_that_is_run_under_vmap(name):
         return jnp.asarray(mapped(jnp.arange(4.0), 2.0))
 
     assert_same(of_all(ringcoll.lax), of_all(lax))
+
+
+def test_constants_over_a_vmapped_axis():
+    """Results have lax's weak types too: that of a Python number does not widen a bfloat16."""
+    cases = [case for case in CASES if case.shape(3) == ()]
+    cases += [case for case in MAIN if case.name in (*PERMUTES, "pbroadcast")]
+
+    def program(traced):
+        def of_all(call):
+            return {
+                f"{case} of {type(x)}": jax.vmap(lambda _: call(case, x), axis_name="v")(batch)  # noqa: B023
+                for case in cases
+                for x in (3, 0.1, True, np.float32(0.1), np.int8(3), traced)
+            }
+
+        batch = jnp.arange(3)
+        return (
+            of_all(lambda case, x: case.ours(ringcoll.lax, x, "v", 3)),
+            of_all(lambda case, x: case.by_lax(x, "v", 3)),
+        )
+
+    ours, theirs = jax.jit(program)(0.1)
+    assert_same(ours, theirs)
+    assert jax.tree.map(jax.typeof, ours) == jax.tree.map(jax.typeof, theirs)
+
+
+@pytest.mark.parametrize(("n", "check_vma"), crossed(SIZES, (True, False)))
+def test_every_source_that_is_traced(n, check_vma):
+    """By every algorithm, under vmap and scan. A source that is not a rank gives zeros."""
+    sources = np.arange(-n - 1, n + 1)
+
+    def program(x):
+        def by(**extra):
+            send = lambda source: ringcoll.lax.pbroadcast(x, "x", source, **extra)  # noqa: E731
+            return jax.vmap(send)(sources), lax.map(send, sources)
+
+        return {str(extra): by(**extra) for extra in each_algorithm(TRACED, n)}
+
+    x = data((n, 3))
+    expected = np.concatenate([0 * x[:1], x, x, 0 * x[:1]])
+    for name, results in per_rank(make_mesh(n), program, x, check_vma=check_vma).items():
+        for result in results:
+            np.testing.assert_array_equal(result, np.stack([expected] * n), name)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, MAIN, check, each_algorithm, first_algorithm
+from cases import CASES, MAIN, TRACED, check, each_algorithm, first_algorithm
 from jax import lax
 from jax.sharding import PartitionSpec as P
 from support import assert_same, make_mesh, mostly_exhaustive, per_rank
@@ -92,7 +92,7 @@ def test_the_sum_of_one_is_the_number_of_ranks():
     assert_same(per_rank(make_mesh(3), program, np.zeros(3)), np.full(3, 3, np.float32))
 
 
-MOVERS = [case for case in MAIN if case.name not in (*SUMS, "psum_scatter")]
+MOVERS = [case for case in [*MAIN, TRACED] if case.name not in (*SUMS, "psum_scatter")]
 
 
 @pytest.mark.parametrize(
