@@ -128,7 +128,11 @@ def check_specs(
                     f"{name}: dimension {dim} of its shape {tuple(leaf.shape)} is not divisible by "
                     f"the {ranks} ranks of {entry!r}"
                 )
-                cure = "use a size that divides, fewer ranks, or leave that dimension whole"
+                cure = (
+                    "use a size that divides, fewer ranks, or leave that dimension whole; of the "
+                    "layers of tensor_parallel, only embeddings may be whole, and the keys and "
+                    "values of attention(kv_heads=)"
+                )
                 raise refusal(ValueError, function, words, cure)
 
     map_with_specs(function, check, params, specs)

@@ -212,19 +212,10 @@ def cross_entropy(
     return losses(total, label) if order is None else leaf_by_leaf(losses, total, [label])[0]
 
 
-@jax.custom_vjp
+@partial(jax.checkpoint, prevent_cse=False)
 def _sum_of_exps(logits: Array, top: Array) -> Array:
-    """The sum of exponentials. Its gradient keeps the logits; autodiff would keep exponentials."""
+    """The sum of exponentials. Its gradient keeps the logits, and computes exponentials again."""
     return jnp.exp(logits.astype(top.dtype) - top[..., None]).sum(-1)
-
-
-def _sum_of_exps_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
-    logits, top = residuals
-    exps = jnp.exp(logits.astype(top.dtype) - top[..., None])
-    return (exps * ct[..., None]).astype(logits.dtype), jnp.zeros_like(top)
-
-
-_sum_of_exps.defvjp(lambda *operands: (_sum_of_exps(*operands), operands), _sum_of_exps_backward)
 
 
 def _own(ids: Array, size: int, axis_name: AxisName) -> tuple[Array, Array]:
