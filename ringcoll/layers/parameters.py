@@ -128,7 +128,10 @@ def check_specs(
                     f"{name}: dimension {dim} of its shape {tuple(leaf.shape)} is not divisible by "
                     f"the {ranks} ranks of {entry!r}"
                 )
-                cure = "use a size that divides, fewer ranks, or leave that dimension whole"
+                cure = (
+                    "use a size that divides, fewer ranks, or leave that dimension whole (for "
+                    "tensor_parallel only in an embedding, or in keys: attention(kv_heads=))"
+                )
                 raise refusal(ValueError, function, words, cure)
 
     map_with_specs(function, check, params, specs)

@@ -1,21 +1,30 @@
 """The two halves of a transformer block: attention by heads, and the MLP by features."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from math import gcd
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
-from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
-from ringcoll.layers.linear import LayerOptions, by_columns, columns, rows
-from ringcoll.layers.parameters import field, refusal
+from ringcoll.layers.linear import (
+    LayerOptions,
+    by_columns,
+    check_bias,
+    columns,
+    kernel_and_bias,
+    rank_count,
+    rows,
+)
+from ringcoll.layers.parameters import check_alike, check_bound, field, refusal
 
 Activation = Callable[[Array], Array]
 #: (query: [b, s, heads, k]; key, value: [b, s, groups, k]) -> [b, s, heads, k]
@@ -147,6 +156,7 @@ def attention(
     rotary_base: float | None = 10000.0,
     positions: ArrayLike | None = None,
     attend: Attend | None = None,
+    kv_heads: int | None = None,
     sequence_parallel: bool = True,
     algorithm: Algorithm = "auto",
     residuals: str = "save",
@@ -171,11 +181,16 @@ def attention(
         attend: a function (query, key, value) -> `[b, s, heads, k]`, the shape of query; None for
             `jax.nn.dot_product_attention`, whose scores are float32 even for float64. Your own
             function applies its own mask: `causal` is not passed to it.
+        kv_heads: g, the heads of keys and values of the whole model. If the ranks do not divide
+            them, leave keys and values whole, or cut them over only the first axes of `axis_name`:
+            each rank uses the heads of its own queries. Checked types say how keys are cut, except
+            after `copied`. Without them, None is refused if a rank may have all heads or a part.
 
     Steps and bytes: as `mlp`; query, key and value share one gather.
 
     Gradient, raises, `params` and options: as `column_linear` and `row_linear`; and
-        ValueError: the heads of a rank are not a multiple of its heads of keys.
+        ValueError: heads of queries are not a multiple of those of keys; `kv_heads` does not fit,
+            or is needed; ranks share heads of keys, with `order="tree"`.
 
     Source: Vaswani et al. (2017); Ainslie et al., "GQA" (2023); Shoeybi et al. (2019).
 
@@ -198,16 +213,24 @@ def attention(
         order=order,
         leaves=leaves,
     )
-    linears = [(name, field(params, name)) for name in ("query", "key", "value")]
-    query, key, value = columns("attention", linears, x, axis_name, options)
-    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
-    if query.ndim not in (3, 4) or key.ndim != query.ndim:
-        words, cure = f"on a rank: {shapes}", "pass x: [b, s, d] and kernels [d, heads, head_dim]"
+    linears = {name: kernel_and_bias(field(params, name)) for name in ("query", "key", "value")}
+    kernels = {name: kernel for name, (kernel, _) in linears.items()}
+    check_alike("attention", x=x, **kernels)
+    check_bound("attention", axis_name)
+    query, key, value = (kernel.shape for kernel in kernels.values())
+    words = f"x is {x.shape}; on a rank: query {query}, key {key}, value {value}"
+    if x.ndim not in (2, 3) or {len(query), len(key), len(value)} != {3}:
+        cure = "pass x: [b, s, d] and kernels [d, heads, head_dim]"
         raise refusal(ValueError, "attention", words, cure)
-    heads, groups = query.shape[-2], key.shape[-2]
-    if value.shape != key.shape or heads % groups or query.shape[-1] != key.shape[-1]:
-        cure = "queries must have a multiple of the heads of keys and values, of the same width"
-        raise refusal(ValueError, "attention", f"on a rank: {shapes}", cure)
+    if value != key or query[-1] != key[-1]:
+        cure = "keys must have as many heads as values, and heads of one width"
+        raise refusal(ValueError, "attention", words, cure)
+    own = _heads_of_own_queries(kv_heads, **kernels, axis_name=axis_name, order=order)
+    if own is not None:
+        for name in "key", "value":
+            linears[name] = _with_heads(own, *linears[name])
+    named = [(name, {"kernel": kernel, "bias": bias}) for name, (kernel, bias) in linears.items()]
+    query, key, value = columns("attention", named, x, axis_name, options)
     where = None
     if rotary_base is not None:
         length = query.shape[-3]
@@ -228,8 +251,61 @@ def attention(
     if order is None:
         mixed = mixed_heads(where, (query, key, value))
     else:  # one group of heads at a time, so that shapes do not depend on the number of ranks
-        mixed = slices_by_leaf(mixed_heads, where, [query, key, value], -2, groups)
+        mixed = slices_by_leaf(mixed_heads, where, [query, key, value], -2, key.shape[-2])
     return rows("attention", "out", field(params, "out"), mixed, axis_name, options)
+
+
+def _heads_of_own_queries(
+    kv_heads: int | None,
+    query: Array,
+    key: Array,
+    value: Array,
+    axis_name: AxisName,
+    order: str | None,
+) -> Array | None:
+    """Which of a rank's heads of keys its queries see, in order; None for all of them, in order.
+
+    The heads of keys are cut over the first axes of `axis_name`: none of them, some, or all.
+    """
+    heads, groups, ranks = query.shape[1], key.shape[1], rank_count(axis_name)
+    axes = tuple(axis for axis in axes_of(axis_name) if rank_count(axis) > 1)
+    rank = lax.axis_index(axes)
+    is_typed = {*axes} <= jax.typeof(rank).mat.varying  # and not the axes of a `vmap`
+    types = [{*axes} & jax.typeof(kernel).mat.varying for kernel in (key, value)]
+
+    def possible(cut: tuple[Hashable, ...]) -> bool:
+        total = groups * rank_count(cut)
+        if not total or heads * ranks % total or kv_heads not in (None, total):
+            return False
+        given = kv_heads is not None  # then keys may vary over more axes, as those of `copied` do
+        return not is_typed or all({*cut} == of or (given and {*cut} < of) for of in types)
+
+    cuts = [axes[:i] for i in range(len(axes) + 1) if possible(axes[:i])]
+    if cuts and groups == 1 and order is None:
+        return None  # a rank's only head, however the heads are cut
+    if len(cuts) != 1:
+        has = f"each of {ranks} ranks has {heads} heads of queries and {groups} of keys"
+        cure = "pass kv_heads= of the whole model; a rank has all of them, or an equal part"
+        raise refusal(ValueError, "attention", f"kv_heads={kv_heads}, and {has}", cure)
+    (cut,) = cuts
+    if cut == axes:
+        return None
+    if order is not None:
+        words = f"order={order!r}, and several ranks share heads of keys"
+        cure = "cut the heads of keys over all ranks, or pass order=None"
+        raise refusal(ValueError, "attention", words, cure)
+    sharing = heads * ranks // (groups * rank_count(cut))  # heads of queries for one of keys
+    alike = gcd(heads, sharing)  # so many consecutive heads of a rank's queries see the same one
+    first = rank * heads + jnp.arange(0, heads, alike)
+    return first // sharing - lax.axis_index(cut) * groups
+
+
+def _with_heads(own: Array, kernel: Array, bias: Array | None) -> tuple[Array, Array | None]:
+    """Some heads of a linear layer. A bias of one number for each feature is that of all heads."""
+    if bias is not None:
+        check_bias("attention", kernel.shape, bias)
+        bias = bias if bias.ndim < 2 else jnp.take(bias, own, axis=-2)
+    return jnp.take(kernel, own, axis=-2), bias
 
 
 def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:

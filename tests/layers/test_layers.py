@@ -15,7 +15,7 @@ import layer_references as reference
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import make_mesh, mostly_exhaustive
+from support import crossed, make_mesh, mostly_exhaustive
 from test_matmul_gradients import gamma
 
 from ringcoll.layers import tensor_parallel as tp
@@ -75,6 +75,8 @@ def by_layers(params, tokens, labels, **options):
     vocabulary = {k: v for k, v in options.items() if k in ("sequence_parallel", "algorithm")}
     vocabulary["algorithm"] = "ring"
     x = tp.embed(params["embed"], tokens, "z", **vocabulary)
+    groups = 2 * jax.lax.axis_size("z")
+    attention = partial(tp.attention, attend=attend, kv_heads=groups, **options)
     middle = tp.column_linear(params["up"], x, "z", **options)
     logits = tp.unembed(params["unembed"], x, "z", **options)
     return {
@@ -82,7 +84,7 @@ def by_layers(params, tokens, labels, **options):
         "linear": tp.row_linear(params["down"], middle, "z", **options),
         "mlp": tp.mlp(params["mlp"], x, "z", **options),
         "gated_mlp": tp.gated_mlp(params["gated_mlp"], x, "z", **options),
-        "attention": tp.attention(params["attention"], x, "z", attend=attend, **options),
+        "attention": attention(params["attention"], x, "z"),
         "rms_norm": tp.rms_norm(params["rms_norm"], x, "z"),
         "layer_norm": tp.layer_norm(params["layer_norm"], x, "z"),
         "cross_entropy": tp.cross_entropy(logits, labels, "z", algorithm="ring"),
@@ -285,6 +287,65 @@ def test_attention_is_that_of_jax_and_takes_positions():
     assert not np.allclose(program(rotary_base=None), usual)
 
 
+#: Heads of queries, heads of keys, the mesh, and the axis over which the heads of keys are cut.
+SHARED = [
+    (8, 2, (4,), None),
+    (8, 2, (8,), None),
+    (6, 3, (2,), None),
+    (8, 1, (4,), None),
+    (8, 4, (2, 2), "y"),
+    (8, 4, (2, 2), None),
+]
+
+
+@pytest.mark.parametrize(("case", "mode"), crossed(SHARED, MODES))
+def test_ranks_that_share_heads_of_keys_use_those_of_their_queries(case, mode):
+    (heads, groups, shape, cut), (sequence_parallel, check_vma) = case, mode
+    mesh, rng = make_mesh(*shape, names="yz"[-len(shape) :]), np.random.default_rng(5)
+    axes = mesh.axis_names
+    shapes = {"query": (D, heads, K), "key": (D, groups, K), "value": (D, groups, K)}
+    with jax.enable_x64(True):
+        params = {name: rng.standard_normal(shape) / 3 for name, shape in shapes.items()}
+        params["key"] = {"kernel": params["key"], "bias": rng.standard_normal((groups, K))}
+        params["out"] = rng.standard_normal((heads, K, D)) / 3
+        x = rng.standard_normal((2, 2 * mesh.size, D))
+        specs = tp.partition_specs(params, axes, columns={"query": -2})
+        keys = tp.partition_specs(params, cut, columns={"key": -2, "value": -2}, rows={})
+        specs |= {name: keys[name] for name in ("key", "value")}
+        data = P(None, axes if sequence_parallel else None)
+
+        def ours(params, x):
+            options = {"sequence_parallel": sequence_parallel, "attend": reference.attend}
+            known = groups
+            if check_vma and sequence_parallel:
+                known = None  # types say it
+            else:
+                params = tp.copied(params, axes)  # and now they do not
+            return tp.attention(params, x, axes, kv_heads=known, algorithm="lax", **options)
+
+        mapped = jax.shard_map(
+            ours, mesh=mesh, in_specs=(specs, data), out_specs=data, check_vma=check_vma
+        )
+        expected = with_gradients(jax.numpy_rank_promotion("allow")(reference.attention))
+        close(with_gradients(mapped)(params, x), expected(params, x), terms=x.size * D * 8)
+
+
+@pytest.mark.parametrize("kv_heads", [None, 3, 4])
+def test_heads_of_keys_that_may_be_all_or_a_part_are_refused(kv_heads):
+    params = {"query": np.ones((D, 8, K)), "key": np.ones((D, 2, K)), "value": np.ones((D, 2, K))}
+    params["out"] = np.ones((8, K, D))
+    specs = tp.partition_specs(params, "z", columns={"query": -2})
+
+    def call(params, x):
+        return tp.attention(params, x, "z", kv_heads=kv_heads, sequence_parallel=False)
+
+    mapped = jax.shard_map(
+        call, mesh=make_mesh(4, names="z"), in_specs=(specs, P()), out_specs=P(), check_vma=False
+    )
+    with pytest.raises(ValueError, match=r"kv_heads=.*; pass kv_heads= of the whole"):
+        jax.eval_shape(mapped, params, np.ones((2, 4, D)))
+
+
 def test_rows_of_a_table_have_a_forward_derivative():
     tokens = jnp.arange(8).reshape(1, 8)
     embed = jax.shard_map(
@@ -296,3 +357,23 @@ def test_rows_of_a_table_have_a_forward_derivative():
     table = jnp.arange(16.0).reshape(8, 2)
     _, found = jax.jvp(lambda table: jax.jit(embed)(table, tokens), (table,), (2 * table,))
     np.testing.assert_array_equal(found[0], 2 * table)
+
+
+@pytest.mark.parametrize("jit", [jax.jit, lambda function: function], ids=["jit", "eager"])
+def test_losses_have_a_product_with_their_hessian(jit):
+    rng = np.random.default_rng(6)
+    logits, along = (rng.standard_normal((3, 8)).astype(np.float32) for _ in range(2))
+    labels = np.array([0, 5, 7])
+    losses = jax.shard_map(
+        partial(tp.cross_entropy, axis_name="z", algorithm="ring"),
+        mesh=make_mesh(4, names="z"),
+        in_specs=(P(None, "z"), P()),
+        out_specs=P(),
+    )
+
+    def product(losses):
+        gradient = jax.grad(lambda logits: (losses(logits, labels) ** 2).sum())
+        return jit(lambda x, v: jax.jvp(gradient, (x,), (v,))[1])(logits, along)
+
+    # float32, and sums of a few terms of order one
+    np.testing.assert_allclose(product(losses), product(reference.cross_entropy), atol=2.0**-18)

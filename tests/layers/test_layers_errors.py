@@ -101,15 +101,25 @@ CALLS = {
     "grouped heads": (
         lambda: tp.attention(with_leaf(HEADS, query=ones(8, 3, 4), key=ones(8, 2, 4)), X, "x"),
         ValueError,
-        "attention: on a rank: query (2, 12, 3, 4), key (2, 12, 2, 4), value (2, 12, 1, 4); quer",
+        "on a rank: query (8, 3, 4), key (8, 2, 4), value (8, 1, 4); keys must have as many heads",
     ),
     "heads of other sizes": (
         lambda: tp.attention(with_leaf(HEADS, query=ones(8, 2, 6)), X, "x"),
         ValueError,
-        "queries must have a multiple of the heads of keys and values, of the same width",
+        "keys must have as many heads as values, and heads of one width",
+    ),
+    "heads of keys that are not those of the model": (
+        lambda: tp.attention(HEADS, X, "x", kv_heads=2),
+        ValueError,
+        "attention: kv_heads=2, and each of 4 ranks has 2 heads of queries and 1 of keys; pass",
+    ),
+    "heads of keys that ranks share, in an order": (
+        lambda: tp.attention(HEADS, X, "x", order="tree", leaves=4),
+        ValueError,
+        "attention: order='tree', and several ranks share heads of keys; cut",
     ),
     "flat heads": (
-        lambda: tp.attention(with_leaf(HEADS, query=ones(8, 8)), X, "x"),
+        lambda: tp.attention(dict.fromkeys(HEADS, ones(8, 8)), X, "x"),
         ValueError,
         "pass x: [b, s, d] and kernels [d, heads, head_dim]",
     ),
@@ -340,7 +350,7 @@ PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
             lambda mesh: fsdp.shard(PARAMS, tp.partition_specs(PARAMS, "x"), mesh),
             ValueError,
             "shard: attention/query: dimension 1 of its shape (8, 6, 4) is not divisible by the 4 "
-            "ranks of 'x'; use a size that divides, fewer ranks, or leave",
+            "ranks of 'x'; use a size that divides, fewer ranks, or",
         ),
         (
             lambda mesh: fsdp.shard(PARAMS, tp.partition_specs(PARAMS, "model"), mesh),

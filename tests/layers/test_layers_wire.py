@@ -282,7 +282,7 @@ def test_layers_are_their_collectives_with_a_wire(n, codes, sequence_parallel, c
 @pytest.mark.parametrize("argument", ["wire", "gradient_wire"])
 @pytest.mark.parametrize("name", ["column_linear", "row_linear", *LAYERS, "embed", "unembed"])
 def test_what_is_no_wire_is_refused(name, argument, sequence_parallel):
-    params = {**parameters(2), "kernel": np.ones((D, D), np.float32)}
+    params = {**parameters(1), "kernel": np.ones((D, D), np.float32)}
     x = np.zeros((2, 4), int) if name == "embed" else np.ones((2, 4, D), np.float32)
     refused = [("int3", ValueError, "int3"), (8, TypeError, "not a wire")]
     refused += [(Wire("int8", stochastic=jax.random.key(0)), ValueError, "only rounds to nearest")]
