@@ -51,7 +51,8 @@ def embed(
     Gradient: an all-gather, or nothing; then each rank adds to its own rows. `wire` is what the
     sum's messages hold; `gradient_wire` is what the messages of that all-gather hold (see
     `ringcoll.Wire`). With `sequence_parallel=False` it is as for `row_linear`. With a wire, a NaN
-    spreads to all values of its block.
+    spreads to all values of its block. There is forward mode (`jvp`), but not with an `order`, nor
+    with a wire where the sequence is sharded.
 
     Raises:
         TypeError: the tokens are not integers.
@@ -169,7 +170,8 @@ def cross_entropy(
 
     Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.
 
-    Gradient: softmax(logits), minus one at the label, for each rank's part. Nothing is sent.
+    Gradient: softmax(logits), minus one at the label, for each rank's part. Nothing is sent. There
+    is forward mode (`jvp`) too, but not with an `order`.
 
     Raises:
         TypeError: the labels are not integers.
@@ -212,19 +214,10 @@ def cross_entropy(
     return losses(total, label) if order is None else leaf_by_leaf(losses, total, [label])[0]
 
 
-@jax.custom_vjp
+@partial(jax.checkpoint, prevent_cse=False)
 def _sum_of_exps(logits: Array, top: Array) -> Array:
-    """The sum of exponentials. Its gradient keeps the logits; autodiff would keep exponentials."""
+    """The sum of exponentials. Its gradient keeps the logits, and computes exponentials again."""
     return jnp.exp(logits.astype(top.dtype) - top[..., None]).sum(-1)
-
-
-def _sum_of_exps_backward(residuals: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
-    logits, top = residuals
-    exps = jnp.exp(logits.astype(top.dtype) - top[..., None])
-    return (exps * ct[..., None]).astype(logits.dtype), jnp.zeros_like(top)
-
-
-_sum_of_exps.defvjp(lambda *operands: (_sum_of_exps(*operands), operands), _sum_of_exps_backward)
 
 
 def _own(ids: Array, size: int, axis_name: AxisName) -> tuple[Array, Array]:
