@@ -24,7 +24,8 @@ shards in an ordinary `lax.scan` multiplies while the kernel arrives; it is the 
 are sharded by columns. The other two are `scan_layers(fused=True)` with `linear`, and
 `scan_layers` by itself, for any layer.
 
-For gradients inside `shard_map` under `check_vma=False` see `ringcoll.layers.tensor_parallel`.
+For gradients inside `shard_map` under `check_vma=False` see `ringcoll.layers.tensor_parallel`. JAX
+refuses forward mode (`jvp`), as for every `custom_vjp`.
 """
 
 from math import prod

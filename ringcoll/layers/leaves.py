@@ -34,7 +34,8 @@ def by_leaves(
     Steps and bytes: nothing is sent. A rank computes one leaf after the other, and holds the
     gradients of several until they are added.
 
-    Gradient: for the parameters the sum over the leaves, by the tree.
+    Gradient: for the parameters the sum over the leaves, by the tree. JAX refuses forward mode
+    (`jvp`), as for every `custom_vjp`.
 
     Raises:
         NameError: an axis is not bound.
@@ -78,7 +79,8 @@ def compiled_apart(function: Callable[..., T], *operands: Pytree) -> T:
 
     Steps and bytes: those of the function.
 
-    Gradient: the function's. On TPU and GPU this only calls the function.
+    Gradient: the function's. On TPU and GPU this only calls the function. On CPU JAX refuses
+    forward mode (`jvp`), as for every `custom_vjp`.
 
     >>> print(jax.jit(lambda x: layers.compiled_apart(jnp.mean, x))(jnp.arange(4.0)))
     1.5

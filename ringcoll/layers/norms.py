@@ -38,7 +38,8 @@ def rms_norm(
             sequence, the last dimension but one. They take effect only under `check_vma=True`.
 
     Gradient: all tokens share the scale. Its gradient is summed by a `psum` over the axes of
-    `axis_name` over which x varies.
+    `axis_name` over which x varies. If there are such axes, or with an `order`, JAX refuses forward
+    mode (`jvp`), as for every `custom_vjp`.
 
     Raises:
         KeyError: there is no scale.

@@ -129,9 +129,8 @@ def check_specs(
                     f"the {ranks} ranks of {entry!r}"
                 )
                 cure = (
-                    "use a size that divides, fewer ranks, or leave that dimension whole; of the "
-                    "layers of tensor_parallel, only embeddings may be whole, and the keys and "
-                    "values of attention(kv_heads=)"
+                    "use a size that divides, fewer ranks, or leave that dimension whole (for "
+                    "tensor_parallel only in an embedding, or in keys: attention(kv_heads=))"
                 )
                 raise refusal(ValueError, function, words, cure)
 

@@ -51,7 +51,8 @@ def copied(
     Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed; with a
     `gradient_wire` its messages hold codes of one byte (see `ringcoll.Wire`). Under
     `check_vma=False` this does nothing: a gradient inside `shard_map` is then a rank's own share,
-    and the edge of `shard_map` sums the shares, as for `jax.lax`.
+    and the edge of `shard_map` sums the shares, as for `jax.lax`. Where this does something, JAX
+    refuses forward mode (`jvp`), as for every `custom_vjp`.
 
     Raises:
         NameError: types are checked, and an axis is not bound.
@@ -98,7 +99,8 @@ def copied_beside(
     gradients of the tree are ready before those of the call. Their sum waits until the wire is
     free, and ends before the wire is needed again.
 
-    Gradient, `axis_name` and options: as `copied`. Only gradients have barriers.
+    Gradient, `axis_name` and options: as `copied`. Only gradients have barriers. JAX refuses
+    forward mode (`jvp`).
 
     >>> def layer(w, x):
     ...     y, w = layers.copied_beside(jnp.square, (x,), w, "x")

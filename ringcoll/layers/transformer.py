@@ -284,12 +284,9 @@ def _heads_of_own_queries(
     if cuts and groups == 1 and order is None:
         return None  # a rank's only head, however the heads are cut
     if len(cuts) != 1:
-        words = f"kv_heads={kv_heads}, and each of {ranks} ranks has {heads} heads of queries and "
-        cure = (
-            "pass kv_heads= of the whole model: they divide its heads of queries, and a rank has "
-        )
-        cure += "all of them or an equal part"
-        raise refusal(ValueError, "attention", f"{words}{groups} of keys", cure)
+        has = f"each of {ranks} ranks has {heads} heads of queries and {groups} of keys"
+        cure = "pass kv_heads= of the whole model; a rank has all of them, or an equal part"
+        raise refusal(ValueError, "attention", f"kv_heads={kv_heads}, and {has}", cure)
     (cut,) = cuts
     if cut == axes:
         return None

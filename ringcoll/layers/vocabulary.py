@@ -51,7 +51,8 @@ def embed(
     Gradient: an all-gather, or nothing; then each rank adds to its own rows. `wire` is what the
     sum's messages hold; `gradient_wire` is what the messages of that all-gather hold (see
     `ringcoll.Wire`). With `sequence_parallel=False` it is as for `row_linear`. With a wire, a NaN
-    spreads to all values of its block.
+    spreads to all values of its block. There is forward mode (`jvp`), but not with an `order`, nor
+    with a wire where the sequence is sharded.
 
     Raises:
         TypeError: the tokens are not integers.
@@ -169,7 +170,8 @@ def cross_entropy(
 
     Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.
 
-    Gradient: softmax(logits), minus one at the label, for each rank's part. Nothing is sent.
+    Gradient: softmax(logits), minus one at the label, for each rank's part. Nothing is sent. There
+    is forward mode (`jvp`) too, but not with an `order`.
 
     Raises:
         TypeError: the labels are not integers.

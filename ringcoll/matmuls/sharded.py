@@ -75,8 +75,8 @@ the other, under the product |
         if ndim is None:
             raise refusal(f"{name} is {x!r}, no array; pass this rank's shard", TypeError)
         if ndim != 2:
-            cure = "pass a shard of a matrix, or use all_gather_einsum or einsum_reduce_scatter"
-            raise refusal(f"{name} has {ndim} dimensions; {cure}")
+            cure = "reshape it to a matrix, or call all_gather_einsum or einsum_reduce_scatter"
+            raise refusal(f"{name} has {ndim} dimensions, and a matrix has 2; {cure}")
     (a_i, a_j), (b_j, b_k), (c_i, c_k) = (
         _axes(spec, refusal) for spec in (a_spec, b_spec, out_spec)
     )
