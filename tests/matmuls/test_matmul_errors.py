@@ -244,7 +244,7 @@ REFUSED = {
     "sharded vector": (
         ValueError,
         lambda a, b: sharded(P(), P(), P())(a[0], b),
-        (SHARDED, "a has 1 dimensions", "pass a shard of a matrix"),
+        (SHARDED, "a has 1 dimensions", "reshape it to a matrix"),
     ),
     "sharded nothing": (
         TypeError,
