@@ -10,7 +10,6 @@ from math import prod
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -175,8 +174,9 @@ def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
     is_bare = hasattr(linear, "dtype")
     kernel = linear if is_bare else field(linear, "kernel")
     bias = None if is_bare else field(linear, "bias", None)
-    # `tree.map`, because `fsdp.gather` may have made the kernel a `Gathered`.
-    return jax.tree.map(jnp.asarray, kernel), None if bias is None else jnp.asarray(bias)
+    # `fsdp.gather` may have made the kernel a `Gathered`, which holds two arrays.
+    kernel = kernel if hasattr(kernel, "whole") else jnp.asarray(kernel)
+    return kernel, None if bias is None else jnp.asarray(bias)
 
 
 def columns(

@@ -216,8 +216,6 @@ def attention(
     linears = {name: kernel_and_bias(field(params, name)) for name in ("query", "key", "value")}
     check_alike("attention", x=x, **{name: kernel for name, (kernel, _) in linears.items()})
     check_bound("attention", axis_name)
-    # A parameter of Flax has a kernel's shape, but no type of its own.
-    linears = {name: (jnp.asarray(kernel), bias) for name, (kernel, bias) in linears.items()}
     kernels = {name: kernel for name, (kernel, _) in linears.items()}
     query, key, value = (kernel.shape for kernel in kernels.values())
     words = f"x is {x.shape}; on a rank: query {query}, key {key}, value {value}"

@@ -6,6 +6,7 @@ sums one after the other. The data and so the magnitudes are of order one. So a 
 8 gamma(T) of its largest element, times 32 for what exponentials and quotients amplify.
 """
 
+from dataclasses import dataclass
 from functools import cache, partial
 
 import chex
@@ -260,14 +261,28 @@ def test_large_logits_have_a_loss_and_a_gradient(shift):
         np.testing.assert_allclose(got, wanted, rtol=0, atol=50 * 2.0**-16)
 
 
+@jax.tree_util.register_dataclass
+@dataclass
+class Parameter:
+    """A parameter as Flax has it: it holds an array, has its attributes, and can be made one."""
+
+    value: jax.Array
+
+    def __getattr__(self, name):
+        return getattr(self.value, name)
+
+    def __jax_array__(self):
+        return jnp.asarray(self.value)
+
+
 def test_attention_is_that_of_jax_and_takes_positions():
     """Against `jax.nn.dot_product_attention`, in float32, because its scores are float32."""
     mesh = make_mesh(2, names="z")
     params = jax.tree.map(lambda leaf: leaf.astype(np.float32), parameters(2)["attention"])
     x = np.random.default_rng(3).standard_normal((2, 4, D)).astype(np.float32)
-    specs = tp.partition_specs(params, "z")
 
-    def program(**options):
+    def program(params=params, **options):
+        specs = tp.partition_specs(params, "z")
         call = partial(tp.attention, axis_name="z", **options)
         into = (specs, P(None, "z"))
         mapped = jax.shard_map(call, mesh=mesh, in_specs=into, out_specs=P(None, "z"))
@@ -279,6 +294,7 @@ def test_attention_is_that_of_jax_and_takes_positions():
             # float32, scores of order one: a few hundred roundings of 2**-24
             np.testing.assert_allclose(program(causal=causal), expected, atol=500 * 2.0**-24)
     usual = program()
+    assert np.array_equal(program(jax.tree.map(Parameter, params)), usual)
     assert np.array_equal(program(positions=np.arange(4)), usual)
     # Only differences of positions count: a shift rotates queries and keys alike.
     shifted = program(positions=np.arange(4)[None] + np.array([[7], [9]]))
