@@ -65,8 +65,11 @@ def each(
     if call.grouped is not None:
         call.ask(check_groups, call.grouped, call.ask(call.rank_count))
     types = [call.ask(jax.typeof, leaf) for leaf in leaves]
-    on_mesh = {*jax.sharding.get_abstract_mesh().manual_axes} & {*call.axes}
-    if call.name in _OF_NUMBERS and on_mesh and any(map(_is_key, types)):
+    if (
+        call.name in _OF_NUMBERS
+        and any(map(_is_key, types))
+        and {*jax.sharding.get_abstract_mesh().manual_axes} & {*call.axes}
+    ):
         raise call.refusal(TypeError, "a random key is not a number", "leave it out")
     collectives = [collective] * len(leaves)
     if dims:

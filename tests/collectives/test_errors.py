@@ -235,7 +235,7 @@ REFUSED_BY_US = {
         ("ringcoll.pbroadcast", "source is float32[]", "pass one integer"),
     ),
     "several sources": (
-        ValueError,
+        TypeError,
         lambda x: lax.pbroadcast(x, "x", lax.axis_index("x")[None]),
         ("ringcoll.pbroadcast", "source is int32[1]", "pass one integer"),
     ),
