@@ -129,8 +129,9 @@ def check_specs(
                     f"the {ranks} ranks of {entry!r}"
                 )
                 cure = (
-                    "use a size that divides, fewer ranks, or leave that dimension whole (for "
-                    "tensor_parallel only in an embedding, or in keys: attention(kv_heads=))"
+                    "use a size that divides, fewer ranks, or leave that dimension whole (in "
+                    "tensor_parallel only that of an embedding, or of keys with "
+                    "attention(kv_heads=))"
                 )
                 raise refusal(ValueError, function, words, cure)
 

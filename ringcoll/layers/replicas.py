@@ -52,7 +52,7 @@ def copied(
     `gradient_wire` its messages hold codes of one byte (see `ringcoll.Wire`). Under
     `check_vma=False` this does nothing: a gradient inside `shard_map` is then a rank's own share,
     and the edge of `shard_map` sums the shares, as for `jax.lax`. Where this does something, JAX
-    refuses forward mode (`jvp`), as for every `custom_vjp`.
+    refuses forward mode (`jvp`).
 
     Raises:
         NameError: types are checked, and an axis is not bound.

@@ -21,8 +21,8 @@ rather than rows). If several products share a gather, those that would add to a
 computed once, from the whole gathered operand, after the others.
 
 Below, n is the number of ranks over `axis_name`. Derivatives of every order overlap too. JAX
-refuses forward mode (`jvp`), as for every `custom_vjp`. `preferred_element_type` and `precision`
-are those of `jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also on the wire.
+refuses forward mode (`jvp`). `preferred_element_type` and `precision` are those of
+`jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also on the wire.
 
 With a `wire` (see `ringcoll.Wire`), messages hold codes of one byte in place of floats. A gathered
 shard is encoded once, by its owner, and decoded just before it is multiplied. The owner multiplies
