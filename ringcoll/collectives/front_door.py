@@ -65,11 +65,8 @@ def each(
     if call.grouped is not None:
         call.ask(check_groups, call.grouped, call.ask(call.rank_count))
     types = [call.ask(jax.typeof, leaf) for leaf in leaves]
-    if (
-        call.name in _OF_NUMBERS
-        and any(map(_is_key, types))
-        and {*jax.sharding.get_abstract_mesh().manual_axes} & {*call.axes}
-    ):
+    adds_keys = call.name in _OF_NUMBERS and any(map(_is_key, types))
+    if adds_keys and {*jax.sharding.get_abstract_mesh().manual_axes} & {*call.axes}:
         raise call.refusal(TypeError, "a random key is not a number", "leave it out")
     collectives = [collective] * len(leaves)
     if dims:
