@@ -44,12 +44,8 @@ COMMANDS = {
 def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:
     """Add a command for every module to `commands`, which `add_subparsers` returned."""
     for name, module in modules.items():
-        command = commands.add_parser(
-            name,
-            help=(module.__doc__ or "").partition("\n")[0],
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        words = module.__doc__ or ""
+        command = commands.add_parser(name, help=words.partition("\n")[0], description=words)
         module.add_arguments(command)
         command.set_defaults(run=module.run, error=command.error)
 
@@ -61,7 +57,9 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     has found so far sets `args.interrupted`; then the status is 130 too.
     """
     try:
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            args.error(f"unknown arguments: {' '.join(unknown)}; -h lists those that it takes")
         arguments.check_files(args)
         args.interrupted = False
         status = args.run(args)

@@ -261,7 +261,7 @@ import sys
 import ringcoll
 roots = {name.partition(".")[0] for name in sys.modules}
 print(sorted(roots & {"chex", "hypothesis", "pytest", "rich", "matplotlib", "benchmarks"}))
-late = ("ringcoll.overlap", "ringcoll.draw", "ringcoll.debug", "ringcoll.learn")
+late = [f"ringcoll.{name}" for name in ("debug", "draw", "formats", "layers", "learn", "overlap")]
 print([name for name in sys.modules if name.startswith(late)])
 print(set(late) <= {f"ringcoll.{name}" for name in dir(ringcoll)}, hasattr(ringcoll, "typo"))
 print(callable(ringcoll.debug.deadline), callable(ringcoll.draw.plan), ringcoll.overlap.__name__)
