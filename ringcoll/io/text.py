@@ -14,9 +14,10 @@ def columns() -> int:
     return min(shutil.get_terminal_size().columns, WIDTH)
 
 
-def wrapped(text: str, then: str = "  ") -> list[str]:
-    """The lines of a text, each of at most `WIDTH` columns; `then` begins all but the first."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=then)
+def wrapped(lines: Iterable[str], then: str = "      ") -> Iterator[str]:
+    """The lines, each of at most `WIDTH` columns; `then` begins what goes on below."""
+    for line in lines:
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent=then) or [line]
 
 
 def choose(name: object, known: Iterable[str]) -> str:
