@@ -99,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
     lines += ["", f"fastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}"]
     winners = [(row.machine.name, _in_words(_ranges(row)) if row.seconds else "-") for row in rows]
     lines += aligned(winners, left=2)
+    lines += [f"- {why}" for why in refused]
     if args.formulas:
         lines += _formulas(rows, _forms(collective, algorithms, machines))
-    lines += [f"- {why}" for why in refused]
     print(*wrapped(lines), sep="\n")
     if args.plot:
         with arguments.writing(args, "plot"):
@@ -163,19 +163,12 @@ def _priced(
 
 def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine]) -> dict[str, str]:
     """The closed form of each algorithm, if all machines are rings or all are switches."""
-    larger = [m for m in machines if m.ranks > 2] or machines
-    kinds = {(m.outer, m.network and m.network == m.shape and m.is_torus) for m in larger}
-    if len(kinds) > 1 or max(len(m.shape) for m in machines) > 1:
+    rings = {m.network and m.network == m.shape and m.is_torus for m in machines if m.ranks > 2}
+    if rings not in ({None}, {True}) or any(m.outer or len(m.shape) > 1 for m in machines):
         return {}
-    (outer, on_a_ring), model = kinds.pop(), machines[0].model
-    if outer or on_a_ring is False:
-        return {}
-    found = {}
-    for name, algorithm in algorithms.items():
-        paid = prices(collective, algorithm, bool(on_a_ring))
-        if form := closed_form(paid, model.gamma > 0):
-            found[name] = str(form)
-    return found
+    paid = {name: prices(collective, one, rings == {True}) for name, one in algorithms.items()}
+    forms = {name: closed_form(p, machines[0].model.gamma > 0) for name, p in paid.items()}
+    return {name: str(form) for name, form in forms.items() if form}
 
 
 def _times(row: Priced, nbytes: int) -> dict[str, str]:
