@@ -3,7 +3,6 @@
 See `python -m benchmarks -h`, and `python -m benchmarks COMMAND -h`.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from benchmarks.soak import soak
 from ringcoll.__main__ import add_commands, run
 from ringcoll.collectives import choice
 from ringcoll.collectives.table import default_table
+from ringcoll.commands.arguments import Parser
 
 #: Each command is a module. It has `add_arguments(parser)` and `run(args) -> exit status`, and the
 #: first line of its docstring says what it does.
@@ -58,11 +58,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; without one, the sweep over collectives."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks",
-        description=sweep.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m benchmarks", description=sweep.__doc__)
     sweep.add_arguments(parser)
     parser.set_defaults(run=sweep.run, error=parser.error)
     commands = parser.add_subparsers(title="other measurements", metavar="COMMAND")

@@ -17,10 +17,9 @@ than four devices.
 `ranks` runs a function on the four shards of its operands.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ringcoll import algorithms, cost, lax, layers, precision, pricing
+from ringcoll import algorithms, cost, lax, precision, pricing
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
 from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
@@ -57,11 +56,16 @@ __all__ = [
     "all_gather_matmul",
     "all_to_all",
     "cost",
+    "debug",
+    "draw",
     "einsum_reduce_scatter",
+    "formats",
     "lax",
     "layers",
+    "learn",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "overlap",
     "pbroadcast",
     "pmax",
     "pmean",
@@ -80,18 +84,15 @@ __all__ = [
 
 
 if TYPE_CHECKING:
-    from ringcoll import debug as debug
-    from ringcoll import draw as draw
-    from ringcoll import formats as formats
-    from ringcoll import learn as learn
-    from ringcoll import overlap as overlap
+    from ringcoll import debug, draw, formats, layers, learn, overlap
 else:
-    _LAZY = ("debug", "draw", "formats", "learn", "overlap")  # imported when they are asked for
 
-    def __getattr__(name: str) -> Any:
-        if name in _LAZY:
+    def __getattr__(name: str) -> object:
+        from importlib import import_module  # here, so that editors do not complete it
+
+        if name in __all__:  # a room that is imported when it is asked for
             return import_module(f"ringcoll.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:
-        return sorted([*__all__, *_LAZY, "__version__"])
+        return [*__all__, "__version__"]

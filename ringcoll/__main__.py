@@ -1,6 +1,14 @@
-"""`python -m ringcoll COMMAND`: the commands of the library.
+"""Write one of these after `python -m ringcoll`; -h after a command explains it:
 
-See `python -m ringcoll -h`, and `python -m ringcoll COMMAND -h`.
+draw all_reduce                                         who holds what after each round
+explore                                                 a page: play the rounds, compare the prices
+explain ring                                            an algorithm: its rounds and price, and when
+cost all_reduce                                         the modelled time of every algorithm
+predict all_reduce --ranks 8 --device h100              the modelled time of one, or of the built-in
+machine --fit nccl.txt                                  a machine's constants, from measured times
+overlap --example all_gather_matmul                     what a compiled program waits for
+export all_reduce --algorithm ring -n 8 --format msccl  a schedule, for another tool
+import ring.xml                                         another tool's schedule: prove, price, draw
 """
 
 import argparse
@@ -44,12 +52,8 @@ COMMANDS = {
 def add_commands(commands: Any, modules: Mapping[str, Any]) -> None:
     """Add a command for every module to `commands`, which `add_subparsers` returned."""
     for name, module in modules.items():
-        command = commands.add_parser(
-            name,
-            help=(module.__doc__ or "").partition("\n")[0],
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        words = module.__doc__ or ""
+        command = commands.add_parser(name, help=words.partition("\n")[0], description=words)
         module.add_arguments(command)
         command.set_defaults(run=module.run, error=command.error)
 
@@ -61,7 +65,9 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     has found so far sets `args.interrupted`; then the status is 130 too.
     """
     try:
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            args.error(f"unknown arguments: {' '.join(unknown)}; -h lists those that it takes")
         arguments.check_files(args)
         args.interrupted = False
         status = args.run(args)
@@ -77,12 +83,19 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     return status
 
 
+def listed(args: argparse.Namespace) -> int:
+    """Print an example of each command, and return the exit status."""
+    print((__doc__ or "").strip().replace("\n\n", "\n"))
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command."""
-    parser = argparse.ArgumentParser(prog="python -m ringcoll")
+    """Run one command; without one, list them."""
+    parser = arguments.Parser(prog="python -m ringcoll")
+    parser.set_defaults(run=listed, error=parser.error)
     versions = f"ringcoll {__version__}, jax {jax.__version__}, Python {python_version()}"
     parser.add_argument("--version", action="version", version=versions)
-    add_commands(parser.add_subparsers(metavar="COMMAND", required=True), COMMANDS)
+    add_commands(parser.add_subparsers(metavar="COMMAND"), COMMANDS)
     return run(parser, argv)
 
 

@@ -15,7 +15,7 @@ import jax
 
 from ringcoll.collectives.table import BUILT_INS, LAX, Algorithm, Table, choices, halves, runs
 from ringcoll.runtime.hop import Ranks
-from ringcoll.schedules.registry import COLLECTIVES, build, listed_name
+from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tree import balanced_algorithms, is_balanced
 
@@ -139,7 +139,7 @@ def _listed(name: str, collective: str, shape: tuple[int, ...]) -> str:
     """The listed name of an algorithm; an error if a collective cannot run by it on this shape."""
     known, listed = ("auto", *choices(collective)), listed_name(collective, name)
     if listed not in known:
-        raise ValueError(f"no algorithm {name!r}; {_cure(name, known)}")
+        raise ValueError(_unknown(name, known))
     if (reduces := halves(name).reduces) not in BUILT_INS:
         _check(reduces, collective, shape)
     return listed
@@ -165,10 +165,10 @@ def _check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Non
         raise kind(f"algorithm={algorithm!r}: {error}") from error
 
 
-def _cure(name: str, known: tuple[str, ...]) -> str:
+def _unknown(name: str, known: tuple[str, ...]) -> str:
     if name.endswith(".json") or os.sep in name:
-        return f"a table is passed as ringcoll.Table.load({name!r})"
-    return f"choose from {', '.join(known)}"
+        return f"no algorithm {name!r}; a table is passed as ringcoll.Table.load({name!r})"
+    return unknown(name, known)
 
 
 @lru_cache(maxsize=1)
@@ -181,4 +181,4 @@ def _known() -> tuple[str, ...]:
 def check_known(what: str, name: str) -> None:
     """Refuse a name if no collective has an algorithm of this name; `what` begins the message."""
     if not any(listed_name(collective, name) in _known() for collective in COLLECTIVES):
-        raise ValueError(f"{what}: no algorithm {name!r}; {_cure(name, _known())}")
+        raise ValueError(f"{what}: {_unknown(name, _known())}")

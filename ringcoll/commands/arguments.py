@@ -7,13 +7,14 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 from ringcoll.costs.places import MOST_RANKS
 from ringcoll.costs.wire import CODES, ENCODED, Wire
 from ringcoll.io import figure, files
+from ringcoll.io.text import choose, columns
 from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR, in_lax
 from ringcoll.schedules.schedule import ScheduleError
 
@@ -21,6 +22,25 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 #: Which units `size` reads, for the help of an option.
 SIZES = "K, M, G are powers of 1024, also as MB or MiB"
 _MOST_BYTES = 2**60
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, and whose help has the lines of the description."""
+
+    def __init__(self, **options: Any) -> None:
+        helps = partial(argparse.RawDescriptionHelpFormatter, width=columns())
+        super().__init__(**{"formatter_class": helps, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Print the command and what is wrong, with the cure after a semicolon; status 2."""
+        cure = "" if ";" in message else "; -h explains the arguments"  # argparse says no cure
+        self.exit(2, f"{self.prog}: error: {message}{cure}\n")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Refuse an unknown name; argparse does not say which of the known is nearest."""
+        if action.choices is not None and value not in action.choices:
+            cure = choose(value, map(str, action.choices))
+            raise argparse.ArgumentError(action, f"no {value!r}; {cure}")
 
 
 class File(str):

@@ -1,6 +1,7 @@
-"""Print the modelled time of a collective by every algorithm, its formula, and which is fastest.
+"""Print the modelled time of a collective by every algorithm, and which is fastest.
 
-    python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e
+    python -m ringcoll cost all_gather
+    python -m ringcoll cost all_gather --bytes 64M --ranks 8 --device v5e --formulas
     python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
     python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --local 8 --outer ethernet100
     python -m ringcoll cost tour --bytes 64M --ranks 8 --algorithm ring,bidirectional_ring
@@ -15,6 +16,7 @@ the busiest link, and gamma seconds per byte added. Nothing is measured.
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +29,8 @@ from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.counts import HostsPrice, Price
 from ringcoll.costs.model import Range, fastest
 from ringcoll.costs.wire import Wire
-from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
-from ringcoll.schedules.registry import Algorithm, in_lax, listed_name, names
+from ringcoll.io.text import WIDTH, aligned, bytes_in_words, seconds_in_words, wrapped
+from ringcoll.schedules.registry import Algorithm, in_lax, listed_name, names, unknown
 
 #: The range of bytes over which the fastest algorithm is printed.
 LEAST, MOST = 2**10, 2**32
@@ -66,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_wire(parser)
     machine.add_arguments(parser)
+    add("--formulas", action="store_true", help="print the formula of each algorithm too")
     where = "time against size; of several rows, against ranks (svg, png)"
     add("--plot", type=arguments.PictureFile, metavar="FILE", help=where)
 
@@ -82,24 +85,24 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("; ".join(refused))
     except ValueError as error:
         args.error(str(error))
-    forms = _forms(collective, algorithms, [row.machine for row in rows])
-    print(*machine.described(args), *machine.lines([row.machine for row in rows]), sep="\n")
+    machines = [row.machine for row in rows]
+    lines = [*machine.described(args), *machine.lines(machines)]
     if wire:
-        print(
+        lines.append(
             f"messages hold {args.wire} and scales: {encoding.ratio(wire, _ITEMSIZE):.3f} of the "
             "bytes of bfloat16. Multiply B in a formula by this. Times include the work to encode, "
             "decode and add"
         )
     for nbytes in args.bytes:
-        print(f"\n{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest")
-        of_one = len(rows) == 1
-        table = _one(rows[0], forms, nbytes) if of_one else _all(rows, algorithms, forms, nbytes)
-        print(*table, sep="\n")
-    print(f"\nfastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}")
+        lines += ["", f"{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest"]
+        lines += _table(rows, algorithms, nbytes)
+    lines += ["", f"fastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}"]
     winners = [(row.machine.name, _in_words(_ranges(row)) if row.seconds else "-") for row in rows]
-    print(*aligned(winners, left=2), sep="\n")
-    for why in refused:
-        print(f"- {why}")
+    lines += aligned(winners, left=2)
+    lines += [f"- {why}" for why in refused]
+    if args.formulas:
+        lines += _formulas(rows, _forms(collective, algorithms, machines))
+    print(*wrapped(lines), sep="\n")
     if args.plot:
         with arguments.writing(args, "plot"):
             _plot(args, rows)
@@ -117,7 +120,7 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     for asked in args.algorithm.split(",") if args.algorithm else known:
         name = listed_name(collective, asked)
         if name not in known:
-            raise ValueError(f"--algorithm {asked}: {args.collective} has {', '.join(known)}")
+            raise ValueError(f"--algorithm {asked}: {args.collective}: {unknown(asked, known)}")
         chosen[name] = name
     if args.function:
         own = args.function.__name__
@@ -160,19 +163,12 @@ def _priced(
 
 def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine]) -> dict[str, str]:
     """The closed form of each algorithm, if all machines are rings or all are switches."""
-    larger = [m for m in machines if m.ranks > 2] or machines
-    kinds = {(m.outer, m.network and m.network == m.shape and m.is_torus) for m in larger}
-    if len(kinds) > 1 or max(len(m.shape) for m in machines) > 1:
+    rings = {m.network and m.network == m.shape and m.is_torus for m in machines if m.ranks > 2}
+    if rings not in ({None}, {True}) or any(m.outer or len(m.shape) > 1 for m in machines):
         return {}
-    (outer, on_a_ring), model = kinds.pop(), machines[0].model
-    if outer or on_a_ring is False:
-        return {}
-    found = {}
-    for name, algorithm in algorithms.items():
-        paid = prices(collective, algorithm, bool(on_a_ring))
-        if form := closed_form(paid, model.gamma > 0):
-            found[name] = str(form)
-    return found
+    paid = {name: prices(collective, one, rings == {True}) for name, one in algorithms.items()}
+    forms = {name: closed_form(p, machines[0].model.gamma > 0) for name, p in paid.items()}
+    return {name: str(form) for name, form in forms.items() if form}
 
 
 def _times(row: Priced, nbytes: int) -> dict[str, str]:
@@ -182,26 +178,26 @@ def _times(row: Priced, nbytes: int) -> dict[str, str]:
     return {name: seconds_in_words(t) + ("*" if t <= least else " ") for name, t in taken.items()}
 
 
-def _one(row: Priced, forms: Mapping[str, str], nbytes: int) -> Iterator[str]:
-    """The table of one machine: a row for each algorithm."""
-    cells = [("algorithm", "time ", f"n = {row.machine.name}", "any n > 2")]
-    for name, time in _times(row, nbytes).items():
-        cells.append((name, time, row.formulas.get(name, ""), forms.get(name, "")))
-    return aligned(cells, left=4)
-
-
-def _all(
-    rows: Sequence[Priced], columns: Iterable[str], forms: Mapping[str, str], nbytes: int
-) -> Iterator[str]:
-    """The table of several machines: the closed forms, then a row for each machine."""
-    yield from aligned([(name, forms[name]) for name in columns if name in forms], left=2)
-    cells = [("ranks", *(f"{name} " for name in columns), "*")]
+def _table(rows: Sequence[Priced], names: Iterable[str], nbytes: int) -> Iterator[str]:
+    """A row for each algorithm, a column for each machine; as many columns at once as fit."""
+    first = ["ranks", *names]
+    columns = []
     for row in rows:
         times = _times(row, nbytes)
-        best = next((name for name, time in times.items() if time.endswith("*")), "")
-        of_best = row.formulas.get(best, "")
-        cells.append((row.machine.name, *(times.get(name, "- ") for name in columns), of_best))
-    yield from aligned(cells)
+        columns.append([f"{row.machine.name} ", *(times.get(name, "- ") for name in first[1:])])
+    width, used = (max(map(len, some)) for some in ([*chain(*columns)], first))
+    fit = max((WIDTH - used) // (width + 2), 1)
+    for start in range(0, len(columns), fit):
+        yield from aligned([*zip(first, *columns[start : start + fit], strict=True)])
+
+
+def _formulas(rows: Sequence[Priced], forms: Mapping[str, str]) -> Iterator[str]:
+    """The formulas of each machine; of several rings or switches, those for any n."""
+    of = {f"n = {row.machine.name}": row.formulas for row in rows if len(rows) == 1 or not forms}
+    for n, formulas in {**of, "any n > 2": forms}.items():
+        if formulas:
+            yield from ("", f"formulas, {n}")
+            yield from aligned([*formulas.items()], left=2)
 
 
 def _distinct(row: Priced) -> dict[str, Seconds]:

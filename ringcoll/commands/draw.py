@@ -1,11 +1,12 @@
 """Draw which rank holds what after each round of a collective.
 
-    python -m ringcoll draw all_reduce --algorithm bidirectional_ring -n 4
-    python -m ringcoll draw all_reduce --algorithm ring -n 4 --svg ring.svg
-    python -m ringcoll draw all_reduce --algorithm ring -n 4 --animate ring.svg  # .gif, .mp4
+    python -m ringcoll draw all_reduce
+    python -m ringcoll draw all_reduce --algorithm bidirectional_ring -n 5
+    python -m ringcoll draw all_reduce --svg ring.svg
+    python -m ringcoll draw all_reduce --animate ring.svg  # .gif, .mp4
     python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
-    python -m ringcoll draw tour --algorithm ring -n 4
-    python -m ringcoll draw all_reduce --algorithm ring -n 4 --wire int8
+    python -m ringcoll draw tour
+    python -m ringcoll draw all_reduce --wire int8
     python -m ringcoll draw psum --algorithm halving_doubling -n 8 --order tree
     python -m ringcoll draw all_gather --function my.module:schedule -n 5
 
@@ -18,7 +19,6 @@ of attention. `my.module:schedule` is called with the sizes of the axes, and ret
 
 import argparse
 import os
-import shutil
 from math import prod
 
 from ringcoll.commands import arguments
@@ -29,7 +29,8 @@ from ringcoll.draw.plan import Plan, plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 from ringcoll.io import files
-from ringcoll.schedules.registry import in_lax
+from ringcoll.io.text import columns
+from ringcoll.schedules.registry import in_lax, names
 from ringcoll.schedules.schedule import ScheduleError
 from ringcoll.schedules.tree import balanced_algorithms, check_balanced, tree
 
@@ -59,15 +60,15 @@ class Animation(arguments.File):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     arguments.add_collective(parser)
-    which = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_mutually_exclusive_group()
     arguments.add_algorithm(which)
     parser.add_argument(
         "-n",
         "--ranks",
         type=arguments.ranks,
-        required=True,
+        default="4",
         metavar="N",
-        help="the number of ranks; for several axes 4x2, major first",
+        help="the number of ranks (4); for several axes 4x2, major first",
     )
     arguments.add_wire(parser)
     parser.add_argument(
@@ -107,15 +108,16 @@ def _as_tree(args: argparse.Namespace, drawn_plan: Plan) -> str:
     try:
         check_balanced(drawn_plan.made)
     except ScheduleError as error:
-        names = ", ".join(balanced_algorithms(collective, drawn_plan.shape)) or "none of this size"
-        raise ValueError(f"--order tree: {error}; choose from {names}") from error
+        known = ", ".join(balanced_algorithms(collective, drawn_plan.shape)) or "none of this size"
+        raise ValueError(f"--order tree: {error}; choose from {known}") from error
     ranks = range(prod(drawn_plan.shape))
     return "\n".join(f"rank {rank}: {tree(drawn_plan.made, rank)}" for rank in ranks)
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw, and return the exit status."""
-    algorithm = args.function if args.algorithm is None else args.algorithm
+    first, *_ = names(in_lax(args.collective))  # the ring, if there is one
+    algorithm = args.function or (first if args.algorithm is None else args.algorithm)
     try:
         wire = arguments.wire(args.wire, args.collective)
         drawn_plan = plan(args.collective, algorithm, args.ranks, wire)
@@ -142,5 +144,5 @@ def run(args: argparse.Namespace) -> int:
         with arguments.writing(args, "html"):
             files.write(args.html, page)
     if not (args.svg or args.animate or args.html):
-        print(as_text(drawn_plan, shutil.get_terminal_size().columns))
+        print(as_text(drawn_plan, columns()))
     return 0

@@ -12,16 +12,15 @@ vector.
 
 import argparse
 import inspect
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ringcoll.commands import arguments
-from ringcoll.costs.closed_forms import at, closed_form, prices, recognised
+from ringcoll.costs.closed_forms import closed_form, prices, recognised
 from ringcoll.costs.wire import ENCODED, Wire
 from ringcoll.draw.captions import in_codes
 from ringcoll.draw.source import paragraphs
-from ringcoll.io.text import aligned
+from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.registry import (
     ALL_TO_ALLS,
     AS_ALL_REDUCE,
@@ -82,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.wire and not args.name:
         args.error(f"--wire {args.wire} needs an algorithm; give its NAME")
     lines = in_full(args.name, args.wire) if args.name else markdown() if args.markdown else index()
-    print(*lines, sep="\n")
+    print(*(lines if args.markdown else wrapped(lines)), sep="\n")
     return 0
 
 
@@ -124,21 +123,20 @@ def in_full(name: str, codes: str | None = None) -> Iterator[str]:
         if its_name not in kind:
             continue
         algorithm = kind[its_name]
-        yield from (f"{_names(kind, its_name)} ({title})", "", about(algorithm).docstring, "")
+        yield from (f"{_names(kind, its_name)} ({title})", "")
+        yield from (*about(algorithm).docstring.splitlines(), "")
         yield f"At n = {SHOWN}, a line a round; every move as (shift, offsets):"
         yield from (f"  {line}" for line in _rounds(served[0], algorithm))
         yield ""
         if kind is not ALL_TO_ALLS:
             yield from (_additions(build(served[0], algorithm, (SHOWN,))), "")
-        yield f"Seconds for B bytes of the full vector (on a ring, if n > 2), and at n = {SHOWN}:"
-        rows = [row for collective in served for row in _prices(collective, algorithm)]
-        yield from (f"  {line}" for line in aligned(rows, left=4))
+        yield "Seconds for B bytes of the full vector (on a ring, if n > 2):"
+        yield from aligned([row for name in served for row in _prices(name, algorithm)], left=3)
         yield ""
         for collective in served:
             if codes and collective in ENCODED:
                 told = in_codes(Wire(codes), collective, algorithm, (SHOWN,))
-                yield from textwrap.wrap(f"{collective}, with a wire, at n = {SHOWN}: {told}", 100)
-                yield ""
+                yield from (f"{collective}, with a wire, at n = {SHOWN}: {told}", "")
 
 
 def _additions(schedule: Schedule | Stages) -> str:
@@ -186,8 +184,8 @@ def _rounds(collective: str, algorithm: Algorithm) -> Iterator[str]:
             )
 
 
-def _prices(collective: str, algorithm: Algorithm) -> Iterator[tuple[str, ...]]:
-    """The closed forms of the price on a switch and on a ring, and the figures at `SHOWN`."""
+def _prices(collective: str, algorithm: Algorithm) -> Iterator[tuple[str, str, str]]:
+    """The closed forms of the price on a switch and on a ring."""
     for network, on_a_ring in (("on a switch", False), ("on a ring", True)):
-        paid = prices(collective, algorithm, on_a_ring)
-        yield collective, network, str(closed_form(paid) or "-"), at(SHOWN, paid[SHOWN])
+        form = closed_form(prices(collective, algorithm, on_a_ring))
+        yield f"  {collective}", network, str(form or "-")

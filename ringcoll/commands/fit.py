@@ -16,6 +16,7 @@ from ringcoll.commands import arguments
 from ringcoll.costs import machines
 from ringcoll.costs.fitting import fit_machine, read_timings
 from ringcoll.io.files import write
+from ringcoll.io.text import wrapped
 
 
 class MachineFile(arguments.File):
@@ -45,14 +46,17 @@ def run(args: argparse.Namespace) -> int:
         except ValueError as error:
             args.error(str(error))
         data = machines.contents(machines.path_of(args.show))
-        print(f"{name}: {data['what']}; also {', '.join(data['also'])}")
-        for rate, (value, source) in data["rates"].items():
-            print(f"{rate} {value:.6g}: {source}")
+        lines = [f"{name}: {data['what']}; also {', '.join(data['also'])}"]
+        lines += [
+            f"{rate} {value:.6g}: {source}" for rate, (value, source) in data["rates"].items()
+        ]
         for one in data.get("matmuls", ()):
             rates = f"{one['start_seconds']:.6g} s and {one['flops_per_second']:.6g} FLOP/s"
-            print(f"matmuls in {one['dtype']} {rates}, off by {one['error']:.1%}: {one['source']}")
+            off = f"off by {one['error']:.1%}: {one['source']}"
+            lines.append(f"matmuls in {one['dtype']} {rates}, {off}")
         for curve in data.get("curves", ()):
-            print(f"{curve['collective']} on {curve['ranks']} ranks: {curve['source']}")
+            lines.append(f"{curve['collective']} on {curve['ranks']} ranks: {curve['source']}")
+        print(*wrapped(lines), sep="\n")
         return 0
     if not args.fit:
         for device in machines.MACHINES.values():

@@ -12,7 +12,6 @@ measured. Any other file is read as the CSV of NCCL's example tuner, and becomes
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ from ringcoll.formats import Proof, from_msccl, from_nccl_tuner, price_of, prove
 from ringcoll.formats.counting import in_rounds
 from ringcoll.formats.recovery import plans_of
 from ringcoll.io import files
-from ringcoll.io.text import aligned, bytes_in_words, seconds_in_words
+from ringcoll.io.text import aligned, bytes_in_words, columns, seconds_in_words
 
 _PLACES = {"in": "in place", "out": "out of place"}
 
@@ -174,4 +173,4 @@ def _in_words(args: argparse.Namespace, proof: Proof, plans: Sequence[Plan]) -> 
     if not plans:
         yield from in_rounds(proof)
         return
-    yield "\n\n".join(as_text(plan, shutil.get_terminal_size().columns) for plan in plans)
+    yield "\n\n".join(as_text(plan, columns()) for plan in plans)

@@ -18,6 +18,7 @@ from ringcoll.costs.model import Model, seconds, seconds_on_hosts
 from ringcoll.costs.places import Place, place_of
 from ringcoll.costs.wire import ENCODED, Wire
 from ringcoll.io.strict_json import DTYPES, shown
+from ringcoll.io.text import choose
 from ringcoll.schedules.registry import (
     ALL_REDUCES,
     COLLECTIVES,
@@ -113,8 +114,8 @@ def predict(
     is_text = isinstance(collective, str)
     name = in_lax(collective) if is_text and collective != PERMUTE else collective
     if not is_text or name not in (*COLLECTIVES, TOUR, PERMUTE):
-        known = ", ".join((*COLLECTIVES, TOUR, PERMUTE))
-        raise ValueError(f"predict: collective {shown(collective)} is not known; there are {known}")
+        cure = choose(collective, (*COLLECTIVES, TOUR, PERMUTE))
+        raise ValueError(f"predict: collective {shown(collective)} is not known; {cure}")
     if not isinstance(algorithm, Hashable):
         words = "is not 'lax', a name, a schedule or a function"
         raise ValueError(f"predict: algorithm {shown(algorithm)} {words}")
@@ -125,9 +126,8 @@ def predict(
     if name in EXCHANGES:  # slices that are all of one size
         name = "all_to_all"
     if not isinstance(dtype, str) or _DTYPES.get(dtype, dtype) not in DTYPES:
-        raise ValueError(
-            f"predict: dtype {shown(dtype)} is not known; there are {', '.join(DTYPES)}"
-        )
+        cure = choose(dtype, DTYPES)
+        raise ValueError(f"predict: dtype {shown(dtype)} is not known; {cure}")
     machine = device if isinstance(device, Device) else machines.find(device)
     place = place_of(ranks, machine, topology)
     if place.ranks == 1:

@@ -10,10 +10,6 @@
     return new Response(plain).json();
   }
 
-  // The words that letters stand for, the last replaced first.
-  const spelled = ([words, text]) => words.reduceRight(
-    (made, word, i) => made.replaceAll(String.fromCharCode(data.firstLetter + i), word), text);
-
   // -- what is chosen --
 
   const value = (id) => find(id).value;
@@ -63,7 +59,7 @@
     find("summary").textContent = known.summary;
     find("explained").innerHTML = made.explained;
     find("counted").textContent = `${made.counted}.`;
-    find("stage").innerHTML = spelled(made.picture);
+    find("stage").innerHTML = made.picture;
     find("legend").innerHTML = made.legend;
     document.querySelector("ol").innerHTML = made.rounds;
     find("prose").innerHTML = known.prose;

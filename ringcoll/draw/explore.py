@@ -6,8 +6,6 @@ Python computes everything: pictures, words, formulas and seconds. The page only
 import base64
 import gzip
 import json
-import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from html import escape
@@ -46,9 +44,6 @@ SHAPES: Sequence[tuple[int, ...]] = (
 #: Bytes of the full vector: 1 KiB to 4 GiB.
 SIZES = tuple(2**k for k in range(10, 33))
 BUILT_IN = "built-in"
-#: The first of the letters that replace words, and their number: Latin Extended-A, which no
-#: picture contains.
-_FIRST, _WORDS = 0x100, 90
 
 Shape = tuple[int, ...]
 
@@ -88,7 +83,6 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
         "collectives": [[name, title, _algorithms(name)] for name, title in COLLECTIVES.items()],
         "colours": style.COLOURS,
         "builtIn": BUILT_IN,
-        "firstLetter": _FIRST,
         "pictures": pictures,
         "prices": packed(priced),
     }
@@ -100,19 +94,6 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
     )
     scripts = [shared("player.js"), part("ringcoll.draw", "explore.js")]
     return page("Collective algorithms: rounds and prices", body, scripts, data)
-
-
-def shortened(text: str) -> list[Any]:
-    """The commonest words of a picture, and the picture with a letter in place of each.
-
-    This makes the file smaller: more of the picture then fits in gzip's window of 32 KB, so gzip
-    finds more repetitions.
-    """
-    words = Counter(re.findall(r'<\w+| [\w-]+="[^"]*"| />|</\w+>', text))
-    saved = sorted(words, key=lambda word: (1 - len(word)) * words[word])[:_WORDS]
-    for i, word in enumerate(saved):
-        text = text.replace(word, chr(_FIRST + i))
-    return [saved, text]
 
 
 def packed(data: Any) -> str:
@@ -158,7 +139,7 @@ def _algorithms(collective: str) -> list[dict[str, str]]:
 
 def _drawn(drawn_plan: Plan) -> dict[str, Any]:
     return {
-        "picture": shortened(moving(Film(drawn_plan))),
+        "picture": moving(Film(drawn_plan)),
         "legend": legend(drawn_plan),
         "rounds": rounds(drawn_plan),
         "counted": counted(drawn_plan),

@@ -17,7 +17,6 @@ from ringcoll.draw.svg import document, finished
 from ringcoll.io.page import page, part, shared, table
 
 _PAYLOAD = 64 * 2**20
-_LEGIBLE = 11  # least pixels of letters on a phone; a picture that is then too wide scrolls
 _WIDE = 820  # pixels; a wider picture gets the whole width of the page
 
 
@@ -67,9 +66,7 @@ def moving(film: Film) -> str:
     width, height = film.picture.size
     root = document(film.picture.plan.title, "")
     film.draw(root)
-    smallest = min(float(text.get("font-size", 0)) for text in root.iter("text"))
-    legible = width * _LEGIBLE / smallest
-    root.set("style", f"--natural: {width:.0f}px; --legible: {legible:.0f}px")
+    root.set("style", f"--natural: {width:.0f}px")
     return finished(root, width, height)
 
 

@@ -26,10 +26,10 @@ def as_text(plan: Plan, width: int = 80) -> str:
     >>> for line in text.splitlines()[9:14]:
     ...     print(line)
     round 1 of 1, all-gather: every rank r sends to each of r+1, r-1: shard r
-    rank  0   1   2
-    0     0   1*  2*
-    1     0*  1   2*
-    2     0*  1*  2
+    rank \\ shard  0   1   2
+    0             0   1*  2*
+    1             0*  1   2*
+    2             0*  1*  2
     """
     names = [part for line in explained(plan) for part in wrap(line, width)]
     blocks = [[plan.title], *([names] if names else [])]
@@ -50,12 +50,11 @@ def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
 
 def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[list[str]]:
     cells = "the ranks whose data a sum has" if plan.adds else "the shards that a rank holds"
-    columns = "" if plan.whole else ", by shard"
-    if any(phase.carries is Carries.BLOCKS for phase in plan.phases):
-        cells, columns = "whose blocks a rank holds", ", by the rank that they are for"
+    if _blocks(plan):
+        cells = "whose blocks a rank holds"
     if plan.tour:
         cells = "the shards that a rank holds, and who has added to the sums that it holds"
-    yield [*wrap(f"Cells: {cells}{columns}; {_NEW} is new, . is nothing.", width), "", *tables[0]]
+    yield [*wrap(f"Cells: {cells}; {_NEW} is new, . is nothing.", width), "", *tables[0]]
     for (number, now), table in zip(plan.numbered(), tables[1:], strict=True):
         name, messages = running(plan, now)[0], sentence(plan, now)
         text = f"round {number} of {plan.paid.rounds}, {name}: {messages}"
@@ -82,7 +81,8 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
     """The lines of one table; what is new since the frame `before` is marked."""
     n = plan.size
     columns = ["vector"] if plan.whole else [str(c) for c in range(n)]
-    rows = [["rank", *columns]]
+    what = "" if plan.whole else " \\ block for" if _blocks(plan) else " \\ shard"
+    rows = [[f"rank{what}", *columns]]
     for rank, lanes in enumerate(frame.held):
         of_lanes = []
         for lane, cells in enumerate(lanes):
@@ -101,6 +101,11 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
+def _blocks(plan: Plan) -> bool:
+    """Whether a rank holds blocks: the plan is of an exchange."""
+    return any(phase.carries is Carries.BLOCKS for phase in plan.phases)
+
+
 def _lanes(plan: Plan, count: int) -> list[str]:
     """The names of the lanes of a rank; a tour has lanes of shards, and then lanes of sums."""
     if not plan.tour:
@@ -115,13 +120,17 @@ def _joined(lanes: Sequence[str]) -> str:
 
 
 def _ranks(held: RankSet, size: int) -> str:
-    """Ranks in short: 0, 01, 0-3, or 6-1 for a run that goes on from the last rank to rank 0."""
-    starts = [r for r in sorted(held) if (r - 1) % size not in held]
-    if len(held) == size > 2:
-        return f"0-{size - 1}"
-    if len(held) > 2 and len(starts) == 1:
-        return f"{starts[0]}-{(starts[0] + len(held) - 1) % size}"
-    return ("" if size <= 10 else ",").join(map(str, sorted(held)))
+    """Ranks in the order of the ring, three neighbours or more as a range: 0-3, or 2,3,0."""
+    runs: list[list[int]] = []
+    for rank in sorted(held):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    if len(runs) > 1 and runs[0][0] == 0 and runs[-1][-1] == size - 1:
+        runs.append(runs.pop(0))  # the run that goes on from the last rank to rank 0
+    short = [[f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs]
+    return ",".join(name for names in short for name in names)
 
 
 # -- in general --

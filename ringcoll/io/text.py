@@ -1,6 +1,31 @@
-"""Sizes and times in words, and tables, as commands print them."""
+"""Sizes and times in words, tables, lines and unknown names, as commands print them."""
 
-from collections.abc import Iterator, Sequence
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+
+#: The most columns that a command prints.
+WIDTH = 100
+
+
+def columns() -> int:
+    """The columns of the terminal, at most `WIDTH`."""
+    return min(shutil.get_terminal_size().columns, WIDTH)
+
+
+def wrapped(lines: Iterable[str], then: str = "      ") -> Iterator[str]:
+    """The lines, each of at most `WIDTH` columns; `then` begins what goes on below."""
+    for line in lines:
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent=then) or [line]
+
+
+def choose(name: object, known: Iterable[str]) -> str:
+    """The cure for an unknown name: the known name that is nearest, then all names."""
+    names = [*known]
+    near = get_close_matches(str(name), names, 1)
+    asked = f"did you mean {near[0]!r}? " if near else ""
+    return f"{asked}choose from {', '.join(names)}"
 
 
 def bytes_in_words(size: float) -> str:

@@ -1,11 +1,12 @@
 """The registry in which collectives find algorithms by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, wraps
 from inspect import signature
 from math import prod
 from typing import Any, TypeVar
 
+from ringcoll.io.text import choose
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, ScheduleError, product
 
 #: Several gathers that run one after the other, each along one digit of the ranks, major first.
@@ -111,7 +112,7 @@ def algorithms_of(collective: str) -> Mapping[str, Callable[..., Schedule | Stag
         ValueError: there is no such collective.
     """
     if collective not in (*COLLECTIVES, TOUR):
-        raise ValueError(f"no collective {collective!r}; there are {', '.join(COLLECTIVES)}")
+        raise ValueError(f"no collective {collective!r}; {choose(collective, COLLECTIVES)}")
     if collective in ALL_REDUCES:
         return {AS_ALL_REDUCE.get(name, name): gather for name, gather in GATHERS.items()} | STAGED
     return ALL_TO_ALLS if collective in EXCHANGES else GATHERS
@@ -132,6 +133,12 @@ def listed_name(collective: str, name: str) -> str:
         return FORMER_NAMES.get(name, name)
     gathers = {all_reduce: gather for gather, all_reduce in AS_ALL_REDUCE.items()}
     return name if collective in EXCHANGES else gathers.get(name, name)
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """Say that there is no algorithm of a name, and what to write."""
+    asked = 'order="tree" adds by one balanced tree; ' if "tree" in name else ""
+    return f"no algorithm {name!r}; {asked}{choose(name, known)}"
 
 
 @lru_cache(maxsize=1024)
@@ -159,9 +166,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     """
     library = algorithms_of(collective)
     if isinstance(algorithm, str) and listed_name(collective, algorithm) not in library:
-        raise ValueError(
-            f"{collective}: no algorithm {algorithm!r}; choose from {', '.join(library)}"
-        )
+        raise ValueError(f"{collective}: {unknown(algorithm, library)}")
     if not shape or min(shape) < 1:
         raise ValueError(f"{collective}: axes of sizes {shape}; give one or more, each at least 1")
     if isinstance(algorithm, str):

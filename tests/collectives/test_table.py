@@ -130,7 +130,7 @@ def test_bits_may_be_moved_and_not_added():
 
 
 def test_an_unknown_collective_is_no_silent_lax():
-    with pytest.raises(ValueError, match="no collective 'allreduce'; there are all_gather, "):
+    with pytest.raises(ValueError, match="no collective 'allreduce'; choose from all_gather, "):
         TABLE.pick("allreduce", "cpu", 8, 4096, "float32", "0.12.0")
 
 
@@ -174,7 +174,7 @@ def test_a_saved_table_has_a_row_a_line_and_no_defaults(tmp_path):
 
 GOOD = {"collective": "psum", "platform": "cpu", "algorithm": "ring"}
 BAD_ROWS = [
-    ({"collective": "allreduce"}, "no collective 'allreduce'; there are all_gather, "),
+    ({"collective": "allreduce"}, "no collective 'allreduce'; choose from all_gather, "),
     ({"collective": "pmax"}, "collective: 'pmax' runs by the rows of 'psum'"),
     ({"collective": ["psum"]}, "collective: ['psum'] is not a string"),
     ({"algorithm": "rign"}, "algorithm: there is no 'rign'; choose from ring, "),

@@ -107,7 +107,7 @@ def test_a_tuner_file_that_is_no_text_is_refused_by_its_line(tmp_path, capsys):
         ("import none.xml", "No such file or directory: 'none.xml'"),
         ("import README.md", "README.md, line 3: 2 columns; there are colltype"),
         ("import README.md --svg a.svg", "--svg: README.md is no MSCCL XML"),
-        ("import a.xml --device v5e", "invalid choice: 'v5e'"),
+        ("import a.xml --device v5e", "no 'v5e'; choose from a100"),
     ],
 )
 def test_a_command_that_cannot_be_is_refused_in_a_line(capsys, command, message):

@@ -1,13 +1,14 @@
 """Arguments of commands: sizes, names and functions are read, or refused in a line; Ctrl-C."""
 
 import json
+import re
 import signal
 
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.collectives import sweep, tune
-from ringcoll.__main__ import main
+from ringcoll.__main__ import COMMANDS, main
 from ringcoll.algorithms import ring
 from ringcoll.collectives.table import Table, default_table
 from ringcoll.commands.arguments import MOST_RANKS, size
@@ -39,6 +40,26 @@ def test_collectives_may_have_hyphens(capsys, name):
             assert main([*command, *algorithm]) == 0
             printed.append(capsys.readouterr().out)
     assert printed[:2] == printed[2:]
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_to_all", "tour"])
+def test_a_collective_is_enough_to_draw_and_to_price(capsys, collective):
+    for command in ("draw", "cost"):
+        assert main([command, collective]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) > 5
+        assert max(map(len, lines)) <= 100
+
+
+def test_without_a_command_each_has_an_example_that_can_be_typed(capsys, monkeypatch):
+    assert main([]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    typed = []
+    for name, command in COMMANDS.items():
+        monkeypatch.setattr(command, "run", lambda args, name=name: typed.append(name) or 0)
+    assert [main(re.split(" {2,}", line.strip())[0].split()) for line in lines] == [0] * 9
+    assert typed == [line.split()[0] for line in lines]
+    assert {*typed} == {*COMMANDS}
 
 
 def test_so_may_those_of_benchmarks(monkeypatch):

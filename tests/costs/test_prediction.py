@@ -144,7 +144,10 @@ def test_hosts_and_the_network_between_them():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (("all_together", 8, 8, "h100"), "collective 'all_together' is not known; there are all_g"),
+        (
+            ("all_together", 8, 8, "h100"),
+            "collective 'all_together' is not known; did you mean 'all_g",
+        ),
         (("psum", -1, 8, "h100"), "nbytes -1 is not a number of bytes"),
         (("psum", inf, 8, "h100"), "nbytes inf is not"),
         (("psum", "1K", 8, "h100"), "nbytes '1K' is not"),
@@ -154,7 +157,7 @@ def test_hosts_and_the_network_between_them():
         (("psum", 8, 0, "h100"), "ranks 0 is not a number of ranks"),
         (("psum", 8, (), "h100"), "ranks () is not"),
         (("psum", 8, 2.5, "h100"), "ranks 2.5 is not"),
-        (("psum", 8, 8, "h999"), "no machine is named 'h999'; there are a100, b200"),
+        (("psum", 8, 8, "h999"), "no machine is named 'h999'; choose from a100, b200"),
         (("psum", 8, 8, "h100", "zigzag"), "zigzag"),
         (("all_gather", 8, 6, "h100", "recursive_doubling"), "6"),
         (("ppermute", 8, 8, "h100", "ring"), "a ppermute is one message"),

@@ -169,9 +169,10 @@ def test_text_is_a_table_for_each_round():
     text = as_text(plan("all_reduce", "ring", (3,)))
     blocks = text.split("\n\n")
     assert blocks[0] == "all_reduce by ring on 3 ranks"
+    assert blocks[2].startswith(r"rank \ shard  0  1  2")
     assert blocks[3].startswith("round 1 of 4, reduce-scatter: every rank r sends to r-1")
     table = [line.split() for line in blocks[3].splitlines()[-3:]]
-    assert table == [["0", "0", ".", "01*"], ["1", "12*", "1", "."], ["2", ".", "02*", "2"]]
+    assert table == [["0", "0", ".", "0,1*"], ["1", "1,2*", "1", "."], ["2", ".", "2,0*", "2"]]
     assert [line.split() for line in blocks[-2].splitlines()[-3:]] == [
         ["0", "0-2", "0-2*", "0-2"],
         ["1", "0-2", "0-2", "0-2*"],
@@ -299,13 +300,18 @@ def raises(n):
     [
         (
             "all_gather --algorithm rign -n 4",
-            "no algorithm 'rign'; choose from ring, ",
+            "no algorithm 'rign'; did you mean 'ring'? choose from ring, ",
         ),
-        ("all_gatter --algorithm ring -n 4", "invalid choice: 'all_gatter'"),
+        (
+            "psum --algorithm tree",
+            "no algorithm 'tree'; order=\"tree\" adds by one balanced tree; ",
+        ),
+        ("all_gatter", "argument COLLECTIVE: no 'all_gatter'; did you mean 'all_gather'? choose"),
+        ("psum --rank 4 --size 2", "error: unknown arguments: --size 2; -h lists those that it"),
         ("all_gather --algorithm exchange -n 4", "no algorithm 'exchange'"),
         ("psum --algorithm halving_doubling -n 6", "need a power of two, got 6"),
         ("psum --algorithm ring -n 0", "'0' is not a shape"),
-        ("psum --algorithm ring", "arguments are required: -n/--ranks"),
+        ("-n 4", "the following arguments are required: COLLECTIVE; -h explains the arguments"),
         ("psum --function math:none_such -n 4", "'math:none_such' is not a module:function"),
         ("psum --function test_draw:raises -n 4", "(4,), the sizes of the axes: KeyError: 4 ("),
         ("psum --function test_draw:SHAPES -n 4", "'test_draw:SHAPES' is a list; name a function"),
@@ -317,7 +323,9 @@ def raises(n):
 def test_the_command_refuses_in_words(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["draw", *arguments.split()])
-    assert message in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("python -m ringcoll draw: error: ")
+    assert message in line
 
 
 def test_a_wire_is_in_the_title_and_the_captions(capsys):

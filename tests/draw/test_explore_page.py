@@ -1,5 +1,8 @@
 """The page of `explore`: it shows what is chosen, at the prices of `predict`."""
 
+import contextlib
+import io
+
 import pytest
 from browsing import DESK, PHONE, needs_a_browser
 
@@ -14,7 +17,9 @@ from ringcoll.schedules.registry import names
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     page_file = tmp_path_factory.mktemp("explore") / "explore.html"
-    assert main(["explore", "--html", str(page_file), "--ranks", "3,4,2x2"]) == 0
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert main(["explore", "--html", str(page_file), "--ranks", "3,4,2x2"]) == 0
+    assert printed.getvalue().startswith(f"wrote {page_file}, ")
     return page_file
 
 
@@ -137,6 +142,11 @@ def test_it_fits_a_phone_in_light_and_dark(visit, file):
         for width, height in (PHONE, DESK):
             page.set_viewport_size({"width": width, "height": height})
             assert page.evaluate("document.documentElement.scrollWidth") == width
+            button, picture = (
+                page.locator(f"#{part}").bounding_box() for part in ("play", "stage")
+            )
+            assert button["y"] + button["height"] < height  # above the fold
+            assert picture["x"] + picture["width"] <= width  # whole
         empty = "getComputedStyle(document.querySelector('#stage rect')).fill"
         grounds.add(page.evaluate(empty))
     assert len(grounds) == 2

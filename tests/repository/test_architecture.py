@@ -261,9 +261,11 @@ import sys
 import ringcoll
 roots = {name.partition(".")[0] for name in sys.modules}
 print(sorted(roots & {"chex", "hypothesis", "pytest", "rich", "matplotlib", "benchmarks"}))
-late = ("ringcoll.overlap", "ringcoll.draw", "ringcoll.debug", "ringcoll.learn")
+rooms = ("debug", "draw", "formats", "layers", "learn", "overlap")
+late = tuple(f"ringcoll.{name}" for name in rooms)
 print([name for name in sys.modules if name.startswith(late)])
-print(set(late) <= {f"ringcoll.{name}" for name in dir(ringcoll)}, hasattr(ringcoll, "typo"))
+public = {*ringcoll.__all__, "__version__"}
+print(set(rooms) < public == {*dir(ringcoll)}, hasattr(ringcoll, "typo"))
 print(callable(ringcoll.debug.deadline), callable(ringcoll.draw.plan), ringcoll.overlap.__name__)
 import jax
 try:

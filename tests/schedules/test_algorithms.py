@@ -257,7 +257,7 @@ RING_3, PAIRWISE_3 = GATHERS["ring"](3), ALL_TO_ALLS["pairwise"](3)
 REFUSED = [
     (
         ("allreduce", "ring", (3,)),
-        "no collective 'allreduce'; there are all_gather, psum_scatter, psum, pmean, pmax, "
+        "no collective 'allreduce'; choose from all_gather, psum_scatter, psum, pmean, pmax, "
         "pmin, pbroadcast, all_to_all, ragged_all_to_all",
     ),
     (

@@ -18,6 +18,7 @@ from typing import Any
 from ringcoll.costs.curves import Curve, down_to
 from ringcoll.costs.model import Model
 from ringcoll.io.strict_json import parsed
+from ringcoll.io.text import choose
 
 __all__ = ["DEVICES", "KINDS", "MACHINES", "SWITCHES", "Device", "Matmuls", "find"]
 
@@ -254,7 +255,7 @@ def find(name: str) -> Device:
         if name.endswith(".json"):
             return read(name)
     raise ValueError(
-        f"no machine is named {name!r}; there are {', '.join(MACHINES)}; "
+        f"no machine is named {name!r}; {choose(name, MACHINES)}; "
         "python -m ringcoll machine --fit makes a file of one from measurements"
     )
 

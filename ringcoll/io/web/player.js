@@ -8,8 +8,6 @@ const asked = new URLSearchParams(location.hash.slice(1));
 const player = (() => {
   const delay = Number(asked.get("delay")) || 1900;
   const still = matchMedia("(prefers-reduced-motion: reduce)");
-  const narrow = matchMedia("(max-width: 900px)");
-  let wanted = null;  // whether the picture is to be larger than the page; null: as its letters need
   let svg = null, seconds = 1, last = 0, list = null, entries = [];
   let now = 0, share = 1, frame = null, playing = false;
 
@@ -134,16 +132,12 @@ const player = (() => {
   find("play").onclick = play;
   find("round").oninput = (event) => go(Number(event.target.value));
   find("follow").onchange = (event) => follow(event.target.value);
-  function enlarge(larger) {
+  find("larger").onclick = () => {
+    const larger = find("larger").getAttribute("aria-pressed") !== "true";
     find("larger").setAttribute("aria-pressed", larger);
     find("stage").classList.toggle("large", larger);
     const picture = find("stage").parentNode;
     picture.scrollLeft = (picture.scrollWidth - picture.clientWidth) / 2;
-  }
-
-  find("larger").onclick = () => {
-    wanted = find("larger").getAttribute("aria-pressed") !== "true";
-    enlarge(wanted);
   };
   find("stage").onclick = (event) => {
     const cell = event.target.closest("[data-follow]");
@@ -161,8 +155,6 @@ const player = (() => {
       seconds = clock ? parseFloat(clock.getAttribute("dur")) / (last + 2) : 1;
       svg.pauseAnimations();
       find("round").max = last;
-      const legible = parseFloat(svg.style.getPropertyValue("--legible"));
-      enlarge(wanted ?? (narrow.matches && legible > find("stage").clientWidth));
       const named = [["", "all"], ...Array.from({ length: shards }, (_, i) => [i, i])];
       find("follow").replaceChildren(...named.map(([value, text]) => new Option(text, value)));
       entries.forEach((entry, i) => { entry.onclick = () => go(i, i === now + 1); });
