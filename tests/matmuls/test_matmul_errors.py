@@ -104,7 +104,7 @@ REFUSED = {
     "function of other arguments": (
         TypeError,
         gather(algorithm=lambda: None),
-        (EINSUM, "algorithm=<function", "positional argument"),
+        (EINSUM, "algorithm=<lambda>", "positional argument", "the size of each axis"),
     ),
     "table": (
         ValueError,
