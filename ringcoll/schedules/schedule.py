@@ -82,7 +82,8 @@ class Schedule:
     """Rounds of moves on ranks of `shape`, in `lanes` lanes that carry equal shares.
 
     A lane is a schedule that carries its share of every shard. The lanes run in step, so the
-    moves of one round can use different links.
+    moves of one round can use different links. `ringcoll.algorithms` says what a schedule cannot
+    express.
     """
 
     shape: tuple[int, ...]

@@ -63,5 +63,10 @@ def test_lesson_4_and_the_command_agree_on_the_crossings(capsys):
 
 
 def test_they_are_in_the_index_in_order():
-    index = (FOLDER / "__init__.py").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(\d\d_\w+)` ", index, re.M) == LESSONS
+    index = (HERE / "docs" / "learn.md").read_text(encoding="utf-8")
+    titles = [
+        re.search("^# (Lesson .*)$", (FOLDER / f"{name}.py").read_text("utf-8"), re.M)[1]
+        for name in LESSONS
+    ]
+    linked = re.findall(r"^- \[(.*)\]\(\.\./examples/lessons/(\w+)\.py\): ", index, re.M)
+    assert linked == list(zip(titles, LESSONS, strict=True))
