@@ -37,7 +37,7 @@ def test_without_the_compiler_for_tpus_a_cpu_program_is_read():
     )
     printed, claims = ran("-c", program)
     assert claims == 4  # two of the lesson, two of its first exercise
-    assert "pip install 'ringcoll[tpu]' (no TPU is needed)" in printed
+    assert "pip install -e '.[tpu]' in ringcoll's checkout (no TPU is needed" in printed
 
 
 def test_a_claim_that_does_not_hold_ends_a_lesson():

@@ -74,7 +74,7 @@ def test_the_index_has_every_tutorial():
 @pytest.mark.parametrize("name", mostly_exhaustive(NAMES, lambda name: name == "collectives"))
 def test_a_tutorial_runs_and_prints_its_results(name, tmp_path, monkeypatch):
     for module in NEEDS.get(name, ()):
-        pytest.importorskip(module, reason="pip install 'ringcoll[examples]'")
+        pytest.importorskip(module, reason="pip install -e '.[examples]'")
     arguments = ("--output", tmp_path) if name == "profiling" else ()
     done = run(monkeypatch, name, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -39,7 +39,7 @@ def test_no_program_of_a_page_is_left_out():
 @pytest.mark.tpu_aot
 @pytest.mark.exhaustive
 @pytest.mark.skipif(
-    find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+    find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
 )
 def test_the_test_that_a_page_shows_passes(tmp_path):
     page = (ROOT / "docs" / "overlap.md").read_text(encoding="utf-8")
