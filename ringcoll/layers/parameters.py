@@ -43,7 +43,7 @@ def errors_of(function: str) -> AbstractContextManager[None]:
 
 
 def check_bound(function: str, axis_name: AxisName, argument: str = "axis_name") -> None:
-    """Refuse an axis that is not bound or not hashable, with the exception type of lax."""
+    """Raise lax's error if an axis is unbound or not hashable."""
     for axis in axes_of(axis_name):
         try:
             lax.axis_size(axis)

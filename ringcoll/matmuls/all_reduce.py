@@ -51,8 +51,8 @@ def matmul_all_reduce(
     A ring takes 2(n-1) rounds of 1/n of the result; if fused, the product hides the first half.
 
     Gradient: under `check_vma=True`, every rank has the same cotangent, so it is a product for
-    each factor, and nothing is sent; otherwise it is the gradients of the two parts, with the same
-    `wire`.
+    each factor, and nothing is sent; otherwise the two parts are differentiated separately, with
+    the same `wire`.
 
     Raises, source and options: as `einsum_reduce_scatter`.
 

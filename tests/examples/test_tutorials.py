@@ -39,7 +39,7 @@ WORDS = {
         "ShardingTypeError: Contracting dimensions are sharded",
         "cure: jnp.matmul(a, b, out_sharding=P())",
     ),
-    "layouts": ("one device = jit = ringcoll in all 9 layouts, exactly", "times one device"),
+    "layouts": ("one device = jit = ringcoll in all 9 layouts, exactly", "times as long"),
     "leaving_pmap": ("pmap = jit = shard_map = ringcoll = pmap, replaced exactly",),
     "matmuls": (
         "A[I_X, J] B[J, K_Y] -> C[I_X, K_Y]: numpy = jit = lax = ringcoll, exactly",
