@@ -1,4 +1,4 @@
-"""Broadcast: an all-reduce to which all but the source contribute no bits."""
+"""Broadcast: an all-reduce in which only the source contributes nonzero bits."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -150,7 +150,7 @@ def ask_lax(call: Call, collective: Collective, *avals: Any) -> None:
 
 
 def _ask_lax(call: Call, leaves: Sequence[Any], collectives: Sequence[Collective]) -> None:
-    """Refuse leaves that lax refuses. For each type of leaves, lax is asked only once."""
+    """Raise what lax would raise for these leaves; each type of leaf is checked once."""
     types = {
         (collective.dims, jax.typeof(leaf)): collective
         for leaf, collective in zip(leaves, collectives, strict=True)

@@ -36,7 +36,7 @@ def check(ending: str) -> None:
     """
     if find_spec("PIL") is None:
         raise ModuleNotFoundError(
-            f"{ending}: Pillow is not installed: pip install 'ringcoll[film]'; or write an .svg, "
+            f"{ending}: Pillow is not installed: pip install -e '.[film]'; or write an .svg, "
             "which needs nothing"
         )
     if ending == ".mp4" and shutil.which("ffmpeg") is None:

@@ -43,7 +43,7 @@ def copied(
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Pytree:
-    """A replicated tree, of which each rank uses a copy; the gradients of the copies are summed.
+    """Mark a replicated pytree as per-rank, so that its gradient is summed over the axes.
 
     `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that already
     vary, and those that are not floats, are returned unchanged.

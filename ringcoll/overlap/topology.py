@@ -51,7 +51,8 @@ def devices(topology: str) -> list[Any]:
     if find_spec("libtpu") is None:
         raise ModuleNotFoundError(
             f"overlap: to compile for {topology!r} needs the TPU compiler: "
-            "pip install 'ringcoll[tpu]' (no TPU is needed)"
+            "pip install -e '.[tpu]' in ringcoll's checkout (no TPU is needed; with it, set "
+            "JAX_PLATFORMS=cpu to run programs on the CPU)"
         )
     try:
         return list(topologies.get_topology_desc(topology, platform="tpu").devices)

@@ -13,7 +13,7 @@ from support import python
 pytestmark = [
     pytest.mark.tpu_aot,
     pytest.mark.skipif(
-        find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+        find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
     ),
 ]
 

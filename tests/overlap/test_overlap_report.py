@@ -154,9 +154,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
 
     imported = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"needs matplotlib: pip install 'ringcoll\[bench"
-    ):
+    with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib: pip install -e '.\[bench"):
         overlap.report(HIDDEN, chip=CHIP).draw(tmp_path / "timeline.svg")
 
 

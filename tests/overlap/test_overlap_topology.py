@@ -122,7 +122,7 @@ def test_without_libtpu_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(topology, "find_spec", lambda name: None)
     for name in topology.ENVIRONMENT:
         monkeypatch.setenv(name, os.environ.get(name, topology.ENVIRONMENT[name]))
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ringcoll\[tpu\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.\[tpu\]'"):
         topology.devices("v5e:4x2")
 
 
@@ -132,7 +132,7 @@ def test_without_the_plugin_for_gpus_the_extra_is_named(monkeypatch):
 
     monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     monkeypatch.setattr(gpus.topologies, "get_topology_desc", none_registered)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ringcoll\[gpu\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.\[gpu\]'"):
         overlap.mesh("h200:8")
 
 

@@ -16,7 +16,7 @@ from benchmarks.compiled import recorded_claims
 pytestmark = [
     pytest.mark.tpu_aot,
     pytest.mark.skipif(
-        find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+        find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
     ),
 ]
 

@@ -39,7 +39,7 @@ def test_no_program_of_a_page_is_left_out():
 @pytest.mark.tpu_aot
 @pytest.mark.exhaustive
 @pytest.mark.skipif(
-    find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+    find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
 )
 def test_the_test_that_a_page_shows_passes(tmp_path):
     page = (ROOT / "docs" / "overlap.md").read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def test_the_test_that_a_page_shows_passes(tmp_path):
 
 def test_the_tables_of_algorithms_hold_what_explain_says():
     """Every line is right; an algorithm that is new need not be there: `claims --write` adds it."""
-    (page,) = pages.algorithm_pages()
+    page = ROOT / "docs" / "algorithms.md"
     (shown,) = pages.ALGORITHMS.findall(page.read_text(encoding="utf-8"))
     assert all(f"| {title} |" in shown for title in explain.LISTS)
     wrong = set(shown.strip().splitlines()) - set(explain.markdown())
@@ -63,6 +63,13 @@ def test_a_table_of_algorithms_is_written_between_its_marks():
     written = pages.with_algorithms("Before.\n<!-- algorithms -->\nold\n<!-- end -->\nAfter.\n")
     lines = "\n".join(explain.markdown()).strip()
     assert written == f"Before.\n<!-- algorithms -->\n{lines}\n<!-- end -->\nAfter.\n"
+
+
+def test_the_drawings_are_what_the_command_prints():
+    page = (ROOT / "docs" / "how.md").read_text(encoding="utf-8")
+    assert page == pages.with_algorithms(page), "python -m benchmarks claims --write"
+    for drawing in re.findall(r"<!-- draw (\w+ \w+ \d) -->\n```text\n", page):
+        assert "python -m ringcoll draw {} --algorithm {} -n {}\n".format(*drawing.split()) in page
 
 
 def test_the_commands_are_what_ci_runs():
