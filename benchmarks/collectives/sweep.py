@@ -15,16 +15,16 @@ First all algorithms run on an odd number of elements. Then the best of them run
 With --order tree, forms that add by one tree for any number of ranks run too: lax:tree.
 At small sizes, most of the time is the start of a program on all devices; lax has that time too.
 
---budget is the time for all of this; checks get at most half of it. What runs is not stopped: the
-start of JAX (seconds), the current program of the checks, the current size of a collective. At
-least one is timed. Numbers are in the file of --json, and a picture is beside it.
+--budget is the time for all of this; checks take at most half of it. What is running is not stopped:
+the check of a program, or a collective at one size. At least one size of one collective is timed.
+All numbers are in the file of --json. A picture is beside it: time over lax by size, with a line
+for each algorithm, and predicted time by measured time.
 """
 
 import argparse
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from jax.sharding import Mesh
@@ -112,13 +112,20 @@ def run(args: argparse.Namespace) -> int:
     status = report.print_verdict([*checks, *rows])
     if processes.leads():
         files.write_json(args, files.everything(header, checks, rows, fitted))
-        drawn = _draw(args, header, rows)
+        paths = [f"numbers: {args.json}"]
+        if rows and not is_stream(args.json):
+            drawn = args.json.removesuffix(".json") + ".svg"
+            with writing(args, "json"):
+                picture.draw(drawn, header, rows)
+            paths.append(f"picture: {drawn}")
         spent = f"{time.perf_counter() - start:.0f} s of --budget {args.budget:g}"
-        report.console().print(f"{spent}; numbers: {args.json}", *drawn, sep="\n")
+        report.console().print(spent, *paths, sep="\n")
     return status
 
 
-def _cases(names: Sequence[str], ops: Sequence[str]) -> list[Case]:
+def _cases(args: argparse.Namespace, names: Sequence[str]) -> list[Case]:
+    """The cases that were asked for, by default these."""
+    names, ops = args.collective or names, args.op or _OPS
     return [case for case in CASES if case.name in names and case.redop in ("", *ops)]
 
 
@@ -139,7 +146,7 @@ def _to_check(args: argparse.Namespace, mesh: Mesh) -> list[tuple[Point, str]]:
     """
     programs = []
     for i, dtype in enumerate(map(np.dtype, args.datatype)):
-        for case in _cases(args.collective or _NAMES, args.op or _OPS):
+        for case in _cases(args, _NAMES):
             point = Point(case, dtype, case.size(CHECK_COUNT, dtype.itemsize, mesh.size), mesh)
             names = _algorithms(args, case, dtype, mesh.size, case.choices(mesh.size))
             programs += [(i, j, point, name) for j, name in enumerate([LAX, *names])]
@@ -160,11 +167,10 @@ def _check_all(programs: Sequence[tuple[Point, str]], end: float, rows: list[Mea
 
 def _to_time(args: argparse.Namespace) -> list[report.Combination]:
     """The points, from small sizes to large."""
-    ops = args.op or (_OPS if args.collective else ("sum",))
     return [
         (case, np.dtype(name), size)
         for size in options.sizes(args)
-        for case in _cases(args.collective or _TIMED, ops)
+        for case in _cases(args, _NAMES if args.op else _TIMED)
         for name in args.datatype
     ]
 
@@ -187,16 +193,3 @@ def _time_all(
         names = _algorithms(args, case, dtype, mesh.size, case.timed(size))
         point = Point(case, dtype, size, mesh)
         rows += measure(point, names, share, args.iters, args.warmup_iters, bool(args.check))
-
-
-def _draw(
-    args: argparse.Namespace, header: Mapping[str, Any], rows: Sequence[Measurement]
-) -> Iterator[str]:
-    """Draw the picture beside the JSON, if there is something to draw, and say where it is."""
-    if not rows or is_stream(args.json):
-        return
-    path = args.json.removesuffix(".json") + ".svg"
-    title = f"{header['devices']} x {header['device_kind']}, jax {header['jax']}, {header['date']}"
-    with writing(args, "json"):
-        picture.draw(path, title, rows)
-    yield f"picture: {path}"

@@ -1,65 +1,58 @@
-"""Draw a run: the time over lax's by size, and the predicted time against the measured one."""
+"""Draw a run: the time over lax's by size, and the predicted time by the measured one."""
 
-from collections.abc import Sequence
-from math import nan
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.measuring.row import Measurement
-from ringcoll.commands.plot import PlotLine, draw_lines
 from ringcoll.io.figure import figure, save
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 
 
-def draw(path: str, title: str, rows: Sequence[Measurement]) -> None:
+def draw(path: str, header: Mapping[str, Any], rows: Sequence[Measurement]) -> None:
     """Draw a row of panels for each collective, and one for predictions; a column for each type.
 
     Args:
         path: the file; its ending says which format.
-        title: the text above.
+        header: the machine, as `options.described` returns it.
         rows: measurements with times, from small sizes to large.
     """
-    collectives, types, algorithms = (
-        list(dict.fromkeys(getattr(row, name) for row in rows))
-        for name in ("collective", "type", "algorithm")
-    )
-    predicts = any(row.predicted for row in rows)
-    height = len(collectives) + predicts
-    picture = figure("draw", path, (4.2 * max(len(types), 2), 2.3 * height + 1))
-    grid = picture.subplots(height, len(types), squeeze=False)
-    for column, of_type in enumerate(types):
-        mine = [row for row in rows if row.type == of_type]
-        for panel, collective in zip(grid[:, column], collectives, strict=False):
-            some = [row for row in mine if row.collective == collective]
-            what = f"{collective} of {of_type}: time over lax by size"
-            lines = [_over_lax(name, some) for name in algorithms]
-            draw_lines(panel, what, "", lines, bytes_in_words)
-            panel.set_yscale("log", base=2)
+    algorithms = list(dict.fromkeys(row.algorithm for row in rows))
+    collectives = list(dict.fromkeys(row.collective for row in rows))
+    types = list(dict.fromkeys(row.type for row in rows))
+    picture = figure("draw", path, (4.2 * max(len(types), 2), 2.3 * len(collectives) + 3.3))
+    grid = picture.subplots(len(collectives) + 1, len(types), squeeze=False)
+    for of_type, (*panels, last) in zip(types, grid.T, strict=True):
+        for number, name in enumerate(algorithms):
+            style: dict[str, Any] = {"color": f"C{number % 10}", "label": name}
+            mine = [row for row in rows if (row.type, row.algorithm) == (of_type, name)]
+            for panel, collective in zip(panels, collectives, strict=True):
+                some = [row for row in mine if row.collective == collective]
+                ratios = [row.vs_lax.median for row in some if row.vs_lax]
+                panel.plot([row.size for row in some], ratios, ".-", **style)
+            known = [row for row in mine if row.predicted]
+            measured = [row.seconds.median for row in known if row.seconds]
+            last.plot(measured, [row.predicted for row in known], ".", **style)
+            last.plot(measured, measured, color="#bbbbbb", linewidth=0.8, zorder=1)  # where equal
+        for panel, collective in zip(panels, collectives, strict=True):
+            _frame(panel, f"{collective} of {of_type}: time over lax by size", 2)
+            panel.xaxis.set_major_formatter(lambda size, _: bytes_in_words(size))
             panel.yaxis.set_major_formatter("{x:g}")
-        if predicts:
-            panel = grid[-1, column]
-            points = [_predicted(name, mine) for name in algorithms]
-            what = f"{of_type}: predicted time"
-            draw_lines(panel, what, "measured time", points, seconds_in_words)
-            panel.set_xscale("log")
-            panel.xaxis.set_major_formatter(lambda seconds, _: seconds_in_words(seconds))
-            for axis in (panel.xaxis, panel.yaxis):
-                axis.set_minor_formatter("")
-            measured = [seconds for line in points for seconds in line.places]
-            panel.plot(measured, measured, color="#bbbbbb", linewidth=0.8)  # where both are equal
+        _frame(last, f"{of_type}: predicted time by measured time", 10)
+        last.set_visible(any(row.predicted for row in rows))
+        for axis in (last.xaxis, last.yaxis):
+            axis.set_major_formatter(lambda seconds, _: seconds_in_words(seconds))
+            axis.set_minor_formatter("")
     labels = grid[0, 0].get_legend_handles_labels()
     picture.legend(*labels, loc="outside lower center", ncols=5, frameon=False, fontsize="small")
-    picture.suptitle(f"{title}\nbelow 1 is faster than lax", fontsize="small")
+    on = f"{header['devices']} x {header['device_kind']}, jax {header['jax']}, {header['date']}"
+    picture.suptitle(f"{on}; over lax: below 1 is faster", fontsize="small")
     save(picture, path)
 
 
-def _over_lax(algorithm: str, rows: Sequence[Measurement]) -> PlotLine:
-    """The ratios of an algorithm by size."""
-    of = [row for row in rows if row.algorithm == algorithm]
-    ratios = [row.vs_lax.median for row in of if row.vs_lax]
-    return PlotLine(algorithm, [row.size for row in of], ratios, ratios)
-
-
-def _predicted(algorithm: str, rows: Sequence[Measurement]) -> PlotLine:
-    """Predicted by measured seconds of an algorithm, as points without a line."""
-    of = [row for row in rows if row.algorithm == algorithm and row.predicted]
-    measured = [row.seconds.median for row in of if row.seconds]
-    return PlotLine(algorithm, measured, [nan] * len(of), [row.predicted or nan for row in of])
+def _frame(panel: Any, title: str, base: int) -> None:
+    """Set the title, logarithmic scales, and lines of a panel."""
+    panel.set_title(title, fontsize="small")
+    panel.set_xscale("log", base=base)
+    panel.set_yscale("log", base=base)
+    panel.grid(True, color="#eeeeee")
+    panel.spines[["top", "right"]].set_visible(False)

@@ -27,7 +27,7 @@ def verdict(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
         slower = sum(of.low > SLOWER for of in named)
         faster = sum(of.high < FASTER for of in named)
         because, expected = "", ""
-        if copies and slower > faster:
+        if copies and 2 * slower > len(named):
             because, expected = "one process: messages are copies, so ", ", as expected,"
         words.append(
             f"{because}named algorithms are slower than lax{expected} in {slower} of {len(named)} "

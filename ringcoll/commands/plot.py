@@ -1,7 +1,7 @@
 """Plot times: a line for every algorithm, both axes logarithmic."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ringcoll.io.figure import Path, figure, save
 from ringcoll.io.text import seconds_in_words
@@ -43,25 +43,16 @@ def plot(
     """
     plotted = figure("plot", path, (8, 4.6))
     axes = plotted.subplots()
-    draw_lines(axes, title, along, lines, in_words)
-    for mark in marks:
-        axes.axvline(mark, color="#bbbbbb", linewidth=0.8, linestyle=":")
-        axes.annotate(
-            in_words(mark), (mark, 1), xycoords=("data", "axes fraction"), fontsize="x-small"
-        )
-    axes.legend(frameon=False, fontsize="small")
-    save(plotted, path)
-
-
-def draw_lines(
-    axes: Any, title: str, along: str, lines: Sequence[PlotLine], in_words: Callable[[float], str]
-) -> None:
-    """Draw lines on axes of matplotlib; the arguments are those of `plot`."""
     for i, line in enumerate(lines):
         colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i // len(_COLOURS) % len(_STYLES)]
         axes.plot(line.places, line.seconds, color=colour, linestyle=style, label=line.name)
         if line.measured:
             axes.plot(line.places, line.measured, ".", color=colour)
+    for mark in marks:
+        axes.axvline(mark, color="#bbbbbb", linewidth=0.8, linestyle=":")
+        axes.annotate(
+            in_words(mark), (mark, 1), xycoords=("data", "axes fraction"), fontsize="x-small"
+        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda place, _: in_words(place))
@@ -70,3 +61,5 @@ def draw_lines(
     axes.set_title(title, fontsize="small", pad=14)
     axes.grid(True, color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")
+    save(plotted, path)
