@@ -15,10 +15,10 @@ First all algorithms run on an odd number of elements. Then the best of them run
 With --order tree, forms that add by one tree for any number of ranks run too: lax:tree.
 At small sizes, most of the time is the start of a program on all devices; lax has that time too.
 
---budget is the time for all of this; checks take at most half of it. What is running is not stopped:
-the check of a program, or a collective at one size. At least one size of one collective is timed.
-All numbers are in the file of --json. A picture is beside it: time over lax by size, with a line
-for each algorithm, and predicted time by measured time.
+--budget is the time for all of this; checks take at most half of it. What is running is not
+stopped: the check of a program, or a collective at one size. At least one size of one collective is
+timed. All numbers are in the file of --json. A picture is beside it: time over lax by size, with a
+line for each algorithm, and predicted time by measured time.
 """
 
 import argparse
