@@ -11,7 +11,7 @@ from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.instruction_costs import Costs
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
-from ringcoll.overlap.report import Row
+from ringcoll.overlap.rows import Row, by_line
 from ringcoll.overlap.transfers import COLLECTIVES, groups, is_collective
 from ringcoll.overlap.work import flops
 
@@ -52,16 +52,18 @@ def advice(
     costs: Costs,
     chip: Chip | Gpu | None,
 ) -> str:
-    """A line about the most exposed row; "" if no row is exposed.
+    """A sentence about the most exposed line of source; "" if none is exposed.
 
     If a gather feeds matmuls, or a sum adds results of a matmul, the line names the form that runs
     both at once, and its time by the model of `ringcoll.costs.matmul`. The model assumes a
     bidirectional ring (on GPUs a ring in one direction) and a piece of the matmul in each round.
     It takes the matmul's time from the program.
     """
-    worst = max(rows, key=lambda row: _exposed(row, chip), default=None)
-    if worst is None or _exposed(worst, chip) <= 0:
+    line = next(iter(by_line(rows)), None)
+    exposed = line.sum_of("exposed" if chip else "bare") if line else 0
+    if not line or exposed < 0.5e-6:  # it would be printed as 0 us
         return ""
+    worst = line.rows[0]
     flow = _Flow(module)
     # ringcoll's einsum has already compared the forms, and has chosen the built-in.
     weighed = re.search(r"ringcoll\.\w*einsum", worst.op_name)
@@ -71,12 +73,15 @@ def advice(
         # A compiler that rewrites a collective may drop its source line, but keep the matmul's.
         named = (worst.name, *(at.instruction.name for at in pair.products[0]))
         known = (lines.of(name) for name in named)
-        at = next((line._replace(op_name="").short for line in known if line.file), worst.name)
+        at = next(
+            (line._replace(op_name="", function="").short for line in known if line.file),
+            worst.name,
+        )
         subject = f"{pair.title} at {at}"
     if chip is None:
         form = f"; try `{pair.form}`" if pair else ""
         return f"to change first: {subject}: no matmul runs under it{form}"
-    found = f"to change first: {subject}: {worst.exposed * 1e6:.0f} us exposed"
+    found = f"to change first: {subject}: {exposed * 1e6:.0f} us exposed"
     if pair is None:
         return found
     products = sum(costs.of(*product[0]).seconds for product in pair.products)
@@ -86,11 +91,6 @@ def advice(
     if then >= now:
         gain = f"no form of ringcoll is quicker by its model ({then * 1e6:.0f} us)"
     return f"{found}, {now * 1e6:.0f} us with the matmul; {gain}"
-
-
-def _exposed(row: Row, chip: Chip | Gpu | None) -> float:
-    """How much of a row is exposed: seconds, or bytes if there are no times."""
-    return row.exposed if chip else row.bare * row.bytes
 
 
 def _hidden(pair: _Pair, products: float, network: Network, chip: Chip | Gpu) -> float:

@@ -12,7 +12,8 @@ from ringcoll.overlap.instruction_costs import SOURCES, explained
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.program import Program, program_of
-from ringcoll.overlap.report import Report, Row
+from ringcoll.overlap.report import Report
+from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
 from ringcoll.overlap.transfers import source_target_pairs
 
