@@ -157,7 +157,8 @@ def run(args: argparse.Namespace) -> int:
         before = PLAIN.get(args.example)
     try:
         if not args.saved or isinstance(before, str):
-            print(f"compiling for {args.topology}; a long program takes minutes", file=sys.stderr)
+            if sys.stderr.isatty():
+                print(f"compiling for {args.topology}: seconds, or minutes", file=sys.stderr)
             mesh = topology.mesh(args.topology, **args.mesh)
             _check_chip(args, mesh)
         if isinstance(before, str):

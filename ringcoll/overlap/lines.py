@@ -118,7 +118,7 @@ class Lines:
         """The line of what makes the first operand."""
         made = [self._named[name] for name in instruction.operands[:1] if name in self._named]
         inside = [inner for maker in made for _, inner in self._module.within(maker)]
-        lines = (self._line(maker)._replace(function="") for maker in (*made, *inside))
+        lines = (self._line(maker) for maker in (*made, *inside))
         return next((line for line in lines if line.file), Line())
 
     def _line(self, instruction: Instruction) -> Line:

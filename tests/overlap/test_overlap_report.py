@@ -95,8 +95,8 @@ def test_the_assertion_is_green_and_red():
 
 def test_the_table_shows_rows_totals_and_assumptions():
     text = str(overlap.report(HIDDEN, chip=CHIP))
-    row = next(line for line in text.splitlines() if line.startswith("s "))
-    assert " ".join(row.split()) == "s collective-permute 1 1.00 1 1001.0 1000.0 0.2 1.0 1.0"
+    assert text.startswith("jit_f on 4 x toy: 1 of 2001 us exposed (0.0%)\n")
+    assert text.splitlines()[3].split()[:4] == ["1.0", "0.0", "1", "collective-permute"]
     assert "total 2001 us = compute 2000 + memory 0 + exposed 1 us (0.0%)" in text
     assert "toy: 1 GHz, 1 TFLOP/s bf16, memory 10 GB/s, a link 1 GB/s each way" in text
     assert "100% of the compute time from the compiler's estimated_cycles" in text
@@ -105,7 +105,9 @@ def test_the_table_shows_rows_totals_and_assumptions():
 
 def test_many_rows_are_cut_to_the_most_exposed():
     lines = [
-        line for i in range(40) for line in (start(f"s{i}"), done(f"d{i}", f"s{i}"), dot(f"y{i}"))
+        blocking("all-reduce").replace("reduce.1", f"reduce.{i}")
+        + f', metadata={{op_name="psum" source_file="train.py" source_line={i}}}'
+        for i in range(40)
     ]
     text = str(overlap.report(program(*lines), chip=CHIP))
     assert "... and 16 more" in text
@@ -119,6 +121,51 @@ def test_json_holds_all_figures():
     assert report["exposed_share"] == pytest.approx(1 / 2001)
     assert "segments" not in report
     assert report["assumptions"]
+
+
+@pytest.mark.parametrize("chip", [CHIP, overlap.gpu("h100"), None])
+def test_a_saved_report_is_read(chip):
+    made = overlap.report(HIDDEN if chip == CHIP else untiled(HIDDEN), chip=chip)
+    saved = overlap.Report.from_json(made.to_json())
+    assert saved.details() == made.details()
+    assert saved.to_dict() == made.to_dict() | {"unread": [], "assumptions": [*made.assumptions]}
+    with pytest.raises(ValueError, match="has no t"):
+        saved.to_html()
+    with pytest.raises(ValueError, match="is not a report; pass what"):
+        overlap.Report.from_json(json.dumps([made.to_dict()]))
+
+
+def called(line, name, exposed):
+    """A row of a report."""
+    row = overlap.report(BARE, chip=CHIP).rows[0]
+    return replace(row, at=f"train.py:{line} {name}", exposed=exposed * 1e-6)
+
+
+def test_reports_are_compared_by_line():
+    """An edit has moved all lines by one: lines that call the same are matched in order."""
+    report = overlap.report(BARE, chip=CHIP)
+    old = [called(1, "psum", 10), called(2, "psum", 20), called(3, "all_gather", 5)]
+    old += [called(7, "pmax", 3), called(9, "pmax", 4)]
+    new = [called(2, "psum", 10), called(3, "psum", 25), called(4, "ppermute", 0)]
+    new += [called(9, "pmax", 1)]
+    text = overlap.compare(replace(report, rows=tuple(old)), replace(report, rows=tuple(new)))
+    cells = [line.split() for line in text.splitlines() if " train.py" in line]
+    assert [(*row[:3], *row[-2:]) for row in cells] == [
+        ("grew", "20.0", "25.0", "train.py:3", "psum"),
+        ("appeared", "0.0", "0.0", "train.py:4", "ppermute"),
+        ("shrank", "4.0", "1.0", "train.py:9", "pmax"),
+        ("went", "3.0", "0.0", "train.py:7", "pmax"),
+        ("went", "5.0", "0.0", "train.py:3", "all_gather"),
+    ]
+    assert "\n1 line as before\n" in text
+    assert max(map(len, text.splitlines())) <= 100
+    hidden = overlap.report(HIDDEN, chip=CHIP)
+    assert overlap.compare(report, hidden).splitlines()[-1] == (
+        "before: 1001 of 2001 us exposed (50.0%); now: 1 of 2001 us exposed (0.0%), "
+        "1.00 times as fast"
+    )
+    with pytest.raises(ValueError, match="jit_f has no times, and the other report has"):
+        overlap.compare(report, overlap.report(untiled(BARE)))
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
