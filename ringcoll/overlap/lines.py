@@ -37,16 +37,24 @@ class Line(NamedTuple):
         return f"{self.file}:{self.line}" if self.file else ""
 
     @property
+    def place(self) -> str:
+        """The line without its folder: "train.py:41"."""
+        return re.split(r"[/\\]", self.source)[-1]
+
+    @property
+    def operation(self) -> str:
+        """JAX's operation: "dot_general"."""
+        return self.op_name.rpartition("/")[2].removesuffix("_invariant")
+
+    @property
     def short(self) -> str:
         """What the line calls: "train.py:41 psum, gradient"; only the line if it calls nothing."""
-        at = re.split(r"[/\\]", self.source)[-1]
-        primitive = self.op_name.rpartition("/")[2].removesuffix("_invariant")
-        ours = re.search(r"ringcoll\.(\w+)", self.op_name)
         gradient = ", gradient" if "transpose(" in self.op_name else ""
+        ours = re.search(r"ringcoll\.(\w+)", self.op_name)
         called = self.function or (ours[1] if ours else "")
-        if not called and not (at and gradient):  # the gradient of a gather is another collective
-            called = _CALLS.get(primitive, "" if at else primitive)
-        return " ".join(filter(None, (at, called))) + gradient
+        if not called and not (self.file and gradient):  # a gather's gradient is another collective
+            called = _CALLS.get(self.operation, "" if self.file else self.operation)
+        return f"{self.place} {called}".strip() + gradient
 
 
 class Lines:

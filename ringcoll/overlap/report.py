@@ -1,6 +1,7 @@
 """A report of the collectives of a program and their exposed time: text, JSON, a picture."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
@@ -16,6 +17,16 @@ from ringcoll.overlap.trace import as_trace
 
 #: The most lines of source that are printed. If there are more, the most exposed are.
 LINES = 24
+#: What `to_dict` adds to the fields of a report.
+_DERIVED = ("timed", "exposed_share", "advice")
+
+_TRANSPOSED = {"all-gather": "reduce-scatter", "reduce-scatter": "all-gather"}
+#: What hides a collective under a matmul, and where that matmul is.
+_FORMS = {
+    "all-gather": "if a matmul takes it: `all_gather_matmul`",
+    "reduce-scatter": "if it adds up a matmul: `matmul_reduce_scatter`",
+    "all-reduce": "if it adds up a matmul: `matmul_all_reduce`",
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +38,7 @@ class Report:
     `communication` is how long the busiest link is busy. `unread` has the names of instructions
     whose communication or number of turns could not be read; the times may leave these out.
     `versions` are those of the packages that compiled the program; it is empty if only a text was
-    given. `advice` says what to change first.
+    given.
     """
 
     name: str
@@ -47,7 +58,6 @@ class Report:
     segments: tuple[Segment, ...]
     unread: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    advice: str = ""
 
     @property
     def timed(self) -> bool:
@@ -95,6 +105,20 @@ class Report:
         """The program, and where it runs: "jit_step on 8 x v5e"."""
         return f"{self.name} on {self.ranks} x {self.chip.name if self.chip else 'device'}"
 
+    @property
+    def advice(self) -> str:
+        """What to change first: the most exposed line, and what could hide it. "" if none is."""
+        first = next(iter(by_line(self.rows)), None)
+        if first is None or first.sum_of("exposed" if self.timed else "bare") < 0.5e-6:
+            return ""
+        # The gradient of a gather is a scatter, and the other way round.
+        kind = _TRANSPOSED.get(first.kind) if first.at.endswith(", gradient") else first.kind
+        form = _FORMS.get(kind or "", "")
+        # ringcoll's matmuls have compared the forms already.
+        ours = any(re.search(r"ringcoll\.\w*einsum", row.op_name) for row in first.rows)
+        hidden = f"; {form}" if form and not ours else ""
+        return f"to change first: {first.at or first.kind}{hidden}"
+
     def details(self) -> str:
         """The text of the report, with MB, hops and GFLOP of each line."""
         return "\n".join(_text(self, details=True))
@@ -107,7 +131,7 @@ class Report:
         """All figures as plain data, without the segments."""
         fields = asdict(replace(self, segments=()))
         del fields["segments"]
-        return {**fields, "timed": self.timed, "exposed_share": self.exposed_share}
+        return {**fields, **{name: getattr(self, name) for name in _DERIVED}}
 
     def to_json(self, indent: int | None = 2) -> str:
         """All figures as JSON, without the segments."""
@@ -124,13 +148,12 @@ class Report:
         """
         try:
             fields = json.loads(text)
-            del fields["timed"], fields["exposed_share"]
-            chip = fields["chip"]
-            if chip:
+            fields = {name: fields[name] for name in fields.keys() - {*_DERIVED}}
+            if chip := fields["chip"]:
                 fields["chip"] = Chip(**chip) if "clock" in chip else Gpu(**chip)
             fields["rows"] = tuple(Row(**row) for row in fields["rows"])
             return cls(**fields, segments=())
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
                 f"from_json: {text[:40]!r} is not a report; pass what report.to_json() or "
                 "python -m ringcoll overlap --json wrote"

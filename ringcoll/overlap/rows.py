@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class LineRows:
-    """The rows of one kind of collective of one line, the most exposed first."""
+    """The rows of one kind of collective of one line."""
 
     at: str
     kind: str
@@ -71,22 +71,12 @@ class LineRows:
 
 
 def by_line(rows: Iterable[Row]) -> list[LineRows]:
-    """The rows of each line together, the most exposed line first.
-
-    Without times, the line whose uncovered collectives send most is first.
-    """
-
-    def exposure(row: Row) -> tuple[float, float]:
-        return row.exposed, row.bare * row.bytes
-
+    """The rows of each line together, the most exposed line first."""
     found = defaultdict(list)
     for row in rows:
         found[row.at, row.kind].append(row)
-    lines = [LineRows(*key, sorted(of, key=exposure, reverse=True)) for key, of in found.items()]
-    return sorted(
-        lines, key=lambda line: [sum(each) for each in zip(*map(exposure, line.rows), strict=True)],
-        reverse=True,
-    )  # fmt: skip
+    lines = [LineRows(*key, of) for key, of in found.items()]
+    return sorted(lines, key=lambda line: (-line.sum_of("exposed"), -line.sum_of("bare")))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -169,7 +169,7 @@ def test_the_rows_of_a_line_are_added_up():
     assert line.label == "train.py:41 psum, 6 rounds"
     assert (line.sum_of("count"), round(1e6 * line.sum_of("exposed"))) == (14, 14014)
     assert (line.mean_of("bytes"), round(1e6 * line.mean_of("wire"))) == (1e6, 1001)
-    assert f"  14014.0   66.7     14  collective-permute  {line.label}" in str(report)
+    assert f"   14014.0  66.7     14  collective-permute  {line.label}" in str(report)
     each = "each: 1.00 MB, 1 hop, 1001.0 us on the wire; 0.0 us of compute, 0.0 GFLOP under it"
     assert each in report.details()
     assert each not in str(report)

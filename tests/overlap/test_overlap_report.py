@@ -29,6 +29,11 @@ HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
 BARE = program(dot("y"), start("s", "y"), done("d", "s"))
 
 
+def at(instruction, name):
+    """An instruction on a line of source."""
+    return f'{instruction}, metadata={{op_name="{name}" source_file="a.py" source_line=9}}'
+
+
 def test_text_is_parsed_into_instructions():
     line = (
         "%f.1 = (bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/u32[], pred[2], s4[3]) fusion("
@@ -104,11 +109,8 @@ def test_the_table_shows_rows_totals_and_assumptions():
 
 
 def test_many_rows_are_cut_to_the_most_exposed():
-    lines = [
-        blocking("all-reduce").replace("reduce.1", f"reduce.{i}")
-        + f', metadata={{op_name="psum" source_file="train.py" source_line={i}}}'
-        for i in range(40)
-    ]
+    each = at(blocking("all-reduce"), "f")
+    lines = [each.replace(".1", f".{i}").replace("=9", f"={i}") for i in range(40)]
     text = str(overlap.report(program(*lines), chip=CHIP))
     assert "... and 16 more" in text
 
@@ -133,6 +135,27 @@ def test_a_saved_report_is_read(chip):
         saved.to_html()
     with pytest.raises(ValueError, match="is not a report; pass what"):
         overlap.Report.from_json(json.dumps([made.to_dict()]))
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ([dot("y")], ""),
+        ([start("s"), dot("y"), done("d", "s")], "collective-permute"),
+        ([blocking("all-gather")], "all-gather; if a matmul takes it: `all_gather_matmul`"),
+        ([at(blocking("all-reduce"), "psum")],
+         "a.py:9 psum; if it adds up a matmul: `matmul_all_reduce`"),
+        ([at(blocking("reduce-scatter"), "transpose(f)/x")],
+         "a.py:9, gradient; if a matmul takes it: `all_gather_matmul`"),
+        ([at(blocking("all-gather"), "ringcoll.all_gather_einsum(lax)/x")],
+         "a.py:9 all_gather_einsum"),
+    ],
+)  # fmt: skip
+def test_what_to_change_first(lines, named):
+    report = overlap.report(program(*lines), chip=CHIP)
+    assert report.advice == (named and f"to change first: {named}")
+    assert str(report).endswith(report.advice)
+    assert report.to_dict()["advice"] == report.advice
 
 
 def called(line, name, exposed):
