@@ -106,6 +106,24 @@ def test_which_axes_are_rings(kind, size, closed):
     assert topology.wraps(kind, size) == closed
 
 
+@pytest.mark.parametrize(
+    ("topology_name", "exact"),
+    [
+        ("v5e:4x2", "v5e:4x2"),
+        ("v5e:8", "v5e:4x2"),
+        ("v5litepod-8", "v5e:4x2"),
+        ("v5litepod-32", "v5e:8x4"),
+        ("v6e-1", "v6e:1x1"),
+        ("v5p:8", "v5p:2x2x2"),
+        ("v5p-8", "v5p:2x2x1"),  # its cores; a device has two
+        ("tpu7x-8", "tpu7x:2x2x1"),  # a chip is two devices
+        ("v5p:4x4x8_twisted", "v5p:4x4x8_twisted"),
+    ],
+)
+def test_names_of_topologies(topology_name, exact):
+    assert topology._exact(topology_name) == exact
+
+
 def test_devices_without_coordinates_are_refused():
     with pytest.raises(ValueError, match="has no coordinates; pass a mesh of TPU devices"):
         overlap.hops(make_mesh(4), "x")
