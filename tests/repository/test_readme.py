@@ -3,14 +3,21 @@
 import re
 import subprocess
 import sys
+import textwrap
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import chex
+import jax
+import jax.numpy as jnp
 import pytest
-from support import mostly_exhaustive, python
+from support import data, make_mesh, mostly_exhaustive, per_rank, python
 
 from benchmarks.compiled import pages
+from ringcoll import algorithms
 from ringcoll.commands import explain
+from ringcoll.runtime import engine
 
 ROOT = Path(__file__).parents[2]
 PAIR = re.compile(r"```python\n((?:(?!```).)*)```\n```text\n(.*?)```", re.DOTALL)
@@ -28,6 +35,29 @@ def test_the_code_prints_what_the_page_says(page):
             [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False
         )
         assert ran.stdout == expected, ran.stderr
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_the_lines_of_the_first_page_are_a_gather_and_a_product(n):
+    (lines,) = re.findall(r"(?<=```py\n)def all_gather_matmul.*?(?=\n```)", README, re.DOTALL)
+    for module in (algorithms, engine):  # which show the same lines
+        assert textwrap.indent(lines, "    ") in module.__doc__
+    names = {"lax": jax.lax, "jnp": jnp}
+    exec(lines, names)
+
+    def plain(x, w):
+        return jax.lax.all_gather(x, "x", tiled=True) @ w
+
+    def with_gradients(product, x, w):
+        y, pull_back = jax.vjp(product, x, w)
+        return y, pull_back(jnp.cos(y))
+
+    x, w = data((n, 2, 3)), data((n, 3, 4))
+    ours, theirs = (
+        per_rank(make_mesh(n), partial(with_gradients, product), x, w)
+        for product in (names["all_gather_matmul"], plain)
+    )
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
 
 
 def test_no_program_of_a_page_is_left_out():
@@ -73,8 +103,7 @@ def test_the_drawings_are_what_the_command_prints():
 
 
 def test_the_commands_are_what_ci_runs():
-    commands = re.findall(r"```sh\n(.*?)\n```", README, re.S)
-    install, test = commands[0], commands[1]
+    install, test = (line for line in README.splitlines() if line.startswith("python3 -m venv"))
     assert '-e ".[bench]"' in install
     assert install.endswith("python -m benchmarks")
     assert '-e ".[test]"' in test
