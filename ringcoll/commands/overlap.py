@@ -270,8 +270,9 @@ def _saved(text: str) -> Report:
     try:
         return Report.from_json(Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "it holds something else")
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no file that --json wrote ({error}); examples are {', '.join(NAMES)}"
+            f"{text!r} is no report that --json wrote: {why}; name its file, or an example"
         ) from error
 
 

@@ -198,7 +198,7 @@ class Report:
         rows = [
             (
                 line.label,
-                line.rows[0].name,
+                [row.name for row in line.rows],
                 line.kind,
                 round(line.sum_of("count")),
                 line.mean_of("wire"),

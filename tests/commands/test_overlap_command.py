@@ -82,7 +82,7 @@ REFUSED = [
     ("--topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, such as v5e:4x2"),
     ("--topology v5e", "'v5e' must be a kind of chip and a size, such as v5e:4x2 or v5e:8"),
     ("--topology v5e:6", "'v5e:6' is no power of two; name such as v5e:4x2"),
-    ("--against own:plain", "'own:plain' is no file that --json wrote ([Errno 2] No such file"),
+    ("--against own:plain", "'own:plain' is no report that --json wrote: No such file or direc"),
     ("--topology v9:4x2", "has no topology 'v9:4x2' "),
     ("--mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
     ("--mesh x=4,y=3", "are 12 devices, but v5e:4x2 has 8; let the sizes multiply to that"),
