@@ -85,8 +85,10 @@ def run(args: argparse.Namespace) -> int:
     mesh = options.mesh(args)
     points = _to_time(args)
     if not args.json and processes.leads():
-        os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
         args.json = RESULTS
+        with writing(args, "json"):
+            os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
+            RESULTS.check()
     header = options.described(mesh)
     report.print_header(header)
     programs = _to_check(args, mesh) if args.check else []
@@ -132,7 +134,7 @@ def _cases(args: argparse.Namespace, names: Sequence[str]) -> list[Case]:
 def _algorithms(
     args: argparse.Namespace, case: Case, dtype: np.dtype, ranks: int, default: Sequence[str]
 ) -> list[str]:
-    """lax, and the algorithms that were asked for, by default these."""
+    """The algorithms that were asked for, by default these, and their forms with options."""
     wanted = args.algorithm[case.name] if args.algorithm else default
     names = [name for name in case.choices(ranks) if name in wanted]
     return case.with_options(names, dtype, ranks, args.wire, args.order)

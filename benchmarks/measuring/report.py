@@ -107,7 +107,7 @@ def print_checks(rows: Sequence[Measurement], programs: int) -> None:
         types = ", ".join(dict.fromkeys(row.type for row in rows))
         say(
             f"Checked {len(rows)} of {programs} programs on every rank (count {rows[0].count}, "
-            f"{types}): {sum(map(bool, (row.wrong for row in rows)))} wrong"
+            f"{types}): {sum(bool(row.wrong) for row in rows)} wrong"
         )
 
 
@@ -117,20 +117,20 @@ def print_rows(rows: Sequence[Measurement]) -> None:
         group = list(some)
         same = [f"{group[0].ranks} ranks", f"busbw = {group[0].factor:.3g} x size / time"]
         columns = {
-            "size\n": [bytes_in_words(row.size) for row in group],
-            "#wrong\n": [wrong_cell(row.wrong, "not checked") for row in group],
+            "size": [bytes_in_words(row.size) for row in group],
+            "#wrong": [wrong_cell(row.wrong, "not checked") for row in group],
         }
-        for head, cells in [*columns.items()]:
-            if len({*cells}) == 1:
-                same.append(f"{head.strip()} {columns.pop(head)[0]}")
+        once = [head for head, cells in columns.items() if len({*cells}) == 1]
+        same += [f"{head} {columns.pop(head)[0]}" for head in once]
         heads = "time\nus", "±\n", "busbw\nGB/s", "over lax\n<1 faster", "±\n", "predicted\nus"
-        results = table("algorithm\n", *columns, *heads)
+        results = table("algorithm\n", *(f"{head}\n" for head in columns), *heads)
         for i, row in enumerate(group):
             if i and row.size != group[i - 1].size:
                 results.add_section()
             results.add_row(row.label, *(cells[i] for cells in columns.values()), *_times(row))
         op = f" ({group[0].redop})" if group[0].redop else ""
-        show(f"{name}{op} of {of_type}[/bold]: {', '.join(same)}[bold]", results)
+        say(f"[bold]{name}{op} of {of_type}[/bold]: {', '.join(same)}")
+        console().print(results)
 
 
 def _times(row: Measurement) -> list[str]:
@@ -185,7 +185,7 @@ def print_skipped(
         points, skipped: all points, and those without time.
         checked, programs: how many programs were checked, of how many.
     """
-    missing, times = [], 1.0  # as much time
+    missing, times = [], 1.0  # what is missing, and how many times the budget suffices
     if checked < programs:
         missing.append(f"to check {programs - checked} of {programs} programs")
         times = programs / max(checked, 1)

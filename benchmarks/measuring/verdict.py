@@ -26,13 +26,11 @@ def verdict(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
     if named:
         slower = sum(of.low > SLOWER for of in named)
         faster = sum(of.high < FASTER for of in named)
-        expected = copies and 2 * slower > len(named)
-        words.append(
-            "one process: messages are copies, so "
-            * expected
-            + f"named algorithms are slower than lax{', as expected,' * expected} in {slower} of "
-            f"{len(named)} rows (faster in {faster})"
-        )
+        because, expected = "", ""
+        if copies and 2 * slower > len(named):
+            because, expected = "one process: messages are copies, so ", ", as expected,"
+        counts = f"{slower} of {len(named)} rows (faster in {faster})"
+        words.append(f"{because}named algorithms are slower than lax{expected} in {counts}")
     chosen = [row for row in rows if row.algorithm == "auto" and row.vs_lax]
     others = [row for row in chosen if row.resolved != LAX]
     if chosen:
