@@ -145,12 +145,6 @@ def test_benchmarks_refuse_in_a_line_before_they_measure(capsys, monkeypatch, co
     assert message in line[0]
 
 
-def test_no_algorithm_is_refused_as_such(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["draw", "psum", "-n", "4", "--algorithm", ""])
-    assert "no algorithm ''; choose from ring, " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("variable", ["RINGCOLL_ALGORITHM", "RINGCOLL_TABLE"])
 def test_bad_environment_variables_are_refused_before_the_work(variable, monkeypatch, capsys):
     monkeypatch.setenv(variable, "rign")

@@ -1,8 +1,5 @@
 """The page of `explore`: it shows what is chosen, at the prices of `predict`."""
 
-import contextlib
-import io
-
 import pytest
 from browsing import DESK, PHONE, needs_a_browser
 
@@ -17,9 +14,7 @@ from ringcoll.schedules.registry import names
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     page_file = tmp_path_factory.mktemp("explore") / "explore.html"
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert main(["explore", "--html", str(page_file), "--ranks", "3,4,2x2"]) == 0
-    assert printed.getvalue().startswith(f"wrote {page_file}, ")
+    assert main(["explore", "--html", str(page_file), "--ranks", "3,4,2x2"]) == 0
     return page_file
 
 
@@ -142,9 +137,7 @@ def test_it_fits_a_phone_in_light_and_dark(visit, file):
         for width, height in (PHONE, DESK):
             page.set_viewport_size({"width": width, "height": height})
             assert page.evaluate("document.documentElement.scrollWidth") == width
-            button, picture = (
-                page.locator(f"#{part}").bounding_box() for part in ("play", "stage")
-            )
+            button, picture = (page.locator(id).bounding_box() for id in ("#play", "#stage svg"))
             assert button["y"] + button["height"] < height  # above the fold
             assert picture["x"] + picture["width"] <= width  # whole
         empty = "getComputedStyle(document.querySelector('#stage rect')).fill"
@@ -153,10 +146,11 @@ def test_it_fits_a_phone_in_light_and_dark(visit, file):
 
 
 @needs_a_browser
-def test_where_a_machine_has_no_price_it_says_so(visit, tmp_path, monkeypatch):
+def test_where_a_machine_has_no_price_it_says_so(visit, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(explore, "COLLECTIVES", {"all_to_all": "all-to-all"})
     page_file = tmp_path / "explore.html"
-    page_file.write_text(as_explorer([(2, 2, 2)]), encoding="utf-8")
+    assert main(["explore", "--html", str(page_file), "-n", "2x2x2"]) == 0
+    assert capsys.readouterr().out.startswith(f"wrote {page_file}, ")
     page = visit(page_file, "#machine=v5e")
     settled(page, "all_to_all", "pairwise", "2x2x2")
     assert page.locator("#time").inner_text() == "no price"
