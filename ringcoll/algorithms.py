@@ -2,14 +2,14 @@
 
 A ring is ten lines of `ppermute` and `axis_index`:
 
-    def all_gather_matmul(x, w):                    # inside jax.shard_map
+    def all_gather_matmul(x, w):  # inside jax.shard_map
         n, r = lax.axis_size("x"), lax.axis_index("x")
         right = [(i, (i + 1) % n) for i in range(n)]
         parts = []
         for _ in range(n):
             arriving = lax.ppermute(x, "x", right)  # the next shard travels
-            parts.append(x @ w)                     # while this one is multiplied
-            x = arriving                            # after t hops it is rank r - t's
+            parts.append(x @ w)  # while this one is multiplied
+            x = arriving  # after t hops it is rank r - t's
         return jnp.stack(parts)[(r - jnp.arange(n)) % n].reshape(-1, w.shape[1])
 
 An algorithm is what `right` and the loop say, as a list of rounds. In round t + 1, every rank sends

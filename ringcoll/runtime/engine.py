@@ -2,14 +2,14 @@
 
 A ring that multiplies each shard while the next one travels is ten lines:
 
-    def all_gather_matmul(x, w):                    # inside jax.shard_map
+    def all_gather_matmul(x, w):  # inside jax.shard_map
         n, r = lax.axis_size("x"), lax.axis_index("x")
         right = [(i, (i + 1) % n) for i in range(n)]
         parts = []
         for _ in range(n):
             arriving = lax.ppermute(x, "x", right)  # the next shard travels
-            parts.append(x @ w)                     # while this one is multiplied
-            x = arriving                            # after t hops it is rank r - t's
+            parts.append(x @ w)  # while this one is multiplied
+            x = arriving  # after t hops it is rank r - t's
         return jnp.stack(parts)[(r - jnp.arange(n)) % n].reshape(-1, w.shape[1])
 
 `gather` is that loop for any list of rounds. The list says what a round sends, and to whom; what
