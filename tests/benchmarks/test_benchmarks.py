@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -17,7 +18,7 @@ from support import check_doubling, doubling_times
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import AXIS, CASES, LAX
 from benchmarks.compiled import matmul, programs
-from benchmarks.measuring import measure, model, options, trace
+from benchmarks.measuring import measure, model, options, picture, trace
 from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
@@ -206,6 +207,18 @@ def test_at_least_a_point_is_timed_and_a_line_says_what_is_left_out(monkeypatch,
         "benchmarks.json",
         "benchmarks.svg",
     }
+
+
+def test_a_picture_has_panels_for_what_was_timed(tmp_path):
+    row = replace(made_row("ring", 2.0), seconds=Quartiles(1, 1, 1))
+    rows = [
+        row,
+        replace(row, collective="pmax", type="int8"),
+    ]  # no pmax of float32, no psum of int8
+    header = {"devices": 8, "device_kind": "cpu", "jax": "", "date": ""}
+    picture.draw(str(tmp_path / "a.svg"), header, rows)
+    titles = re.findall(r">(\w+ of \w+): time", (tmp_path / "a.svg").read_text())
+    assert titles == ["psum of float32", "pmax of int8"]
 
 
 @pytest.mark.parametrize(
