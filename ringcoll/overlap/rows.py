@@ -84,5 +84,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for *numbers, kind, label in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths, strict=False)]
-        line = "  ".join([*cells, f"{kind:<{widths[-2]}}", label])
-        yield line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
+        start = "  ".join([*cells, f"{kind:<{widths[-2]}}", ""])
+        room = WIDTH - len(start)
+        yield start + (label if len(label) <= room else f"...{label[3 - room :]}")
