@@ -208,7 +208,7 @@ def my_star(n):
 def test_your_own_algorithm_is_priced():
     assert price("psum", my_star, (5,)).rounds == 8
     assert price("psum_scatter", my_star, (5,)) == price("psum_scatter", my_star(5), [5])
-    with pytest.raises(ValueError, match="no algorithm 'rign'; choose from ring"):
+    with pytest.raises(ValueError, match="no algorithm 'rign'; did you mean 'ring'"):
         price("psum", "rign", (5,))
 
 

@@ -99,7 +99,7 @@ def test_gradients_are_calls_as_well():
 
 
 def test_an_error_of_tracing_passes_unchanged():
-    with pytest.raises(ValueError, match="no algorithm 'rign'; choose from"):
+    with pytest.raises(ValueError, match="no algorithm 'rign'; did you mean 'ring'"):
         calls(lambda x: ringcoll.psum(x, "x", algorithm="rign"))
 
 
