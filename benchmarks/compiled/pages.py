@@ -1,4 +1,4 @@
-"""Write the tables of README and of the pages from claims.
+"""Write the tables of the pages from claims.
 
 `pages.toml` lists the tables. Rows and columns name flags. A cell shows the program whose flags
 are those of its row, its column and the table's `where`, all together. If a flag has several
@@ -12,7 +12,7 @@ A table has a `page` and a `run` (the command), and may have `profile`, `bold` (
 the least time in it), `head` (above the titles of rows), `without` (flags of programs that do not
 exist or cannot be compiled) and `headline` (flags of the programs that CI compiles again).
 
-README or a page of `docs` may also have, up to `<!-- end -->`, the tables of algorithms after
+A page of `docs` may also have, up to `<!-- end -->`, the tables of algorithms after
 `<!-- algorithms -->` (as `python -m ringcoll explain --markdown` prints them), and a drawing after
 `<!-- draw COLLECTIVE ALGORITHM N -->` (as `draw` prints it).
 """
@@ -228,7 +228,7 @@ def write_pages(
         if text != (ROOT / page).read_text(encoding="utf-8"):
             write(ROOT / page, text)
             changed.append(page)
-    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
+    for path in sorted(ROOT.glob("docs/**/*.md")):
         text = path.read_text(encoding="utf-8")
         if (new := with_algorithms(text)) != text:
             write(path, new)
