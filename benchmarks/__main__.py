@@ -5,12 +5,14 @@ See `python -m benchmarks -h`, and `python -m benchmarks COMMAND -h`.
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 # JAX reads the environment when it is imported.
+from benchmarks import START
 from benchmarks.collectives import candidates, scale, sweep, tune
 from benchmarks.compiled import (
     check_claims,
@@ -56,11 +58,17 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; without one, the sweep over collectives."""
+def main(argv: Sequence[str] | None = None, start: float | None = None) -> int:
+    """Run one command; without one, the sweep over collectives.
+
+    Args:
+        argv: the arguments, by default those of the program.
+        start: the time at which --budget begins, by default now.
+    """
     parser = Parser(prog="python -m benchmarks", description=sweep.__doc__)
     sweep.add_arguments(parser)
-    parser.set_defaults(run=sweep.run, error=parser.error)
+    start = time.perf_counter() if start is None else start
+    parser.set_defaults(run=sweep.run, error=parser.error, start=start)
     commands = parser.add_subparsers(title="other measurements", metavar="COMMAND")
     add_commands(commands, COMMANDS)
     try:  # check before the work, which would otherwise end in a traceback
@@ -72,4 +80,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(start=START))

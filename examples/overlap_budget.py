@@ -4,7 +4,7 @@
     python -m examples.overlap_budget --plain  exit status 1: gather, then multiply
 
 The step of a tensor-parallel MLP is compiled for 8 TPU chips by the TPU compiler (`pip install
-"ringcoll[tpu]"`; no TPU is needed). `overlap.assert_overlapped` reads the compiler's schedule, and
+-e ".[tpu]"`; no TPU is needed). `overlap.assert_overlapped` reads the compiler's schedule, and
 raises if the chip waits for messages longer than the budget allows. If a change of the step exposes
 a gather, the build fails, and the error names the gather's line of source.
 

@@ -1,10 +1,36 @@
 """The library of schedules: each algorithm is one function that returns its list.
 
+A ring is ten lines of `ppermute` and `axis_index`:
+
+    def all_gather_matmul(x, w):  # inside jax.shard_map
+        n, r = lax.axis_size("x"), lax.axis_index("x")
+        right = [(i, (i + 1) % n) for i in range(n)]
+        parts = []
+        for _ in range(n):
+            arriving = lax.ppermute(x, "x", right)  # the next shard travels
+            parts.append(x @ w)  # while this one is multiplied
+            x = arriving  # after t hops it is rank r - t's
+        return jnp.stack(parts)[(r - jnp.arange(n)) % n].reshape(-1, w.shape[1])
+
+An algorithm is what `right` and the loop say, as a list of rounds. In round t + 1, every rank sends
+to the next one (shift 1) the shard that came from t ranks before it (offset t):
+
+    Schedule((n,), tuple((Move(1, (t,)),) for t in range(n - 1)))
+
+The list does not say what is done with a shard: `ringcoll.runtime.engine` runs it, and hands each
+shard that arrives to a visit. (The ten lines send once more than the list; nobody uses what arrives
+last.)
+
 An algorithm takes the sizes of the axes that it runs over, major first: `ring(8)`, `ring(4, 2)`.
 Most are written for one axis. On several axes, `product` gathers along the first axis, then gathers
 the result along the next. To add an algorithm, write the function under the decorator of its
 kind. It is then executed, proved, priced, drawn, explained, tested and benchmarked. Its docstring
 has a first line, `When:`, and `Source:` if it was published.
+
+A list cannot say everything. In a move, all ranks send by the same shift, so an algorithm in which
+ranks do different things has no list: Swing, whose even ranks send ahead when odd ranks send back,
+or a tree that broadcasts from one rank. (`pbroadcast` is an all-reduce in which only the source
+contributes nonzero bits.)
 
 `n` is the size of an axis; all shifts and offsets are modulo `n`.
 """

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-MISSING = [] if find_spec("playwright") else ["playwright: pip install 'ringcoll[browser]'"]
+MISSING = [] if find_spec("playwright") else ["playwright: pip install -e '.[browser]'"]
 MISSING += [] if CHROMIUM else ["chromium: Debian's package of that name"]
 needs_a_browser = pytest.mark.skipif(bool(MISSING), reason=f"no {'; no '.join(MISSING)}")
 PHONE, DESK = (390, 844), (1280, 800)

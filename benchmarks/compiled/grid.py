@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import geometric_mean
 from typing import NamedTuple
 
 from benchmarks.compiled import block_halves, compiling, program_cache, programs
@@ -147,18 +148,23 @@ def merged(kept: Sequence[Mapping], found: Sequence[Figures]) -> list[Mapping]:
     return [rows[key] for key in sorted(rows)]
 
 
-def _times(totals: Mapping[tuple, float], cell: Cell) -> Times:
-    auto, plain, *by_compiler = (totals.get(tuple(one.items())) for one in cell.programs())
-    known = [time for time in by_compiler if time is not None]
-    return Times(auto, plain, min(known, default=None))
+def _times(rows: Sequence[Mapping]) -> dict[Cell, Times]:
+    """The times of every cell of the grid."""
+    totals = {tuple(row["which"].items()): row["total"] for row in rows}
+    found = {}
+    for cell in cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS):
+        auto, plain, *by_compiler = (totals.get(tuple(one.items())) for one in cell.programs())
+        known = [time for time in by_compiler if time is not None]
+        found[cell] = Times(auto, plain, min(known, default=None))
+    return found
 
 
 def page(rows: Sequence[Mapping]) -> str:
     """The page, in Markdown."""
-    totals = {tuple(row["which"].items()): row["total"] for row in rows}
-    times = {cell: _times(totals, cell) for cell in cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS)}
+    times = _times(rows)
     by = sorted({f"jax {row['jax']}, libtpu {row['libtpu']}" for row in rows})
     lines = [_HEAD.format(lost=f"{LOST:.0%}", summary=summary(rows), by="; ".join(by))]
+    lines += gains(rows)
     for form, direction in product(FORMS, DIRECTIONS):
         some = {c: t for c, t in times.items() if (c.form, c.direction) == (form, direction)}
         if any(t.above is not None for t in some.values()):
@@ -179,11 +185,39 @@ def _table(form: str, direction: str, some: Mapping[Cell, Times]) -> list[str]:
 
 def summary(rows: Sequence[Mapping]) -> str:
     """How many cells there are, how many have been compiled, and in how many "auto" loses."""
-    totals = {tuple(row["which"].items()): row["total"] for row in rows}
-    every = cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS)
-    above = [a for cell in every if (a := _times(totals, cell).above) is not None]
-    lost = sum(a > LOST for a in above)
-    return f"{len(above)} of {len(every)} cells have been compiled; auto loses {lost} of them."
+    times = _times(rows)
+    above = [each.above for each in times.values() if each.above is not None]
+    lost = sum(share > LOST for share in above)
+    return f"{len(above)} of {len(times)} cells have been compiled; auto loses {lost} of them."
+
+
+def gains(rows: Sequence[Mapping]) -> list[str]:
+    """A table: how many times as fast "auto" is, in all cells, by form and by machine."""
+    times = _times(rows)
+    lines = [
+        '\nHow many times as fast `"auto"` is as plain, and as the quicker of plain and compiler:',
+        f"geometric means. Cells within {LOST:.0%} are equal.\n",
+        "| cells | as plain | as the quicker | faster, equal, slower |",
+        "|---" * 4 + "|",
+    ]
+    groups = {"all": list(times)}
+    groups |= {
+        title: [cell for cell in times if cell.form == form] for form, title in FORMS.items()
+    }
+    groups |= {name: [cell for cell in times if cell.topology == name] for name in TOPOLOGIES}
+    for title, group in groups.items():
+        above = [share for cell in group if (share := times[cell].above) is not None]
+        if not above:
+            continue
+        plain = [
+            each.plain / each.auto for cell in group if (each := times[cell]).plain and each.auto
+        ]
+        slower = sum(share > LOST for share in above)
+        faster = sum(1 / (1 + share) > 1 + LOST for share in above)
+        means = [geometric_mean(plain or [1]), geometric_mean(1 / (1 + share) for share in above)]
+        shown = " | ".join(f"{mean:.2f}" for mean in means)
+        lines.append(f"| {title} | {shown} | {faster}, {len(above) - faster - slower}, {slower} |")
+    return lines
 
 
 _HEAD = """# "auto" in a grid of shapes

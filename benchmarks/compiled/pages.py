@@ -12,8 +12,9 @@ A table has a `page` and a `run` (the command), and may have `profile`, `bold` (
 the least time in it), `head` (above the titles of rows), `without` (flags of programs that do not
 exist or cannot be compiled) and `headline` (flags of the programs that CI compiles again).
 
-The tables of algorithms stand in README or a page of `docs`, between `<!-- algorithms -->` and
-`<!-- end -->`. They are what `python -m ringcoll explain --markdown` prints.
+README or a page of `docs` may also have, up to `<!-- end -->`, the tables of algorithms after
+`<!-- algorithms -->` (as `python -m ringcoll explain --markdown` prints them), and a drawing after
+`<!-- draw COLLECTIVE ALGORITHM N -->` (as `draw` prints it).
 """
 
 import re
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compiled.recorded_claims import Claim, ClaimedProgram, fastest
+from ringcoll import draw
 from ringcoll.commands import explain
 from ringcoll.io.files import write
 from ringcoll.io.text import seconds_in_words
@@ -33,6 +35,7 @@ FILE = Path(__file__).with_name("pages.toml")
 ROOT = FILE.parents[2]
 #: Matches the text between the marks of a table of algorithms.
 ALGORITHMS = re.compile(r"(?<=<!-- algorithms -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_DRAWING = re.compile(r"(<!-- draw (\w+) (\w+) (\d+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _NO_FLAGS = ("title", "cell", "over")
 _CELL = "{total} us, {exposed} %"
 
@@ -212,7 +215,7 @@ def written(
 def write_pages(
     tables: Sequence[PageTable], claims: Sequence[Claim]
 ) -> tuple[list[str], dict[str, int]]:
-    """Write the tables into their pages, including the tables of algorithms.
+    """Write the tables into their pages, including the tables of algorithms and the drawings.
 
     Returns:
         The pages that changed; and missing claims, as `written`.
@@ -225,7 +228,7 @@ def write_pages(
         if text != (ROOT / page).read_text(encoding="utf-8"):
             write(ROOT / page, text)
             changed.append(page)
-    for path in algorithm_pages():
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))):
         text = path.read_text(encoding="utf-8")
         if (new := with_algorithms(text)) != text:
             write(path, new)
@@ -233,13 +236,13 @@ def write_pages(
     return changed, unclaimed
 
 
-def algorithm_pages() -> list[Path]:
-    """The pages that have a place for the tables of algorithms."""
-    every = [*ROOT.glob("README.md"), *sorted(ROOT.glob("docs/**/*.md"))]
-    return [page for page in every if ALGORITHMS.search(page.read_text(encoding="utf-8"))]
-
-
 def with_algorithms(text: str) -> str:
-    """The text of a page, with its tables of algorithms written again."""
+    """The text of a page, with its tables and drawings of algorithms made again."""
     lines = "\n".join(explain.markdown()).strip() + "\n"
-    return ALGORITHMS.sub(lambda _: lines, text)
+    return _DRAWING.sub(_drawn, ALGORITHMS.sub(lambda _: lines, text))
+
+
+def _drawn(found: re.Match[str]) -> str:
+    mark, collective, algorithm, n = found.groups()
+    drawing = draw.as_text(draw.plan(collective, algorithm, (int(n),)))
+    return f"{mark}```text\n{drawing.strip()}\n```\n"

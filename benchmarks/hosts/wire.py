@@ -121,7 +121,7 @@ def _measure(
         for case in CASES
         if case.name in algorithms
         for name in args.datatype
-        for size in sorted(options.sizes(args))
+        for size in options.sizes(args)
     ]
     shares = sharing(points, end - time.perf_counter(), lambda point: 2**20 + point[2])
     for (case, dtype, size), share in report.progress(shares, len(points), "wire", report.point):
@@ -186,7 +186,7 @@ def _cells(row: Measurement, found: Mapping[str, float | None]) -> list[str]:
         raise ValueError(f"not timed: {row}")
     compared = row.algorithm != LAX
     return [
-        *(row.type, bytes_in_words(row.size), _named(row)),
+        *(row.type, bytes_in_words(row.size), row.label),
         *(f"{row.seconds.median * 1e3:.4g}", f"{row.seconds.spread:.0%}"),
         *((report.ratio(row.vs_lax), f"{row.vs_lax.spread:.0%}") if compared else ("", "")),
         f"{sent / 1e6:.4g}" if (sent := found["sent"]) else "-",
@@ -194,10 +194,6 @@ def _cells(row: Measurement, found: Mapping[str, float | None]) -> list[str]:
         "-" if row.predicted is None else f"{row.predicted * 1e3:.4g}",
         report.wrong_cell(row.wrong, "-"),
     ]
-
-
-def _named(row: Measurement) -> str:
-    return row.algorithm if row.algorithm == row.resolved else f"auto: {row.resolved}"
 
 
 def _print_auto(rows: Sequence[Measurement]) -> None:
@@ -215,8 +211,8 @@ def _print_auto(rows: Sequence[Measurement]) -> None:
         over_lax.append(ratio)
         over_best.append(ratio / least)
         table.add_row(
-            *(auto.collective, auto.type, bytes_in_words(auto.size), _named(auto)),
-            *(f"{ratio:.2f}", _named(best), f"{ratio / least:.2f}"),
+            *(auto.collective, auto.type, bytes_in_words(auto.size), auto.label),
+            *(f"{ratio:.2f}", best.label, f"{ratio / least:.2f}"),
         )
     if table.rows:
         report.show("auto beside the best", table)

@@ -31,8 +31,8 @@ from ringcoll.runtime.hosts import on_hosts
 
 T = TypeVar("T")
 
-#: The fewest rounds of timing, even if there is no time left.
-FEWEST = 3
+#: The fewest rounds of timing, and the seconds for which rounds go on, even if no time is left.
+FEWEST, LEAST_SECONDS = 3, 0.2
 
 
 class Point:
@@ -162,10 +162,9 @@ def _of_own_ranks(x: Array) -> list[np.ndarray]:
     return [np.asarray(shard.data) for shard in shards]
 
 
-def check(point: Point, algorithms: Sequence[str]) -> list[Measurement]:
-    """Compare every algorithm's result with the truths, without timing."""
-    programs = {name: point.program(name) for name in algorithms}
-    return [point.row(n, wrong=point.wrong(n, program())) for n, program in programs.items()]
+def check(point: Point, algorithm: str) -> Measurement:
+    """Compare an algorithm's result with the truths, without timing."""
+    return point.row(algorithm, wrong=point.wrong(algorithm, point.program(algorithm)()))
 
 
 def measure(
@@ -176,7 +175,7 @@ def measure(
     Args:
         point: what is measured.
         algorithms: algorithms of ringcoll; "auto" is one.
-        seconds: the time for everything; `FEWEST` rounds may take longer.
+        seconds: the time for everything; `FEWEST` rounds, or `LEAST_SECONDS`, may take longer.
         rounds: the most rounds of timing.
         warmup: rounds before the timing; at least 1, in which programs compile.
         checks: whether results are compared.
@@ -190,7 +189,7 @@ def measure(
             wrong[name] = point.wrong(name, result)
         for _ in range(warmup - 1):
             program()
-    times = interleave(programs, rounds, end)
+    times = interleave(programs, rounds, max(end, time.perf_counter() + LEAST_SECONDS))
     return [
         point.row(
             name,
@@ -256,9 +255,18 @@ def interleave(
 
 
 def sharing(items: Sequence[T], seconds: float, weigh: Callable[[T], float]) -> Iterator[tuple]:
-    """Each item with its share of the remaining seconds, by weight; 0 if none remain."""
+    """Each item with its share of the remaining seconds, by weight.
+
+    The share is 0 if the item would take longer than that, even at the fastest pace so far.
+    """
     end = time.perf_counter() + seconds
     weights = [weigh(item) for item in items]
+    paces: list[float] = []  # the seconds that items took, over their weights
     for i, item in enumerate(items):
-        left = processes.first_says(max(end - time.perf_counter(), 0))
-        yield item, left * weights[i] / sum(weights[i:])
+        start = time.perf_counter()
+        fits = end - start > weights[i] * min(paces, default=0)
+        share = (end - start) * weights[i] / sum(weights[i:]) if fits else 0
+        share = processes.first_says(share)
+        yield item, share
+        if share:
+            paces.append((time.perf_counter() - start) / weights[i])

@@ -92,7 +92,9 @@ def add_json(parser: argparse.ArgumentParser, what: str = "everything measured")
     parser.add_argument("-J", "--json", type=File, metavar="PATH", help=f"write {what}")
 
 
-def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "64M") -> None:
+def add_sizes(
+    parser: argparse.ArgumentParser, least: str = "1K", most: str = "64M", factor: int = 4
+) -> None:
     """Declare -b, -e, -f and -i."""
     add = parser.add_argument
     add(
@@ -111,7 +113,8 @@ def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "6
         metavar="SIZE",
         help=f"the largest size ({most})",
     )
-    add("-f", "--stepfactor", type=int, default=4, metavar="N", help="the factor between sizes (4)")
+    what = f"the factor between sizes ({factor})"
+    add("-f", "--stepfactor", type=int, default=factor, metavar="N", help=what)
     add(
         "-i",
         "--stepbytes",
@@ -122,10 +125,7 @@ def add_sizes(parser: argparse.ArgumentParser, least: str = "1K", most: str = "6
 
 
 def sizes(args: argparse.Namespace) -> list[int]:
-    """The sizes that -b, -e, -f and -i name: first every second one, then the others.
-
-    So a run that ends early has still covered the whole range.
-    """
+    """The sizes that -b, -e, -f and -i name, from small to large."""
     if args.stepfactor < 2 and not args.stepbytes:
         raise SystemExit(f"-f {args.stepfactor}: sizes would not grow; give 2 or more, or -i")
     found, value = [], args.minbytes
@@ -134,7 +134,7 @@ def sizes(args: argparse.Namespace) -> list[int]:
         value = value + args.stepbytes if args.stepbytes else value * args.stepfactor
     if not found:
         raise SystemExit(f"no sizes: -b {args.minbytes} is above -e {args.maxbytes}")
-    return found[1::2] + found[::2]
+    return found
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:

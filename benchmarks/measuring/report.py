@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from itertools import groupby
+from math import ceil
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,9 +27,14 @@ Combination = tuple[Case, np.dtype, int]  # the collective, the dtype and the si
 FASTER, SLOWER = 0.95, 1.05
 
 
-def console() -> Console:
+def console(width: int = 250) -> Console:
     """Standard output, wide enough for all tables; only the first process prints."""
-    return Console(width=250, highlight=False, quiet=not processes.leads())
+    return Console(width=width, highlight=False, quiet=not processes.leads())
+
+
+def say(text: str) -> None:
+    """Print text, in lines of at most 100 columns."""
+    console(100).print(text)
 
 
 def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]) -> Iterator[T]:
@@ -73,7 +79,7 @@ def point(shared: tuple[Combination, float]) -> str:
 
 def table(*columns: str, left: int = 1) -> Table:
     """A table without vertical lines; the first columns are aligned left, the others right."""
-    empty = Table(box=box.SIMPLE_HEAD)
+    empty = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i, column in enumerate(columns):
         empty.add_column(column, justify="left" if i < left else "right", no_wrap=True)
     return empty
@@ -87,7 +93,6 @@ def show(title: str, rows: Table) -> None:
 
 def print_header(header: Mapping[str, Any]) -> None:
     """Print the machine and the versions."""
-    say = console().print
     say(
         f"[bold]Measured[/bold] on {header['devices']} x {header['device_kind']} "
         f"({header['platform']}), {header['cores']} cores at load {header['load']}, "
@@ -96,44 +101,44 @@ def print_header(header: Mapping[str, Any]) -> None:
     )
 
 
-def print_checks(rows: Sequence[Measurement]) -> None:
-    """Print #wrong of every algorithm and collective, summed over dtypes."""
-    if not rows:
-        return
-    collectives = list(dict.fromkeys(row.collective for row in rows))
-    types = ", ".join(dict.fromkeys(row.type for row in rows))
-    wrong: dict[tuple[str, str], int] = {}
-    for row in rows:
-        place = row.algorithm, row.collective
-        wrong[place] = wrong.get(place, 0) + (row.wrong or 0)
-    checks = table("algorithm", *collectives)
-    for algorithm in dict.fromkeys(row.algorithm for row in rows):
-        checks.add_row(algorithm, *(wrong_cell(wrong.get((algorithm, c)), "") for c in collectives))
-    show(f"#wrong, count {rows[0].count}, {types}", checks)
+def print_checks(rows: Sequence[Measurement], programs: int) -> None:
+    """Print how many of the programs were checked, and how many were wrong."""
+    if rows:
+        types = ", ".join(dict.fromkeys(row.type for row in rows))
+        say(
+            f"Checked {len(rows)} of {programs} programs on every rank (count {rows[0].count}, "
+            f"{types}): {sum(bool(row.wrong) for row in rows)} wrong"
+        )
 
 
 def print_rows(rows: Sequence[Measurement]) -> None:
-    """Print a table for every collective, like those of nccl-tests."""
-    columns = ["size", "count", "type", "redop", "algorithm", "time", "±", "algbw", "busbw"]
-    units = ["B", "", "", "", "", "us", "", "GB/s", "GB/s"]
-    heads = [f"{name}\n{unit}" for name, unit in zip(columns, units, strict=True)]
-    for collective, some in groupby(rows, lambda row: row.collective):
-        results = table(*heads, "#wrong\n", "vs_lax\n", "±\n", "predicted\nus", left=0)
-        for _, point in groupby(some, lambda row: (row.type, row.size)):
-            for row in point:
-                results.add_row(*_cells(row))
-            results.add_section()
-        show(collective, results)
+    """Print a table for every collective and type. Above it is what is the same in all its rows."""
+    for (name, of_type), some in groupby(rows, lambda row: (row.collective, row.type)):
+        group = list(some)
+        same = [f"{group[0].ranks} ranks", f"busbw = {group[0].factor:.3g} x size / time"]
+        columns = {
+            "size": [bytes_in_words(row.size) for row in group],
+            "#wrong": [wrong_cell(row.wrong, "not checked") for row in group],
+        }
+        once = [head for head, cells in columns.items() if len({*cells}) == 1]
+        same += [f"{head} {columns.pop(head)[0]}" for head in once]
+        heads = "time\nus", "±\n", "busbw\nGB/s", "over lax\n<1 faster", "±\n", "predicted\nus"
+        results = table("algorithm\n", *(f"{head}\n" for head in columns), *heads)
+        for i, row in enumerate(group):
+            if i and row.size != group[i - 1].size:
+                results.add_section()
+            results.add_row(row.label, *(cells[i] for cells in columns.values()), *_times(row))
+        op = f" ({group[0].redop})" if group[0].redop else ""
+        say(f"[bold]{name}{op} of {of_type}[/bold]: {', '.join(same)}")
+        console().print(results)
 
 
-def _cells(row: Measurement) -> list[str]:
-    algorithm = row.algorithm if row.algorithm == row.resolved else f"auto: {row.resolved}"
+def _times(row: Measurement) -> list[str]:
+    """The cells of what was timed."""
     if row.seconds is None or row.vs_lax is None:
         raise ValueError(f"only checked, not timed: {row}")
-    rates = [rate(row.seconds.median) / 1e9 for rate in (row.algbw, row.busbw)]
-    cells = [str(row.size), str(row.count), row.type, row.redop or "-", algorithm]
-    cells += [microseconds(row.seconds.median), f"{row.seconds.spread:.0%}"]
-    cells += [*(f"{rate:.3g}" for rate in rates), wrong_cell(row.wrong, "-")]
+    cells = [microseconds(row.seconds.median), f"{row.seconds.spread:.0%}"]
+    cells.append(f"{row.busbw(row.seconds.median) / 1e9:.3g}")
     compared = row.algorithm != LAX
     cells += [ratio(row.vs_lax), f"{row.vs_lax.spread:.0%}"] if compared else ["", ""]
     if row.predicted is None:
@@ -142,10 +147,8 @@ def _cells(row: Measurement) -> list[str]:
     return [*cells, f"{microseconds(row.predicted)} ({off:+4.0%})"]
 
 
-def print_summary(
-    rows: Sequence[Measurement], fitted: Mapping[str, Fitted], skipped: Sequence[Combination]
-) -> None:
-    """Print the fastest hand-written algorithm at every size, the models, and skipped points."""
+def print_fastest(rows: Sequence[Measurement]) -> None:
+    """Print the fastest hand-written algorithm at every size."""
     best = []
     for _, some in groupby(rows, lambda row: (row.collective, row.type, row.asked)):
         by_hand = [
@@ -156,37 +159,65 @@ def print_summary(
             and not row.option
         ]
         best += sorted(by_hand, key=lambda row: row.vs_lax.median if row.vs_lax else 0)[:1]
-    print_matrix("The fastest hand-written algorithm, its time over lax's", best)
-    print_models(fitted)
-    print_skipped(skipped)
+    print_bands("The fastest hand-written algorithm", best)
 
 
 def print_models(fitted: Mapping[str, Fitted]) -> None:
-    """Print alpha, beta and gamma of every dtype, and their error."""
+    """Print alpha, 1/beta and 1/gamma of every dtype, and the error of predictions."""
     for name, (model, error, count) in fitted.items():
-        console().print(
-            f"model of {name}: alpha {microseconds(model.alpha)} us a message, "
-            f"1/beta {_rate(model.beta)} sent, 1/gamma {_rate(model.gamma)} added; "
-            f"median error {error:.0%} over {count} rows"
+        say(
+            f"model of {name}: {microseconds(model.alpha)} us a message, {_rate(model.beta)} sent, "
+            f"{_rate(model.gamma)} added; median error {error:.0%} of {count} rows"
         )
 
 
-def print_skipped(skipped: Sequence[Combination]) -> None:
-    """Print the points for which no time was left, a line for each size."""
-    for size, some in groupby(skipped, lambda place: place[2]):
-        names = ", ".join(f"{case.name} {dtype.name}" for case, dtype, _ in some)
-        console().print(f"no time within --budget at {bytes_in_words(size)} for {names}")
+def print_skipped(
+    budget: float,
+    points: Sequence[Combination],
+    skipped: Sequence[Combination],
+    checked: int = 0,
+    programs: int = 0,
+) -> None:
+    """Print in one line for what no time was left, and what helps.
+
+    Args:
+        budget: the seconds of --budget.
+        points, skipped: all points, and those without time.
+        checked, programs: how many programs were checked, of how many.
+    """
+    missing, times = [], 1.0  # what is missing, and how many times the budget suffices
+    if checked < programs:
+        missing.append(f"to check {programs - checked} of {programs} programs")
+        times = programs / max(checked, 1)
+    if skipped:
+        sizes = [size for _, _, size in skipped]
+        ends = dict.fromkeys(map(bytes_in_words, (min(sizes), max(sizes))))
+        missing.append(f"to time {len(skipped)} of {len(points)} points ({' to '.join(ends)})")
+        weights = sum(map(weight, points))
+        times = max(times, weights / max(weights - sum(map(weight, skipped)), 1))
+    if missing:
+        names = dict.fromkeys(case.name for case, _, _ in points)
+        fewer = f", or --collective {next(iter(names))}" if len(names) > 1 else ""
+        longer = ceil(times * budget / 10) * 10
+        say(f"No time left {' and '.join(missing)}: --budget {longer}{fewer}")
 
 
-def print_matrix(title: str, rows: Sequence[Measurement]) -> None:
-    """Print vs_lax and algorithm by size, a row for every collective and type."""
-    sizes = sorted({row.asked for row in rows})
-    matrix = table("collective", "type", *map(bytes_in_words, sizes), left=2)
-    for place, some in groupby(rows, lambda row: (row.collective, row.type)):
-        cells = {row.asked: f"{ratio(row.vs_lax)} {row.algorithm}" for row in some}
-        matrix.add_row(*place, *(cells.get(size, "") for size in sizes))
+def weight(point: Combination) -> float:
+    """About how long a point takes: at small sizes, compiling takes most of the time."""
+    return 1 + point[2] / 2**22
+
+
+def print_bands(title: str, rows: Sequence[Measurement]) -> None:
+    """Print the algorithms by size: a line for neighbouring sizes with the same algorithm."""
+    bands = table("collective\n", "type\n", "algorithm\n", "sizes\n", "over lax\n<1 faster", left=4)
+    for place, some in groupby(rows, lambda row: (row.collective, row.type, row.algorithm)):
+        ordered = list(some)
+        sizes = dict.fromkeys(bytes_in_words(row.asked) for row in (ordered[0], ordered[-1]))
+        ratios = sorted((row.vs_lax for row in ordered if row.vs_lax), key=lambda of: of.median)
+        ends = dict.fromkeys(map(ratio, (ratios[0], ratios[-1])))
+        bands.add_row(*place, " to ".join(sizes), " to ".join(ends))
     if rows:
-        show(title, matrix)
+        show(title, bands)
 
 
 def print_verdict(rows: Iterable[Measurement]) -> int:

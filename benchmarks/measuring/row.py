@@ -57,6 +57,11 @@ class Measurement:
     predicted: float | None = None
 
     @property
+    def label(self) -> str:
+        """The algorithm as tables show it: "auto: ring" for the choice of "auto"."""
+        return self.algorithm if self.algorithm == self.resolved else f"auto: {self.resolved}"
+
+    @property
     def option(self) -> str:
         """What follows the name in `ring:int8` or `lax:tree`; "" if nothing does."""
         return self.resolved.partition(":")[2]

@@ -4,9 +4,9 @@
 - Lessons and tutorials become pages, with what they print, and notebooks (`notebooks.py`).
 - Each example program is a page: its docstring, then its source.
 - The reference has a section for each public name, and one for each command.
-- `<!-- draw COLLECTIVE ALGORITHM N -->` on a page becomes a picture by `ringcoll.draw`, and
-  what stands between `<!-- lessons -->` (or tutorials) and `<!-- end -->` a list of these;
-  `<!-- explore -->` becomes a button that opens the page to play with, which is made here too.
+- A drawing, from `<!-- draw COLLECTIVE ALGORITHM N -->` to `<!-- end -->` on a page, becomes a
+  picture by `ringcoll.draw`; `<!-- explore -->` becomes a button that opens the page to play with,
+  which is made here too.
 """
 
 import argparse
@@ -73,8 +73,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
 _EXPLORER = "explore.html"
 #: How much a page counts in a search, by its folder: who looks for a word wants it explained.
 _BOOST = {"lessons": 4, "evidence": 0.5, "changelog.md": 0.5, "contributing.md": 0.5}
-_INDEX = re.compile(r"<!-- (lessons|tutorials) -->.*?<!-- end -->", re.DOTALL)
-_DRAW = re.compile(r"<!-- draw (\w+) (\w+) (\d+) -->")
+_DRAW = re.compile(r"<!-- draw (\w+) (\w+) (\d+) -->.*?<!-- end -->", re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -150,21 +149,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = markdown.replace(
         "<!-- explore -->", f"[Play with them]({_EXPLORER}){{ .md-button }}"
     )
-    markdown = _INDEX.sub(lambda found: index(found[1]), markdown)
     return _DRAW.sub(lambda found: picture(found[1], found[2], int(found[3])), markdown)
-
-
-def index(folder: str) -> str:
-    """A list of lessons or tutorials, in the words of the docstring of their folder."""
-    words = (ROOT / "examples" / folder / "__init__.py").read_text(encoding="utf-8")
-    lines = []
-    for path in _paths((f"examples/{folder}/*.py",)):
-        name = Path(path).stem
-        title = notebooks.read(ROOT / path).cells[0].source.partition("\n")[0].removeprefix("# ")
-        row = rf"^(?:\| `|.*examples\.tutorials\.){name}`? +(?:\| )?(.*?)(?: \|)?$"
-        (summary,) = re.findall(row, words, re.MULTILINE)
-        lines.append(f"- [{title}]({in_site(path)}): {summary}")
-    return "\n".join(lines)
 
 
 def picture(collective: str, algorithm: str, n: int) -> str:

@@ -67,7 +67,7 @@ broken = {
 }
 for fault, rounds in broken.items():
     words = refusal(Schedule((N,), rounds))
-    claim(f"refused, because {fault}: {words}", words != "nothing")
+    claim(f"refused, because {fault}:\n  {words}", words != "nothing")
 
 # %% [markdown]
 """

@@ -189,7 +189,9 @@ three = ("ring", "recursive_doubling", "halving_doubling")
 for network in (None, (N,)):
     paid = {name: price("psum", name, (N,), network) for name in three}
     times = {name: partial(microseconds, one) for name, one in paid.items()}
-    print("on a switch:" if network is None else "on a ring:  ", *cost.fastest(times, 2**10, 2**32))
+    print("on a switch:" if network is None else "on a ring:")
+    for name, least, _ in cost.fastest(times, 2**10, 2**32):
+        print(f"  from {least / 1024:.4g}K {name}")
 both = price("psum", "halving_doubling", (N,))
 claim("6 messages, 14/8 of a vector", (both.messages, both.sent / N) == (6, 14 / 8))
 of_a_switch = cost.fastest(

@@ -11,7 +11,7 @@ The chip waits at the done if the transfer has not ended:
     collective-permute-done    the chip waits for the shard: this wait is exposed
 
 `ringcoll.overlap` reads that text, and adds up the times. The compiler for TPUs needs no TPU
-(`pip install "ringcoll[tpu]"`). Most figures below are for eight v5e chips. They come from compiled
+(`pip install -e ".[tpu]"`). Most figures below are for eight v5e chips. They come from compiled
 programs, not from a measurement. `help(ringcoll.overlap)` describes the model.
 """
 

@@ -123,7 +123,8 @@ for layout in ("contiguous", "zigzag"):
     parts = np.asarray(cp.arrange(jnp.arange(2 * N), N, layout, dim=0)).reshape(N, 2)
     tiles = (parts[:, :, None, None] >= parts).sum((1, 3))[r, (r - k) % N]  # by rank and round
     busiest = tiles.max(0)
-    print(f"{layout}: tiles of each rank {tiles.sum(1)}; of the busiest one by round {busiest}")
+    print(f"{layout}: tiles of each rank {tiles.sum(1)}")
+    print(f"  of the busiest one by round {busiest}")
     if layout == "contiguous":
         claim("3 tiles on the first rank, 31 on the last", [*tiles.sum(1)[[0, -1]]] == [3, 31])
         claim("in later rounds, ranks wait for one with 4 tiles", set(busiest[1:]) == {4})

@@ -116,7 +116,7 @@ def compared(work: Work) -> list[P]:
         silent += [] if added else [spec]
         rows.append((spec, *ratios, " and ".join(added) or "nothing is sent"))
     title = f"Measured: {work.name} of [{SIZE}, {SIZE}], on one device {alone:.2f} ms"
-    show(f"{title}; below, times one device", ["", "jit", "ringcoll", "added up over"], rows)
+    show(f"{title}; below, times as long", ["", "jit", "ringcoll", "added up over"], rows)
     print(f"one device = jit = ringcoll in all {len(LAYOUTS)} layouts, exactly")
     return silent
 

@@ -129,7 +129,7 @@ def in_two_halves() -> None:
 mesh = make_mesh(x=2, y=2)
 i, j, k = SIZES.values()
 a, b = integers(i, j), integers(j, k, seed=1)
-rows = []
+rows, sizes = [], []
 for a_spec, b_spec, c_spec, by_lax in CASES:
     operands = place(mesh, a, a_spec), place(mesh, b, b_spec)
     specs = a_spec, b_spec
@@ -146,9 +146,10 @@ for a_spec, b_spec, c_spec, by_lax in CASES:
     words = algebra(a_spec, b_spec, c_spec)
     agree(words, numpy=a @ b, **{name: run(*operands) for name, run in programs.items()})
     found = [sent(program) for program in programs.values()]
-    rows.append((words, *found, *(one.bytes for one in found)))
-heads = ["case", *forms, *(f"bytes sent\n{name}" for name in forms)]
-show("Collectives in the compiled programs, and what a rank sends", heads, rows)
+    rows.append((words, *(str(one).replace("collective-", "") for one in found)))
+    sizes.append((words, *(one.bytes for one in found)))
+show("Collectives in the compiled programs", ["case", *forms], rows)
+show("The bytes that a rank sends", ["case", *forms], sizes)
 in_two_halves()
 
 # %% [markdown]

@@ -12,7 +12,7 @@ vocabulary. A strategy says which of these names are cut over which axis of the 
 by `jit`, where the compiler chooses what to send, and by `ringcoll.layers` in `shard_map`, which
 take the model's state unchanged.
 
-It needs `flax` and `optax`: `pip install "ringcoll[examples]"`.
+It needs `flax` and `optax`: `pip install -e ".[examples]"`.
 """
 
 # %%

@@ -61,6 +61,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
         ranks = Ranks.over(self.axes, self.groups)
         length, rank = ct.shape[dim], ranks.number()
         size = length // ranks.size
+        # Not `start_of` for all, so that the lowered text of short ones does not change.
         start = start_of(rank, size, 0, length) if length >= LONG else rank * size
         return [dynamic_slice_in_dim(varying(ct, self.axes), start, size, dim)]
 

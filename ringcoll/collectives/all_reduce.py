@@ -195,9 +195,9 @@ def psum(
     """The sum of all ranks' x, on every rank, with the same bits.
 
     `x: [a, b] -> [a, b]`; replicated under `check_vma=True`. Booleans are summed as int32.
-    If n does not divide a size, it is padded, and the padding is cut off again. Small
-    leaves of a pytree share their messages, so that the gradients of a model are one ring. (With a
-    `wire` they do not: in one message they would share scales.)
+    If n does not divide a size, it is padded, and the padding is cut off again. Small leaves of one
+    dtype share their messages: 200 biases are one ring. (With a `wire` they do not: in one message
+    they would share scales.)
 
     Ring: a reduce-scatter and an all-gather, 2(n-1) rounds of s/n bytes. "recursive_doubling"
     and "one_shot" send whole vectors in ceil(log2 n) rounds: they are best for few bytes.

@@ -1,4 +1,4 @@
-"""Broadcast: an all-reduce to which all but the source contribute no bits."""
+"""Broadcast: an all-reduce in which only the source contributes nonzero bits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     """
 
     collective = "pbroadcast"
-    source: Any  # an int, or None
+    source: Any  # an int; None: other ranks' bits are zeros already
     traced: Array | None = field(default=None, hash=False, compare=False)
 
     def __call__(self, *xs: Array) -> list[Array]:
@@ -54,7 +54,7 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         return replace(self, axes=axes, traced=None)(*kept) if axes else kept
 
     def by_lax(self, x: Array) -> Array:
-        return built_in.pbroadcast(x, self.axes, self.source or 0)
+        return built_in.pbroadcast(x, self.axes, self.source or 0)  # None: only the type counts
 
     def builtin(self, x: Array, platform: str) -> Array:
         if platform == "gpu" and self.source is not None:
@@ -116,8 +116,8 @@ def pbroadcast(
     """The source rank's x on every rank, bit by bit.
 
     `x: [a, b] -> [a, b]`. This runs on every platform; lax's runs only on GPU. `source` counts
-    from 0, or from the last rank with -1. It may be traced. Then it must be the same on all ranks,
-    "lax" is the psum of the bits on every platform, and a source that is not a rank gives zeros.
+    from 0, or from the last rank with -1. A traced source must be the same on all ranks. With it,
+    "lax" is the psum of the bits on every platform. One that is not a rank gives zeros.
 
     Steps and bytes: as `psum`. It is a psum to which all ranks but one contribute zeros. It
     sends as many bytes as van de Geijn's scatter and all-gather.
@@ -139,13 +139,12 @@ def pbroadcast(
     """
     call = Call("pbroadcast", axis_name, arguments={"source": source})
     if not jax.tree.leaves(x):
-        return x
+        return x  # as lax, which then does not look at the axis
     n = call.ask(call.rank_count)
     if isinstance(source, jax.core.Tracer):
-        kind = ValueError if source.shape else TypeError
         if source.shape or not jnp.issubdtype(source.dtype, jnp.integer):
             words = f"source is {source.dtype.name}{list(source.shape)}"
-            raise call.refusal(kind, words, "pass one integer")
+            raise call.refusal(TypeError, words, "pass one integer")
         source = jnp.int32(source)
         counted = jnp.where(source < 0, source + n, source)
         broadcast = Pbroadcast(axes=call.axes, source=None, traced=counted)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from jax import lax
 
 from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of
-from ringcoll.collectives.refusals import REFUSALS, cure_of, kind_of
+from ringcoll.collectives.refusals import REFUSALS, cure_of, kind_of, refused
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Call:
         if "{n}" in cure:
             n = len(self.grouped[0]) if self.grouped else self.rank_count()
             cure = cure.format(n=n)
-        return kind(f"ringcoll.{self.name}({call}): {words}" + (f"; {cure}" if cure else ""))
+        return refused(kind, f"{self.name}({call})", words, cure)
 
     def integer(self, name: str, ndim: int | None = None) -> int:
         """The value of an argument that must be a whole number, or a refusal.
@@ -85,7 +85,9 @@ class Call:
             # lax has no groups under check_vma=True.
             unsupported = kind is NotImplementedError and self.groups is not None
             cure = "pass check_vma=False to jax.shard_map" if unsupported else ""
-            raise self.refusal(kind, str(error), cure) from error
+            # Some words of lax go on: "To fix this, please call psum under `jax.shard_map`."
+            words = str(error).removeprefix("Found an ").partition(". To fix this")[0]
+            raise self.refusal(kind, words, cure) from error
 
     def rank_count(self) -> int:
         """The number of ranks over the axes."""

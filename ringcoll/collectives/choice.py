@@ -162,7 +162,8 @@ def _check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Non
         build(collective, algorithm, shape)
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"algorithm={algorithm!r}: {error}") from error
+        shown = getattr(algorithm, "__name__", type(algorithm).__name__)
+        raise kind(f"algorithm={shown}: {error}") from error
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:

@@ -65,8 +65,8 @@ def each(
     if call.grouped is not None:
         call.ask(check_groups, call.grouped, call.ask(call.rank_count))
     types = [call.ask(jax.typeof, leaf) for leaf in leaves]
-    on_mesh = {*jax.sharding.get_abstract_mesh().manual_axes} & {*call.axes}
-    if call.name in _OF_NUMBERS and on_mesh and any(map(_is_key, types)):
+    adds_keys = call.name in _OF_NUMBERS and any(map(_is_key, types))
+    if adds_keys and {*jax.sharding.get_abstract_mesh().manual_axes} & {*call.axes}:
         raise call.refusal(TypeError, "a random key is not a number", "leave it out")
     collectives = [collective] * len(leaves)
     if dims:
@@ -150,7 +150,7 @@ def ask_lax(call: Call, collective: Collective, *avals: Any) -> None:
 
 
 def _ask_lax(call: Call, leaves: Sequence[Any], collectives: Sequence[Collective]) -> None:
-    """Refuse leaves that lax refuses. For each type of leaves, lax is asked only once."""
+    """Raise what lax would raise for these leaves; each type of leaf is checked once."""
     types = {
         (collective.dims, jax.typeof(leaf)): collective
         for leaf, collective in zip(leaves, collectives, strict=True)

@@ -40,9 +40,10 @@ class _Cut(NamedTuple):
     def start(self, whole: Array, dim: int, size: int, share: Slot | Shard) -> list[Any]:
         """Where a share starts in `whole`, an array of all shards, each of `size` along `dim`."""
         lo = self.starts[share.lane]
-        first, largest = (lo, 0) if dim == self.dim else (0, lo)
-        at = start_of(share.origin, size, first, max(whole.shape[dim], largest))
-        start: list[Any] = [at.dtype.type(0)] * whole.ndim  # all of one dtype
+        first = lo if dim == self.dim else 0
+        # All starts are of one dtype, so it depends on lo too.
+        at = start_of(share.origin, size, first, max(whole.shape[dim], lo))
+        start: list[Any] = [at.dtype.type(0)] * whole.ndim
         start[self.dim] = at.dtype.type(lo)
         start[dim] = at
         return start

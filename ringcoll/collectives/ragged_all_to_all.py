@@ -74,7 +74,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
                 raise ValueError(
                     f"ringcoll.ragged_all_to_all: {len(operand)} rows to {len(output)}, in {n} "
                     f"blocks of {bound}: an int32 cannot count them; pass a smaller max_send, or "
-                    "fewer rows of more elements"
+                    "fewer, longer rows"
                 )
             at, sends, to, gets = (x.astype(jnp.int32) for x in integers)
             if bound < most:

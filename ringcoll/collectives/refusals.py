@@ -1,6 +1,8 @@
-"""How ringcoll raises an error of lax again: its exception type, and a cure."""
+"""How ringcoll raises an error: with lax's exception type, the function called, and a cure."""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import jax
 
@@ -8,9 +10,10 @@ import jax
 #: a subclass may not take a text.
 REFUSALS = (NameError, TypeError, IndexError, ValueError, NotImplementedError)
 
-#: The cure for an error, by its words. {n} is the number of ranks, {mesh} the axes of the mesh.
+#: The cure for an error, by its words. {n} is the number of ranks, {bound} says which axes there
+#: are.
 _CURES = (
-    (r"unbound axis name", "the axes here are {mesh}"),
+    (r"unbound axis name", "{bound}"),
     (r"repeated axis", "name each axis once"),
     (r"^unhashable type", "pass a name, or a tuple of names"),
     (r"must match shard|equal x.shape", "make that dimension {n}, or pass tiled=True"),
@@ -37,5 +40,28 @@ def kind_of(error: Exception) -> type[Exception]:
 def cure_of(words: str) -> str:
     """The cure for an error with these words; "" if none is known."""
     cure = next((cure for pattern, cure in _CURES if re.search(pattern, words)), "")
-    mesh = jax.sharding.get_abstract_mesh().axis_names
-    return cure.replace("{mesh}", ", ".join(map(repr, mesh)) or "none")
+    bound = ", ".join(map(repr, jax.sharding.get_abstract_mesh().manual_axes))
+    return cure.replace(
+        "{bound}", f"the axes here are {bound}" if bound else "call it inside jax.shard_map"
+    )
+
+
+def refused(kind: type[Exception], call: str, words: str, cure: str = "") -> Exception:
+    """The exception to raise: its message has the call, what is wrong with it, and the cure."""
+    error = kind(f"ringcoll.{call}: {words}" + (f"; {cure}" if cure else ""))
+    vars(error)["refused"] = words, cure
+    return error
+
+
+@contextmanager
+def renamed(refusal: Callable[[type[Exception], str, str], Exception]) -> Iterator[None]:
+    """Errors of our functions that are called inside become those of the function called first.
+
+    `refusal` makes them from their type, words and cure.
+    """
+    try:
+        yield
+    except REFUSALS as error:
+        if "refused" not in vars(error):
+            raise
+        raise refusal(kind_of(error), *vars(error)["refused"]) from error.__cause__

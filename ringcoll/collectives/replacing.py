@@ -1,7 +1,7 @@
 """Run other people's code with ringcoll's collectives: `with ringcoll.replacing(jax.lax):`.
 
 While a region is open, each attribute of its modules that is a collective of `jax.lax` is a
-dispatcher, which calls ringcoll's function with the options of the innermost open region that names
+dispatcher, which calls ringcoll's function with the options of the region opened last that names
 it. When the last region of an attribute closes, lax's function is put back.
 """
 
@@ -38,11 +38,12 @@ class _Region(NamedTuple):
     accumulate_dtype: np.dtype | None
 
 
-#: The open regions of all threads by identity, the innermost last; and the lock for a change. It is
-#: reentrant because the garbage collector may close a generator, and its region, at any time.
+#: The open regions of all threads in the order in which they opened, by identity, because two may
+#: be equal; and the lock for a change. It is reentrant because the garbage collector may close a
+#: generator, and its region, at any time.
 _open: dict[int, _Region] = {}
 _changing = threading.RLock()
-#: The open regions, the innermost first, the same on all threads. User contexts are a part of
+#: The open regions, the last opened first, the same on all threads. User contexts are a part of
 #: `jit`'s key, so `jit` compiles once for each value.
 _in_effect = jax.make_user_context(default_value=())
 
@@ -149,7 +150,7 @@ def _change(region: _Region, *, opens: bool) -> None:
         else:
             _open.pop(id(region), None)
         _in_effect.set_global(tuple(dict.fromkeys(reversed(_open.values()))))
-        replaced = {pair for each in _in_effect.value for pair in each.attributes}
+        replaced = {pair for each in _open.values() for pair in each.attributes}
         for module, key in region.attributes:
             name = _NAMES.get(id(vars(module).get(key)))
             if name is not None:  # None: other code has set it meanwhile

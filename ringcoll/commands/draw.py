@@ -3,7 +3,7 @@
     python -m ringcoll draw all_reduce
     python -m ringcoll draw all_reduce --algorithm bidirectional_ring -n 5
     python -m ringcoll draw all_reduce --svg ring.svg
-    python -m ringcoll draw all_reduce --animate ring.svg  # .gif, .mp4
+    python -m ringcoll draw all_reduce --animate ring.svg
     python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
     python -m ringcoll draw tour
     python -m ringcoll draw all_reduce --wire int8
@@ -18,11 +18,9 @@ of attention. `my.module:schedule` is called with the sizes of the axes, and ret
 """
 
 import argparse
-import os
 from math import prod
 
 from ringcoll.commands import arguments
-from ringcoll.draw import film
 from ringcoll.draw.motion import as_motion
 from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import Plan, plan
@@ -33,28 +31,6 @@ from ringcoll.io.text import columns
 from ringcoll.schedules.registry import in_lax, names
 from ringcoll.schedules.schedule import ScheduleError
 from ringcoll.schedules.tree import balanced_algorithms, check_balanced, tree
-
-
-class Animation(arguments.File):
-    """A film: an SVG, which needs no other package, or a format that needs Pillow."""
-
-    endings = (".svg", *film.FORMATS)
-
-    @property
-    def ending(self) -> str:
-        """The ending of its name, in lower case; ".svg" if the name has none."""
-        return os.path.splitext(self)[1].lower() or ".svg"
-
-    def check(self) -> None:
-        """Refuse a file that cannot be written.
-
-        Raises:
-            OSError, ValueError: as `File.check`.
-            ModuleNotFoundError: Pillow or ffmpeg is missing.
-        """
-        super().check()
-        if self.ending in film.FORMATS:
-            film.check(self.ending)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--round", type=int, metavar="K", help="draw only this round (with --svg)")
     parser.add_argument(
         "--animate",
-        type=Animation,
+        type=arguments.Svg,
         metavar="FILE",
-        help="all rounds as a film: svg; gif, which needs Pillow; mp4, which needs ffmpeg too",
+        help="all rounds as an SVG that moves",
     )
     parser.add_argument(
         "--html", type=arguments.Page, metavar="FILE", help="a page that plays the rounds"
@@ -138,8 +114,7 @@ def run(args: argparse.Namespace) -> int:
             files.write(args.svg, drawn)
     if args.animate:
         with arguments.writing(args, "animate"):
-            ending = args.animate.ending
-            files.write(args.animate, moving if ending == ".svg" else film.as_film(moving, ending))
+            files.write(args.animate, moving)
     if args.html:
         with arguments.writing(args, "html"):
             files.write(args.html, page)

@@ -1,13 +1,14 @@
 """Compile a program for chips that you need not have, and report its exposed communication.
 
-    python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul
-    python -m ringcoll overlap --topology v5e:4x2 --example ring_matmul --html page.html
-    python -m ringcoll overlap --topology h200:8 --example all_gather_matmul
-    python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --profile
+    python -m ringcoll overlap --topology v5e:4x2 --example all_gather_matmul
+    python -m ringcoll overlap --topology h200:8 --example all_gather_matmul --html page.html
+    python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --json > old.json
+    python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --against old.json
+    python -m ringcoll overlap new.json --against old.json
 
 `my.module:program` is called with the mesh. It returns a function and its operands, which are
 `jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if a limit, such
-as --max-exposed, is broken.
+as --max-exposed, is broken. An example that overlaps is compared with its plain form.
 """
 
 import argparse
@@ -15,16 +16,18 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from ringcoll.commands import arguments, overlap_limits
-from ringcoll.commands.overlap_examples import NAMES, SIZES, Example, example
+from ringcoll.commands.overlap_examples import NAMES, PLAIN, SIZES, Example, example
 from ringcoll.io import files
 from ringcoll.overlap import gpus, topology
 from ringcoll.overlap.chips import CHIPS, Chip, chip
+from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
@@ -44,7 +47,10 @@ _FILES: dict[str, Callable[..., None]] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument(
-        "--topology", default="v5e:4x2", metavar="KIND:SIZE", help="chips (default: %(default)s)"
+        "--topology",
+        default="v5e:4x2",
+        metavar="KIND:SIZE",
+        help="chips, such as v5e:4x2, v5e:8, v5litepod-8, v5p:2x2x2, h200:8 (default: %(default)s)",
     )
     parser.add_argument(
         "--mesh",
@@ -61,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=arguments.program,
         metavar="MODULE:FUNCTION",
         help="your own program",
+    )
+    what.add_argument(
+        "saved",
+        type=_saved,
+        nargs="?",
+        metavar="FILE",
+        help="a report that --json wrote; nothing is compiled",
     )
     shape = "x".join(map(str, SIZES))
     parser.add_argument(
@@ -104,9 +117,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against",
-        choices=NAMES,
-        metavar="EXAMPLE",
-        help="report this example too; pictures, pages and traces show it above the other",
+        type=lambda text: text if text in NAMES else _saved(text),
+        metavar="FILE",
+        help="print what changed since this report, which --json wrote. Or the name of an example: "
+        "then pictures, pages and traces show it above the other",
+    )
+    parser.add_argument(
+        "--details", action="store_true", help="print MB, hops and GFLOP of each line, too"
     )
     parser.add_argument(
         "--text", type=arguments.File, metavar="FILE", help="write the scheduled program to FILE"
@@ -132,29 +149,43 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw, and return the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
-    names = [name for name in (args.against, args.example) if name]
     budget = overlap_limits.budget(args)
+    if args.saved and args.text:
+        args.error("--text: a saved report has no program; name an --example or a --function")
+    program, last, before = None, args.saved, args.against
+    if args.example and not (before or args.json):
+        before = PLAIN.get(args.example)
     try:
-        mesh = topology.mesh(args.topology, **args.mesh)
-        _check_chip(args, mesh)
-        above = [_reported(args, *example(name, mesh, args.shape)) for name in names]
-        if args.function:
-            above.append(_reported(args, *_program(args.function, mesh)))
+        if not args.saved or isinstance(before, str):
+            if sys.stderr.isatty():
+                print(f"compiling for {args.topology}: seconds, or minutes", file=sys.stderr)
+            mesh = topology.mesh(args.topology, **args.mesh)
+            _check_chip(args, mesh)
+        if isinstance(before, str):
+            _, before = _reported(args, *example(before, mesh, args.shape))
+        if args.example:
+            program, last = _reported(args, *example(args.example, mesh, args.shape))
+        elif args.function:
+            program, last = _reported(args, *_program(args.function, mesh))
+        compared = compare(before, last) if before else ""
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))
-    (program, last), reports = above[-1], [one for _, one in above]
-    if args.json and args.against:
-        print(json.dumps([one.to_dict() for one in reports], indent=2))
+    reports = [report for report in (before, last) if report]
+    if args.json:
+        dicts = [report.to_dict() for report in reports]
+        print(json.dumps(dicts if before else dicts[0], indent=2))
     else:
-        print(*(one.to_json() if args.json else one for one in reports), sep="\n")
-    if args.text:
+        print(last.details() if args.details else last)
+        if compared:
+            print(f"\n{compared}")
+    if args.text and program:
         with arguments.writing(args, "text"):
             files.write(args.text, program.text)
     for name, write in _FILES.items():
         if file := getattr(args, name):
             try:
                 with arguments.writing(args, name):
-                    write(file, *reports)
+                    write(file, *([one for one in reports if one.segments] or [last]))
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
     try:
@@ -228,6 +259,21 @@ def _reported(
     constants = dict(args.constant)
     changed = replace(chip(program.kind or ""), **constants) if constants else None
     return program, report(program, chip=changed)
+
+
+def _saved(text: str) -> Report:
+    """Read a report that --json wrote.
+
+    Raises:
+        argparse.ArgumentTypeError: the file cannot be read, or is not a report.
+    """
+    try:
+        return Report.from_json(Path(text).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", "it holds something else")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no report that --json wrote: {why}; name its file, or an example"
+        ) from error
 
 
 def axes(text: str) -> dict[str, int]:

@@ -82,6 +82,12 @@ _FORMS: Mapping[str, tuple[Callable, Callable[[Axes], tuple]]] = {
     "matmul_reduce_scatter": (matmul_reduce_scatter, _down),
 }
 NAMES = tuple(_FORMS)
+#: The form without overlap of each example that overlaps.
+PLAIN = {
+    "ring_matmul": "all_gather_then_matmul",
+    "all_gather_matmul": "all_gather_then_matmul",
+    "matmul_reduce_scatter": "matmul_then_psum_scatter",
+}
 
 
 def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Example:

@@ -285,7 +285,7 @@ def _check_nccl_tests(
     if not hosts:
         raise ValueError(
             f"line {number}: no line '#  Rank  0 ...' above says how many ranks there are; keep "
-            "them in each output"
+            "the lines of ranks in each output"
         )
     if "time" not in columns or len(cells) < len(columns):
         raise ValueError(
@@ -296,7 +296,7 @@ def _check_nccl_tests(
     if wrong - {"0", "N/A"}:
         raise ValueError(
             f"line {number}: #wrong is not 0: the results are wrong, so the time says nothing; "
-            "measure again, or leave out the line"
+            "measure again, or remove the line"
         )
 
 

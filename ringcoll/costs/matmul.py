@@ -1,4 +1,4 @@
-"""The seconds of a matmul with a collective that is hidden under it, or runs before or after it.
+"""Time model of a matmul with an overlapped, preceding or following collective.
 
 `"auto"` compares `hidden_seconds` with `bare_seconds`. A matmul takes as long as its operations
 or as reading its operands, whichever is longer. To hide a collective, the matmul is cut into

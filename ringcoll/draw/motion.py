@@ -18,17 +18,17 @@ from ringcoll.draw.style import Element, label, rect, shape
 from ringcoll.draw.svg import MARGIN, document, finished
 from ringcoll.draw.text import wrap
 
-SECONDS = 2.4  # a round
+_SECONDS = 2.4  # a round
 #: Within a round, when its messages leave and arrive.
 LEAVE, ARRIVE = 0.2, 0.72
 _INSIDE = 0.1  # how long a message is over the box of its sender, and then of its receiver
 _EASE = "0 0 1 1;.4 0 1 1;0 0 1 1;0 0 .4 1;0 0 1 1"
 _TOP, _LINE = 64.0, 17.0
 _MOST_STILL = 6  # frames (rounds and the start) that are legible side by side
-ASIDE = 0.13  # the opacity of what is not followed
+_ASIDE = 0.13  # the opacity of what is not followed
 _STILL = f"""
 .ringcoll .still{{display:none}}
-.ringcoll .aside{{opacity:{ASIDE}}}
+.ringcoll .aside{{opacity:{_ASIDE}}}
 @media (prefers-reduced-motion:reduce){{
 .ringcoll .still{{display:inline}}
 .ringcoll .moving{{display:none}}
@@ -239,7 +239,7 @@ class Film:
         self._animated(done, "animate", attributeName="width", values=f"0;{width:g}")
 
     def _animated(self, element: Element, tag: str, **attributes: str) -> None:
-        lasts = f"{self.lasts * SECONDS:g}s"
+        lasts = f"{self.lasts * _SECONDS:g}s"
         animation = shape(element, tag)
         for name, value in {**attributes, "dur": lasts, "repeatCount": "indefinite"}.items():
             animation.set(name, value)

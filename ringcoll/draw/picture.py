@@ -18,16 +18,16 @@ _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
 
 
 class Picture:
-    """Draws the frames of a plan, all of one size. `run` gives other frames in their place."""
+    """Draws the frames of a plan, all of one size."""
 
-    def __init__(self, plan: Plan, run: Sequence[Frame] | None = None) -> None:
+    def __init__(self, plan: Plan) -> None:
         if plan.size > MOST_RANKS:
             raise ValueError(
                 f"a picture of {plan.size} ranks: at most {MOST_RANKS} can be told apart; every "
                 "rank does the same, so draw fewer ranks, or draw as text"
             )
         self.plan = plan
-        self.frames = frames(plan) if run is None else run
+        self.frames = frames(plan)
         side = 24.0 if plan.size <= 8 else 20.0
         self.cells = [(0, 0)] if plan.whole else layout.grid(plan.shape)
         self.cell = (max(plan.size * 16.0, 64.0) if plan.whole else side, side)

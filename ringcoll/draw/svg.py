@@ -1,6 +1,5 @@
 """Pictures as files: SVG, written by hand."""
 
-from collections.abc import Sequence
 from math import ceil
 from xml.etree import ElementTree
 
@@ -8,7 +7,6 @@ from ringcoll.draw import style
 from ringcoll.draw.legend import legend
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Plan
-from ringcoll.draw.steps import Frame
 from ringcoll.draw.style import Element, label, shape
 
 MOST_FRAMES = 24  # in one file
@@ -16,13 +14,12 @@ MARGIN = 16.0
 _MOST_WIDTH = 1100.0  # a page would shrink the letters of a wider picture
 
 
-def as_svg(plan: Plan, number: int | None = None, run: Sequence[Frame] | None = None) -> str:
+def as_svg(plan: Plan, number: int | None = None) -> str:
     """SVG: one frame, or all frames in order, with a title and a legend.
 
     Args:
         plan: a plan of at most 16 ranks.
         number: the number of the round; 0 is the start, None is all.
-        run: frames in place of those of the plan.
 
     Raises:
         ValueError: there are too many ranks or frames, or there is no such round.
@@ -30,7 +27,7 @@ def as_svg(plan: Plan, number: int | None = None, run: Sequence[Frame] | None = 
     >>> draw.as_svg(draw.plan("all_gather", "ring", (4,)), number=1)[:4]
     '<svg'
     """
-    picture = Picture(plan, run)
+    picture = Picture(plan)
     count = len(picture.frames)
     if number is not None and not 0 <= number < count:
         raise ValueError(f"round {number}: there are 0 (the start) to {count - 1}")

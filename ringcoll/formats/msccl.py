@@ -9,12 +9,10 @@ In a thread block, -1 means no rank. In a step, `depid` and `deps` are the threa
 that it waits for, or -1; `hasdep` says that others wait for it. Other attributes are ignored.
 """
 
-from dataclasses import dataclass, field
-from pathlib import Path
 from xml.etree import ElementTree
-from xml.parsers import expat
+from xml.etree.ElementTree import Element
 
-from ringcoll.formats.program import KINDS, Block, ChunkPlace, Program, RankProgram, Step
+from ringcoll.formats.program import Block, ChunkPlace, Program, RankProgram, Step
 from ringcoll.schedules.schedule import ScheduleError
 
 #: The names of collectives in files, by ringcoll's names. Readers ignore signs and case.
@@ -24,184 +22,112 @@ _COLLECTIVES = {
     "psum": "allreduce",
     "all_to_all": "alltoall",
 }
-_PROTOCOLS = ("Simple", "LL", "LL128")
-_MOST = 2**31
+_GPU, _BLOCK = "id i_chunks o_chunks s_chunks", "id send recv chan"
+_STEP = "s type srcbuf srcoff dstbuf dstoff cnt depid deps hasdep"
 
 
-@dataclass
-class _Element:
-    """An element of a file, with the number of its line."""
-
-    tag: str
-    attributes: dict[str, str]
-    line: int
-    file: str
-    inner: list["_Element"] = field(default_factory=list)
-
-    def wrong(self, why: str) -> ScheduleError:
-        return ScheduleError(f"{self.file}, line {self.line}: <{self.tag}> {why}")
-
-    def text(self, name: str) -> str:
-        if name not in self.attributes:
-            raise self.wrong(f"has no attribute {name!r}")
-        return self.attributes[name]
-
-    def number(self, name: str, least: int = 0) -> int:
-        text = self.text(name)
-        try:
-            number = int(text)
-        except ValueError:
-            number = _MOST
-        if not least <= number < _MOST:
-            raise self.wrong(f'{name}="{text:.40}" is not a whole number from {least}')
-        return number
-
-    def flag(self, name: str, default: bool) -> bool:
-        return self.number(name) > 0 if name in self.attributes else default
-
-    def children(self, tag: str) -> list["_Element"]:
-        """The elements inside it; all must have this tag."""
-        for one in self.inner:
-            if one.tag != tag:
-                raise one.wrong(f"is in <{self.tag}>, where only <{tag}> can be")
-        return self.inner
-
-    def numbered(self, tag: str, name: str) -> list["_Element"]:
-        """The elements inside it, sorted by number. The numbers must be 0, 1, 2 and so on."""
-        by_number: dict[int, _Element] = {}
-        for one in self.children(tag):
-            if one.number(name) in by_number:
-                raise one.wrong(f'{name}="{one.number(name)}" is there twice')
-            by_number[one.number(name)] = one
-        for number, (given, one) in enumerate(sorted(by_number.items())):
-            if number != given:
-                raise one.wrong(f'{name}="{given}", but there is no {name}="{number}"')
-        return [by_number[number] for number in sorted(by_number)]
-
-
-def from_msccl(text: str | bytes, file: str = "MSCCL XML") -> Program:
+def from_msccl(text: str | bytes) -> Program:
     """Read the program in the text of an MSCCL file. It is not proved: see `prove`.
 
     If a file has no `outofplace`, it is only for the calls that `inplace` names.
 
     Args:
         text: XML.
-        file: its name, for errors.
 
     Raises:
         ScheduleError: it is not XML, lacks an attribute, or names something that does not exist;
-            the message has the line.
+            the message has the element.
 
     >>> text = formats.to_msccl(formats.program("all_gather", "ring", (4,)))
     >>> formats.from_msccl(text).size
     4
     """
-    root = _parsed(text, file)
+    try:
+        root = ElementTree.fromstring(text)
+    except (ElementTree.ParseError, ValueError) as error:  # ValueError: of its encoding
+        raise ScheduleError(f"it is not XML: {error}") from error
     if root.tag != "algo":
-        raise root.wrong("is the outermost element; that of an MSCCL file is an <algo>")
-    gpus = root.numbered("gpu", "id")
-    if len(gpus) != root.number("ngpus"):
-        raise root.wrong(f'ngpus="{root.text("ngpus")}", but it has {len(gpus)} <gpu>')
-    ranks = tuple(_rank(gpu) for gpu in gpus)
-    in_place = root.flag("inplace", False)
-    program = Program(
-        name=root.text("name"),
-        collective=_collective(root),
-        ranks=ranks,
-        in_place=in_place,
-        out_of_place=root.flag("outofplace", not in_place),
-        protocol=_protocol(root),
-        file=file,
-    )
-    root.number("nchunksperloop"), root.number("nchannels")
-    program.check_indices()
-    _check_signals(program, gpus)
+        raise _wrong(root, "it is the outermost element; that of an MSCCL file is an <algo>")
+    ranks = tuple(map(_rank, _numbered(root, "gpu", "id")))
+    if len(ranks) != _number(root, "ngpus"):
+        raise _wrong(root, f"it has {len(ranks)} <gpu>, not as many as ngpus")
+    given = _text(root, "coll").lower().replace("_", "")
+    ours = {name.replace("_", ""): collective for collective, name in _COLLECTIVES.items()}
+    if given not in ours:
+        raise _wrong(root, f"coll is not one of {', '.join(_COLLECTIVES.values())}")
+    in_place = "inplace" in root.attrib and _number(root, "inplace") > 0
+    out_of_place = _number(root, "outofplace") > 0 if "outofplace" in root.attrib else not in_place
+    protocol = _text(root, "proto")
+    program = Program(_text(root, "name"), ours[given], ranks, in_place, out_of_place, protocol)
+    program.check()
     return program
 
 
-def _parsed(text: str | bytes, file: str) -> _Element:
-    parser = expat.ParserCreate()
-    roots: list[_Element] = []
-    open_: list[_Element] = []
+def _wrong(element: Element, why: str) -> ScheduleError:
+    """An error that shows the element as it is in the file."""
+    attributes = "".join(f' {name}="{text:.40}"' for name, text in element.attrib.items())
+    return ScheduleError(f"<{element.tag}{attributes}>: {why}")
 
-    def start(tag: str, attributes: dict[str, str]) -> None:
-        one = _Element(tag, attributes, parser.CurrentLineNumber, file)
-        (open_[-1].inner if open_ else roots).append(one)
-        open_.append(one)
 
-    def refuse(*_: object) -> None:  # with entities, a short file could become endless
-        raise ScheduleError(f"{file}, line {parser.CurrentLineNumber}: has a document type")
+def _text(element: Element, name: str) -> str:
+    if name not in element.attrib:
+        raise _wrong(element, f"it has no attribute {name!r}")
+    return element.attrib[name]
 
-    parser.StartElementHandler = start
-    parser.EndElementHandler = lambda tag: open_.pop()
-    parser.StartDoctypeDeclHandler = refuse
+
+def _number(element: Element, name: str, least: int = 0) -> int:
+    text = _text(element, name)
     try:
-        parser.Parse(text, True)
-    except expat.ExpatError as error:
-        why = expat.ErrorString(error.code)
-        raise ScheduleError(f"{file}, line {error.lineno}: is not XML: {why}") from error
-    return roots[0]
+        number = int(text)
+    except ValueError:
+        number = least - 1
+    if number < least:
+        raise _wrong(element, f"{name} is not a whole number from {least}")
+    return number
 
 
-def _collective(root: _Element) -> str:
-    given = root.text("coll")
-    plain = given.lower().replace("_", "")
-    for ours, name in _COLLECTIVES.items():
-        if plain == name.replace("_", ""):
-            return ours
-    known = ", ".join(_COLLECTIVES.values())
-    raise root.wrong(f'coll="{given:.40}" is not one of {known}: only their results are known')
+def _numbered(element: Element, tag: str, name: str) -> list[Element]:
+    """The elements inside it, sorted by number. The numbers must be 0, 1, 2 and so on."""
+    for inner in element:
+        if inner.tag != tag:
+            raise _wrong(inner, f"it is in <{element.tag}>, where only <{tag}> can be")
+    found = sorted(element, key=lambda inner: _number(inner, name))
+    for number, inner in enumerate(found):
+        if _number(inner, name) != number:
+            raise _wrong(inner, f"{name} is not {number}; number them 0, 1, 2 and so on")
+    return found
 
 
-def _protocol(root: _Element) -> str:
-    given = root.text("proto")
-    for known in _PROTOCOLS:
-        if given.lower() == known.lower():
-            return known
-    raise root.wrong(f'proto="{given:.40}" is not one of {", ".join(_PROTOCOLS)}')
-
-
-def _rank(gpu: _Element) -> RankProgram:
-    inputs, outputs, scratch = (gpu.number(f"{buffer}_chunks") for buffer in "ios")
-    blocks = tuple(_block(tb) for tb in gpu.numbered("tb", "id"))
-    return RankProgram(inputs, outputs, scratch, blocks, gpu.line)
-
-
-def _block(tb: _Element) -> Block:
-    to, source = tb.number("send", -1), tb.number("recv", -1)
-    steps = tuple(_step(step) for step in tb.numbered("step", "s"))
-    channel = tb.number("chan")
-    return Block(to if to >= 0 else None, source if source >= 0 else None, channel, steps, tb.line)
-
-
-def _step(step: _Element) -> Step:
-    kind = step.text("type")
-    if kind not in KINDS:
-        raise step.wrong(f'type="{kind:.40}" is not one of {", ".join(KINDS)}')
-    source = ChunkPlace(step.text("srcbuf"), step.number("srcoff", -1))
-    target = ChunkPlace(step.text("dstbuf"), step.number("dstoff", -1))
-    block, number = step.number("depid", -1), step.number("deps", -1)
-    if (block < 0) != (number < 0):
-        raise step.wrong(f'depid="{block}" and deps="{number}": one is -1, and the other is not')
-    step.number("hasdep")
-    after = (block, number) if block >= 0 else None
-    return Step(kind, source, target, step.number("cnt"), after, step.line)
-
-
-def _check_signals(program: Program, gpus: list[_Element]) -> None:
-    """Refuse a step that waits for a step with hasdep="0"."""
+def _rank(gpu: Element) -> RankProgram:
+    inputs, outputs, scratch = (_number(gpu, f"{buffer}_chunks") for buffer in "ios")
+    blocks = tuple(map(_block, _numbered(gpu, "tb", "id")))
     tells = {
-        (rank, block, number)
-        for rank, gpu in enumerate(gpus)
-        for block, tb in enumerate(gpu.numbered("tb", "id"))
-        for number, step in enumerate(tb.numbered("step", "s"))
-        if step.number("hasdep")
+        (_number(tb, "id"), _number(step, "s"))
+        for tb in gpu
+        for step in tb
+        if _number(step, "hasdep")
     }
-    for at, step in program.steps():
-        if step.after and (at.rank, *step.after) not in tells:
-            block, number = step.after
-            why = f'it waits for thread block {block}, step {number}, which has hasdep="0"'
-            raise program.wrong(at, why)
+    for after in (step.after for block in blocks for step in block.steps):
+        if after and after not in tells:
+            where = f"thread block {after[0]}, step {after[1]}"
+            raise _wrong(gpu, f'a step waits for {where}, which has no hasdep="1"')
+    return RankProgram(inputs, outputs, scratch, blocks)
+
+
+def _block(tb: Element) -> Block:
+    to, source = (_number(tb, name, -1) for name in ("send", "recv"))
+    steps = tuple(map(_step, _numbered(tb, "step", "s")))
+    return Block(
+        to if to >= 0 else None, source if source >= 0 else None, _number(tb, "chan"), steps
+    )
+
+
+def _step(step: Element) -> Step:
+    source = ChunkPlace(_text(step, "srcbuf"), _number(step, "srcoff", -1))
+    target = ChunkPlace(_text(step, "dstbuf"), _number(step, "dstoff", -1))
+    block, number = _number(step, "depid", -1), _number(step, "deps", -1)
+    after = (block, number) if block >= 0 else None
+    return Step(_text(step, "type"), source, target, _number(step, "cnt"), after)
 
 
 def to_msccl(program: Program) -> str:
@@ -213,10 +139,11 @@ def to_msccl(program: Program) -> str:
     >>> print(formats.to_msccl(formats.program("all_gather", "ring", (2,)))[:47])
     <algo name="all_gather_ring" proto="Simple" nch
     """
-    root = ElementTree.Element("algo", {
+    channels = {block.channel for rank in program.ranks for block in rank.blocks}
+    root = Element("algo", {
         "name": program.name,
         "proto": program.protocol,
-        "nchannels": str(program.channels),
+        "nchannels": str(1 + max(channels, default=0)),
         "nchunksperloop": str(program.chunks),
         "ngpus": str(program.size),
         "coll": _COLLECTIVES[program.collective],
@@ -225,41 +152,18 @@ def to_msccl(program: Program) -> str:
     })  # fmt: skip
     waited_for = {(at.rank, *step.after) for at, step in program.steps() if step.after}
     for rank, one in enumerate(program.ranks):
-        gpu = _add(root, "gpu", id=rank, i_chunks=one.inputs, o_chunks=one.outputs)
-        gpu.set("s_chunks", str(one.scratch))
+        gpu = _add(root, "gpu", _GPU, rank, one.inputs, one.outputs, one.scratch)
         for number, block in enumerate(one.blocks):
-            to, source = (-1 if peer is None else peer for peer in (block.to, block.source))
-            tb = _add(gpu, "tb", id=number, send=to, recv=source, chan=block.channel)
+            peers = (-1 if peer is None else peer for peer in (block.to, block.source))
+            tb = _add(gpu, "tb", _BLOCK, number, *peers, block.channel)
             for s, step in enumerate(block.steps):
                 waits, tells = step.after or (-1, -1), (rank, number, s) in waited_for
-                _add(
-                    tb,
-                    "step",
-                    s=s,
-                    type=step.kind,
-                    srcbuf=step.source.buffer,
-                    srcoff=step.source.first,
-                    dstbuf=step.target.buffer,
-                    dstoff=step.target.first,
-                    cnt=step.count,
-                    depid=waits[0],
-                    deps=waits[1],
-                    hasdep=int(tells),
-                )
+                places = (*step.source, *step.target)
+                _add(tb, "step", _STEP, s, step.kind, *places, step.count, *waits, int(tells))
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add(parent: ElementTree.Element, tag: str, **attributes: object) -> ElementTree.Element:
-    named = {name: str(value) for name, value in attributes.items()}
-    return ElementTree.SubElement(parent, tag, named)
-
-
-def read(path: str | Path) -> Program:
-    """Read the program in an MSCCL file.
-
-    Raises:
-        ScheduleError: as `from_msccl`.
-        OSError: the file cannot be read.
-    """
-    return from_msccl(Path(path).read_bytes(), str(path))
+def _add(parent: Element, tag: str, names: str, *values: str | int) -> Element:
+    attributes = dict(zip(names.split(), map(str, values), strict=True))
+    return ElementTree.SubElement(parent, tag, attributes)

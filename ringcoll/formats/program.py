@@ -1,4 +1,4 @@
-"""A collective in the form of other tools: a program for each rank, of thread blocks and steps.
+"""A collective in the form of MSCCL: a program for each rank, of thread blocks and steps.
 
 Ranks may have different programs; in a `Schedule`, all ranks do the same. A rank has three buffers
 of chunks: its input (i), its output (o) and scratch (s). A thread block runs its steps in order,
@@ -16,7 +16,6 @@ from ringcoll.schedules.schedule import ScheduleError
 COLLECTIVES = ("all_gather", "psum_scatter", "psum", "all_to_all")
 #: The most chunks of a buffer: a proof with more would take minutes and gigabytes.
 MOST_CHUNKS = 2**16
-BUFFERS = {"i": "input", "o": "output", "s": "scratch"}
 
 
 class Kind(NamedTuple):
@@ -86,7 +85,6 @@ class Step:
         target: the place that it writes, if its kind writes.
         count: the number of chunks.
         after: a thread block of this rank and a step of it that must be done before; None for none.
-        line: the number of its line in the file.
     """
 
     kind: str
@@ -94,7 +92,6 @@ class Step:
     target: ChunkPlace
     count: int = 1
     after: tuple[int, int] | None = None
-    line: int = 0
 
     @property
     def does(self) -> Kind:
@@ -121,7 +118,6 @@ class Block:
     source: int | None
     channel: int
     steps: tuple[Step, ...]
-    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +128,11 @@ class RankProgram:
     outputs: int
     scratch: int
     blocks: tuple[Block, ...]
-    line: int = 0
 
-    def chunks(self, buffer: str) -> int:
-        """The chunks of a buffer."""
-        return {"i": self.inputs, "o": self.outputs, "s": self.scratch}[buffer]
+    @property
+    def buffers(self) -> dict[str, int]:
+        """The chunks of each buffer."""
+        return {"i": self.inputs, "o": self.outputs, "s": self.scratch}
 
 
 @dataclass(frozen=True)
@@ -148,8 +144,7 @@ class Program:
         collective: one of `COLLECTIVES`.
         ranks: the program of each rank.
         in_place, out_of_place: whether it is for calls in place, and for calls out of place.
-        protocol: LL, LL128 or Simple.
-        file: the file that it was read from, for errors.
+        protocol: the protocol that its messages are for: LL, LL128 or Simple.
     """
 
     name: str
@@ -158,7 +153,6 @@ class Program:
     in_place: bool = True
     out_of_place: bool = True
     protocol: str = "Simple"
-    file: str = ""
 
     @property
     def size(self) -> int:
@@ -169,11 +163,6 @@ class Program:
     def chunks(self) -> int:
         """The chunks of the full vector."""
         return max((max(r.inputs, r.outputs) for r in self.ranks), default=0)
-
-    @property
-    def channels(self) -> int:
-        """The number of channels."""
-        return 1 + max((b.channel for r in self.ranks for b in r.blocks), default=0)
 
     def steps(self) -> Iterator[tuple[At, Step]]:
         """All steps, by rank and thread block."""
@@ -186,89 +175,28 @@ class Program:
         """The thread block of a step."""
         return self.ranks[at.rank].blocks[at.block]
 
-    def step(self, at: At) -> Step:
-        """The step at this place."""
-        return self.block(at).steps[at.step]
-
-    def wrong(self, at: At, why: str) -> ScheduleError:
-        """The error of a step: it names the file and line, rank, thread block and step."""
-        return self.wrong_at(self.step(at).line, f"{at}: {why}")
-
-    def wrong_at(self, line: int, why: str) -> ScheduleError:
-        """An error with the file and the line, if the program was read from a file."""
-        where = f"{self.file}, line {line}: " if line else f"{self.file}: " if self.file else ""
-        return ScheduleError(where + why)
-
-    def check_indices(self) -> None:
-        """Refuse a program that names a rank, chunk, thread block or step that does not exist.
+    def check(self) -> None:
+        """Refuse a program that cannot be proved, and a step outside of its buffers.
 
         Raises:
-            ScheduleError: it does; the message has the line, if it was read from a file.
+            ScheduleError: it is such a program.
         """
-        if not self.ranks or not self.chunks:
-            raise self.wrong_at(0, "a program without ranks, or without chunks of input and output")
-        if self.collective not in COLLECTIVES:
-            known = ", ".join(COLLECTIVES)
-            raise self.wrong_at(0, f"no collective {self.collective!r}; there are {known}")
+        if not self.chunks:
+            raise ScheduleError("a program without ranks, or without chunks of input and output")
         if not (self.in_place or self.out_of_place):
-            raise self.wrong_at(0, "it is meant for calls neither in place nor out of place")
+            raise ScheduleError("it is meant for calls neither in place nor out of place")
         if self.collective != "psum" and self.chunks % self.size:
             why = f"{self.chunks} chunks do not divide among {self.size} ranks"
-            raise self.wrong_at(0, f"{self.collective}: {why}")
-        for rank, one in enumerate(self.ranks):
-            most = max(one.inputs, one.outputs, one.scratch)
-            if most > MOST_CHUNKS:
-                why = (
-                    f"rank {rank} has a buffer of {most} chunks, and at most {MOST_CHUNKS} are read"
-                )
-                raise self.wrong_at(one.line, why)
-            self._check_connections(rank)
+            raise ScheduleError(f"{self.collective}: {why}")
+        most = max(max(rank.buffers.values()) for rank in self.ranks)
+        if most > MOST_CHUNKS:
+            raise ScheduleError(f"a buffer of {most} chunks; at most {MOST_CHUNKS} can be proved")
         for at, step in self.steps():
-            self._check_step(at, step)
-
-    def _check_connections(self, rank: int) -> None:
-        taken: dict[tuple[str, int, int], int] = {}
-        for number, block in enumerate(self.ranks[rank].blocks):
-            for does, peer in (("sends to", block.to), ("receives from", block.source)):
-                if peer is None:
-                    continue
-                where = f"rank {rank}, thread block {number}: it {does} rank {peer}"
-                if not 0 <= peer < self.size:
-                    why = f"{where}, but ranks are 0 to {self.size - 1}"
-                    raise self.wrong_at(block.line, why)
-                if peer == rank:
-                    raise self.wrong_at(block.line, f"{where}, itself; use a cpy")
-                other = taken.setdefault((does, peer, block.channel), number)
-                if other != number:
-                    why = f"{where} on channel {block.channel}, as thread block {other} does"
-                    raise self.wrong_at(block.line, f"{why}: their messages would mix")
-
-    def _check_step(self, at: At, step: Step) -> None:
-        if step.kind not in KINDS:
-            known = ", ".join(KINDS)
-            raise self.wrong(at, f"there is no step of type {step.kind!r}; there are {known}")
-        block, rank = self.block(at), self.ranks[at.rank]
-        if step.does.sends and block.to is None:
-            raise self.wrong(at, f"{step.kind} sends, but its thread block sends to no rank")
-        if step.does.receives and block.source is None:
-            raise self.wrong(
-                at, f"{step.kind} receives, but its thread block receives from no rank"
-            )
-        if step.count < 1 and any(step.does):
-            raise self.wrong(at, f"{step.kind} of {step.count} chunks; give 1 or more")
-        for place in [step.source] * step.does.reads + [step.target] * step.does.writes:
-            if place.buffer not in BUFFERS:
-                known = ", ".join(BUFFERS)
-                raise self.wrong(at, f"there is no buffer {place.buffer!r}; there are {known}")
-            chunks, last = rank.chunks(place.buffer), place.first + step.count - 1
-            if place.first < 0 or last >= chunks:
-                wrong = place.first if place.first < 0 else last
-                why = f"{place.buffer}[{wrong}], but rank {at.rank} has {chunks} chunks of"
-                raise self.wrong(at, f"{why} {BUFFERS[place.buffer]}")
-        if step.after is not None:
-            other, number = step.after
-            if not 0 <= other < len(rank.blocks):
-                raise self.wrong(at, f"it waits for thread block {other}, which is not there")
-            if not 0 <= number < len(rank.blocks[other].steps):
-                why = f"it waits for thread block {other}, step {number}, which is not there"
-                raise self.wrong(at, why)
+            if step.kind not in KINDS:
+                known = ", ".join(KINDS)
+                raise ScheduleError(f"{at}: no kind {step.kind:.40}; choose from {known}")
+            for place in [step.source] * step.does.reads + [step.target] * step.does.writes:
+                chunks = self.ranks[at.rank].buffers.get(place.buffer, 0)
+                if place.first < 0 or place.first + step.count > chunks:
+                    why = f"{step.count} chunks from {place} on, but there are {chunks}"
+                    raise ScheduleError(f"{at}: {step.kind} of {why}")

@@ -9,128 +9,142 @@ because all ranks are alike; here every rank is checked.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
-from ringcoll.formats.order import StepOrder
-from ringcoll.formats.program import At, ChunkPlace, Program
+from ringcoll.formats.program import At, ChunkPlace, Program, Step
 from ringcoll.schedules.schedule import ScheduleError
 
 #: The chunks of inputs that were added; a chunk that holds nothing has an empty set.
 Value = frozenset[tuple[int, int]]
 _NOTHING: Value = frozenset()
-_PLACES = ("in place", "out of place")
 
 
-@dataclass(frozen=True, slots=True)
-class SentChunks:
-    """What a step sends: the round, the sender, the receiver, and the values of its chunks."""
-
-    round: int
-    sender: int
-    receiver: int
-    channel: int
-    at: At
-    values: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Proof:
-    """A program that is right, and what it did when it was executed.
-
-    Attributes:
-        program: the program that was proved.
-        places: "in place", "out of place" or both: the kinds of calls for which it was proved.
-        messages: the messages in the order in which they were sent.
-        added: the most chunks that one rank adds, or that are added one after the other.
-        wrote: (round, rank, value) for each value that a rank has at the start (round 0) or writes.
-        buffered: how many messages a connection must be able to hold so that no rank waits for
-            ever.
-        overwrites_input: whether a rank's input changes when the call is out of place.
-    """
-
-    program: Program
-    places: tuple[str, ...]
-    messages: tuple[SentChunks, ...]
-    added: int
-    wrote: tuple[tuple[int, int, Value], ...] = field(repr=False)
-    buffered: int
-    overwrites_input: bool
-
-    @cached_property
-    def rounds(self) -> int:
-        """The number of rounds: the longest chain of messages in which each waits for the last."""
-        return max((message.round for message in self.messages), default=0)
-
-    def held(self) -> list[list[set[Value]]]:
-        """The values that each rank has or had after each round; round 0 is the start."""
-        have = [set[Value]() for _ in range(self.program.size)]
-        frames = []
-        for number in range(self.rounds + 1):
-            for _, rank, value in (one for one in self.wrote if one[0] == number):
-                have[rank].add(value)
-            frames.append([set(values) for values in have])
-        return frames
-
-
-def prove(program: Program, place: str | None = None) -> Proof:
+def prove(program: Program) -> tuple[str, ...]:
     """Execute a program on symbols, for every rank.
 
     Args:
         program: a program of any collective.
-        place: "in place" or "out of place" to prove it only for such calls; None: for all calls
-            that it is for.
+
+    Returns:
+        The calls for which it was proved, all that it is for: "in place", "out of place" or both.
 
     Raises:
-        ScheduleError: it is wrong; the message has the file and line if there are any, the rank,
-            the step and the chunk.
+        ScheduleError: it is wrong; the message has the rank, the step and the chunk.
 
-    >>> proved = formats.prove(formats.program("psum", "ring", (4,)))
-    >>> proved.rounds, len(proved.messages), proved.places
-    (6, 24, ('in place', 'out of place'))
+    >>> formats.prove(formats.program("psum", "ring", (4,)))
+    ('in place', 'out of place')
     """
-    program.check_indices()
-    order = StepOrder(program)
-    meant = zip(_PLACES, (program.in_place, program.out_of_place), strict=True)
-    places = tuple(name for name, is_meant in meant if is_meant) if place is None else (place,)
-    runs = []
-    for name in places:
-        run = _Run(program, order, name == "in place")
+    program.check()
+    order = _StepOrder(program)
+    meant = {"in place": program.in_place, "out of place": program.out_of_place}
+    places = tuple(place for place, is_meant in meant.items() if is_meant)
+    for place in places:
+        run = _Run(program, order, place == "in place")
         try:
             run.execute()
             run.check()
         except ScheduleError as error:
-            raise type(error)(f"{error} ({name})") from error
-        runs.append(run)
-    last = runs[-1]
-    overwrites = last.overwrites_input and not last.in_place
-    messages, wrote = tuple(last.messages), tuple(last.wrote)
-    added = max([*last.added, *last.chain.values()])
-    return Proof(program, places, messages, added, wrote, order.buffered(), overwrites)
+            raise type(error)(f"{error} ({place})") from error
+    return places
+
+
+class _StepOrder:
+    """An order of the steps of a program in which all can run.
+
+    A step waits for the step before it in its thread block, for the step that it names, and for the
+    message that it receives. The n-th message of a connection is sent by the n-th step that sends
+    on it, and received by the n-th step that receives on it.
+
+    Raises:
+        ScheduleError: steps wait for each other, or for a message that nobody sends.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.steps = dict(program.steps())
+        self.source = self._sources()
+        self.waits = {at: self._waits(at, step) for at, step in self.steps.items()}
+        try:
+            self.order = [*TopologicalSorter(self.waits).static_order()]
+        except CycleError as error:
+            other, at, *_ = error.args[1]
+            raise ScheduleError(f"{at}: it waits for ever, for {other}") from error
+        self.place = {at: i for i, at in enumerate(self.order)}
+        #: For each step and each thread block of its rank: the last step that is done before it.
+        self.done: dict[At, dict[int, int]] = {}
+        for at in self.order:
+            done = self.done[at] = {}
+            for other in self.waits[at]:
+                if other.rank == at.rank:
+                    for block, last in (*self.done[other].items(), (other.block, other.step)):
+                        done[block] = max(done.get(block, -1), last)
+
+    def _sources(self) -> dict[At, At]:
+        """For each step that receives, the step that sends."""
+        sends, receives = defaultdict[Any, list[At]](list), defaultdict[Any, list[At]](list)
+        for at, step in self.steps.items():
+            block = self.program.block(at)
+            if step.does.sends:
+                sends[at.rank, block.to, block.channel].append(at)
+            if step.does.receives:
+                receives[block.source, at.rank, block.channel].append(at)
+        sources = {}
+        for key in {**sends, **receives}:
+            for end in (sends[key], receives[key]):
+                if len({at.block for at in end}) > 1:
+                    why = "two thread blocks have its connection: their messages would mix"
+                    raise ScheduleError(f"{end[-1]}: {why}")
+            if len(sends[key]) != len(receives[key]):
+                sender, receiver, channel = key
+                raise ScheduleError(
+                    f"messages from rank {sender} to rank {receiver} on channel {channel}: "
+                    f"{len(sends[key])} sent, {len(receives[key])} received"
+                )
+            for sender, receiver in zip(sends[key], receives[key], strict=True):
+                sent, received = self.steps[sender].count, self.steps[receiver].count
+                if sent != received:
+                    why = f"it receives {received} chunks, but {sender} sends {sent}"
+                    raise ScheduleError(f"{receiver}: {why}")
+                sources[receiver] = sender
+        return sources
+
+    def _waits(self, at: At, step: Step) -> list[At]:
+        waits = [at._replace(step=at.step - 1)] if at.step else []
+        waits += [At(at.rank, *step.after)] if step.after else []
+        return waits + ([self.source[at]] if at in self.source else [])
+
+    def before(self, first: At, second: At) -> bool:
+        """Whether a step is always done before another step of its rank starts."""
+        if self.done[second].get(first.block, -1) >= first.step:
+            return True
+        # Messages through other ranks may also order the two.
+        waiting, seen = [second], {second}
+        for at in waiting:  # it grows
+            for other in self.waits[at]:
+                if other == first:
+                    return True
+                if other not in seen and self.place[other] > self.place[first]:
+                    seen.add(other)
+                    waiting.append(other)
+        return False
 
 
 class _Run:
     """One execution, in place or out of place."""
 
-    def __init__(self, program: Program, order: StepOrder, in_place: bool) -> None:
+    def __init__(self, program: Program, order: _StepOrder, in_place: bool) -> None:
         self.program, self.order, self.in_place = program, order, in_place
         self.share = program.chunks // program.size  # the chunks of a shard; psum does not use it
-        self.values: dict[tuple[int, ChunkPlace], Value] = {}
         self.writer: dict[tuple[int, ChunkPlace], At] = {}
         self.readers = defaultdict[tuple[int, ChunkPlace], list[At]](list)
-        self.messages: list[SentChunks] = []
         self.sent: dict[At, tuple[Value, ...]] = {}
-        self.added = [0] * program.size
-        self.chain: dict[At, int] = {}  # for each step, the most chunks added in turn up to it
-        self.overwrites_input = False
         inputs = self.share if program.collective == "all_gather" else program.chunks
-        self.start = {
+        self.values: dict[tuple[int, ChunkPlace], Value] = {
             (rank, self.real(rank, ChunkPlace("i", i))): frozenset([(rank, i)])
             for rank in range(program.size)
             for i in range(inputs)
         }
-        self.values |= self.start
-        self.wrote = [(0, rank, value) for (rank, _), value in self.start.items()]
 
     def real(self, rank: int, place: ChunkPlace) -> ChunkPlace:
         """The place in memory. In a call in place, input and output are the same memory."""
@@ -151,59 +165,45 @@ class _Run:
             if step.does.adds:
                 parts.append(tuple(self._read(at, p) for p in step.target.cells(step.count)))
             values = tuple(self._sum(at, column) for column in zip(*parts, strict=True))
-            added = max(len(parts) - 1, 0) * len(values)
-            self.added[at.rank] += added
-            before = (self.chain[other] for other in self.order.waits[at])
-            self.chain[at] = added + max(before, default=0)
             for place, value in zip(step.written, values, strict=bool(step.written)):
                 self._write(at, place, value)
             if step.does.sends:
                 self.sent[at] = values
-                block = self.program.block(at)
-                assert block.to is not None  # `check_indices` has checked this
-                number = self.order.round[at]
-                sent = SentChunks(number, at.rank, block.to, block.channel, at, values)
-                self.messages.append(sent)
 
     def _sum(self, at: At, values: tuple[Value, ...]) -> Value:
-        added = frozenset[tuple[int, int]]().union(*values)
+        added = _NOTHING.union(*values)
         if len(added) < sum(map(len, values)):
             (rank, chunk), *_ = sorted(x for x in added if sum(x in v for v in values) > 1)
-            raise self.program.wrong(at, f"it adds chunk {chunk} of rank {rank} twice")
+            raise ScheduleError(f"{at}: it adds chunk {chunk} of rank {rank} twice")
         return added
 
     def _read(self, at: At, place: ChunkPlace) -> Value:
         key = at.rank, self.real(at.rank, place)
         self._ordered(at, place, "reads", self.writer.get(key), "writes")
         self.readers[key].append(at)
-        value = self.values.get(key, _NOTHING)
-        if not value:
-            raise self.program.wrong(at, f"it reads {place}, which holds nothing yet")
-        return value
+        if key not in self.values:
+            raise ScheduleError(f"{at}: it reads {place}, which holds nothing yet")
+        return self.values[key]
 
     def _write(self, at: At, place: ChunkPlace, value: Value) -> None:
         key = at.rank, self.real(at.rank, place)
         self._ordered(at, place, "writes", self.writer.get(key), "writes")
         for reader in self.readers.pop(key, []):
             self._ordered(at, place, "writes", reader, "reads")
-        self.overwrites_input |= key in self.start and value != self.start[key]
         self.values[key], self.writer[key] = value, at
-        self.wrote.append((self.order.rounds[at], at.rank, value))
 
     def _ordered(self, at: At, place: ChunkPlace, does: str, other: At | None, did: str) -> None:
         """Refuse two steps that use a chunk if nothing determines which of them is first."""
         if other is None or other.block == at.block or self.order.before(other, at):
             return
-        why = (
-            f"it {does} {place}, and thread block {other.block}, step {other.step} {did} it; "
+        raise ScheduleError(
+            f"{at}: it {does} {place}, and thread block {other.block}, step {other.step} {did} it; "
             "nothing says which is first: one must wait for the other"
         )
-        raise self.program.wrong(at, why)
 
     def wanted(self, rank: int) -> Iterator[Value]:
         """What each chunk of the output must hold."""
         program, share = self.program, self.share
-        everybody = range(program.size)
         for i in range(share if program.collective == "psum_scatter" else program.chunks):
             if program.collective == "all_gather":
                 yield frozenset([(i // share, i % share)])
@@ -211,7 +211,7 @@ class _Run:
                 yield frozenset([(i // share, rank * share + i % share)])
             else:
                 ahead = rank * share if program.collective == "psum_scatter" else 0
-                yield frozenset((r, ahead + i) for r in everybody)
+                yield frozenset((r, ahead + i) for r in range(program.size))
 
     def check(self) -> None:
         """Refuse the first output that does not hold what it must hold."""
@@ -219,34 +219,10 @@ class _Run:
             for i, wanted in enumerate(self.wanted(rank)):
                 key = rank, self.real(rank, ChunkPlace("o", i))
                 found = self.values.get(key, _NOTHING)
-                if found != wanted:
-                    raise self._wrong_result(rank, i, found, wanted)
-
-    def _wrong_result(self, rank: int, chunk: int, found: Value, wanted: Value) -> ScheduleError:
-        place = ChunkPlace("o", chunk)
-        why = f"rank {rank} does not get chunk {chunk}: at the end {place} holds "
-        if not found:
-            why += "nothing"
-        elif wanted - found == wanted:
-            why += in_words(found)
-        elif missing := wanted - found:
-            why += f"{in_words(found)}, without {in_words(missing)}"
-        else:
-            why += f"{in_words(found - wanted)} too"
-        writer = self.writer.get((rank, self.real(rank, place)))
-        if writer is None:
-            return self.program.wrong_at(self.program.ranks[rank].line, why)
-        why += f"; thread block {writer.block}, step {writer.step} wrote it last"
-        return self.program.wrong_at(self.program.step(writer).line, why)
-
-
-def in_words(value: Value) -> str:
-    """Contributions in words, such as "chunk 1 of ranks 0, 2", chunk by chunk."""
-    by_chunk = defaultdict[int, list[int]](list)
-    for rank, chunk in sorted(value):
-        by_chunk[chunk].append(rank)
-    parts = [
-        f"chunk {chunk} of rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-        for chunk, ranks in sorted(by_chunk.items())
-    ]
-    return " and ".join(parts if len(parts) < 4 else [*parts[:2], f"{len(parts) - 2} more chunks"])
+                if found == wanted:
+                    continue
+                says = "lacks" if wanted - found else "also holds"
+                of, chunk = min(wanted - found or found - wanted)
+                why = f"at the end, o[{i}] {says} chunk {chunk} of rank {of}"
+                why += f"; {self.writer[key]} wrote it last" if key in self.writer else ""
+                raise ScheduleError(f"rank {rank} does not get chunk {i}: {why}")

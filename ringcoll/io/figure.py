@@ -79,6 +79,6 @@ def _matplotlib(call: str, path: Path) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ModuleNotFoundError(
-            f"{call}({str(path)!r}) needs matplotlib: pip install 'ringcoll[bench]'"
+            f"{call}({str(path)!r}) needs matplotlib: pip install -e '.[bench]'"
         ) from error
     return Figure

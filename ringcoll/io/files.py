@@ -28,7 +28,7 @@ def write(path: Path, content: str | bytes) -> None:
         OSError: as `check`; or the disk is full.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
-    if _is_stream(path):
+    if is_stream(path):
         with open(path, "wb") as stream:
             stream.write(data)
         return
@@ -46,7 +46,7 @@ def check(path: Path) -> None:
     Raises:
         OSError: its folder is missing or cannot be written to, it is a folder, or it is protected.
     """
-    if _is_stream(path):
+    if is_stream(path):
         _check_access(path)
         return
     with _new_beside(path):
@@ -92,7 +92,7 @@ def _new_beside(path: Path) -> Iterator[str]:
             os.unlink(temporary)
 
 
-def _is_stream(path: Path) -> bool:
+def is_stream(path: Path) -> bool:
     """Whether a path is a pipe, a device or the like, or begins as one of `_STREAMS`."""
     if os.path.abspath(path).startswith(_STREAMS):
         return True

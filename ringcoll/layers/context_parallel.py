@@ -92,7 +92,7 @@ def attention(
     A ring makes n-1 rounds, each with the keys and values of one shard. The backward pass makes 2
     more hops, and also sends equally many sums, in float32 or wider.
 
-    Gradient: see above. JAX refuses forward mode (`jvp`), as for every `custom_vjp`.
+    Gradient: see above. JAX refuses forward mode (`jvp`).
 
     Raises:
         TypeError: an argument is not an array, or dtypes differ, segment_ids are not integers, or

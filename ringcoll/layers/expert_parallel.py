@@ -129,7 +129,7 @@ def moe(
     rank sends t top_k rows, and gets as many back. It holds as many rows as "gather".
 
     Gradient: for x the same messages in reverse; for the router a `psum`; for the experts nothing
-    is sent. JAX refuses forward mode (`jvp`), as for every `custom_vjp`.
+    is sent. JAX refuses forward mode (`jvp`).
 
     Raises:
         KeyError: gate, up or down is missing.

@@ -25,7 +25,7 @@ are sharded by columns. The other two are `scan_layers(fused=True)` with `linear
 `scan_layers` by itself, for any layer.
 
 For gradients inside `shard_map` under `check_vma=False` see `ringcoll.layers.tensor_parallel`. JAX
-refuses forward mode (`jvp`), as for every `custom_vjp`.
+refuses forward mode (`jvp`).
 """
 
 from math import prod

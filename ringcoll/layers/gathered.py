@@ -20,7 +20,14 @@ from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import check_order, kernel_and_bias, rank_count, with_bias
-from ringcoll.layers.parameters import axes_in, check_axes, check_bound, map_with_specs, refusal
+from ringcoll.layers.parameters import (
+    axes_in,
+    check_axes,
+    check_bound,
+    errors_of,
+    map_with_specs,
+    refusal,
+)
 from ringcoll.layers.replicas import copied, narrowed
 from ringcoll.matmuls.functions import all_gather_matmul, einsum_reduce_scatter
 from ringcoll.runtime.value_types import is_checked, varying
@@ -155,7 +162,8 @@ def gather(
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
         sums = narrowed(to, reduce_dtype)
         exchange = Exchange(axes, dim, algorithm, encoded, back, order, leaves)
-        y = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
+        with errors_of("fsdp.gather"):
+            y = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
         return Gathered(lax.stop_gradient(y), leaf, reduce_dtype, back) if is_fused else y
 
     def widened(leaf: Array) -> Array:
@@ -287,7 +295,8 @@ def linear(
         matrix = copied(kernel, replicas, gradient_wire=back).astype(x.dtype)
         options |= {"operand": 1, "dimension": dimension, "residuals": residuals}
         options |= {"wire": wire, "gradient_wire": gradient_wire, "order": order, "leaves": leaves}
-        y = all_gather_matmul(x, matrix, axis_name, **options)
+        with errors_of("fsdp.linear"):
+            y = all_gather_matmul(x, matrix, axis_name, **options)
     shared = copied(bias, (*axes, *axes_of(replicas)), order=order, leaves=leaves)
     if bias is None or order is None:
         return with_bias("fsdp.linear", y, shared)

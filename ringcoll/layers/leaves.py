@@ -35,7 +35,7 @@ def by_leaves(
     gradients of several until they are added.
 
     Gradient: for the parameters the sum over the leaves, by the tree. JAX refuses forward mode
-    (`jvp`), as for every `custom_vjp`.
+    (`jvp`).
 
     Raises:
         NameError: an axis is not bound.
@@ -80,7 +80,7 @@ def compiled_apart(function: Callable[..., T], *operands: Pytree) -> T:
     Steps and bytes: those of the function.
 
     Gradient: the function's. On TPU and GPU this only calls the function. On CPU JAX refuses
-    forward mode (`jvp`), as for every `custom_vjp`.
+    forward mode (`jvp`).
 
     >>> print(jax.jit(lambda x: layers.compiled_apart(jnp.mean, x))(jnp.arange(4.0)))
     1.5

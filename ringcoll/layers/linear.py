@@ -19,7 +19,7 @@ from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES, leaves_of_tree
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
-from ringcoll.layers.parameters import check_alike, check_bound, field, refusal
+from ringcoll.layers.parameters import check_alike, check_bound, errors_of, field, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_einsum, product_reduce_scatter
@@ -208,21 +208,22 @@ def columns(
     if options.sequence_parallel:
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
         spec = f"{tokens}z,z{features}->{tokens}{features}"
-        products = all_gather_einsum(
-            spec,
-            x,
-            factors,
-            axis_name,
-            gather=tokens[-1],
-            algorithm=options.algorithm,
-            residuals=options.residuals,
-            precision=options.precision,
-            preferred_element_type=options.preferred_element_type,
-            accumulate_dtype=options.accumulate_dtype,
-            wire=options.wire,
-            gradient_wire=options.gradient_wire,
-            **options.tree(),
-        )
+        with errors_of(function):
+            products = all_gather_einsum(
+                spec,
+                x,
+                factors,
+                axis_name,
+                gather=tokens[-1],
+                algorithm=options.algorithm,
+                residuals=options.residuals,
+                precision=options.precision,
+                preferred_element_type=options.preferred_element_type,
+                accumulate_dtype=options.accumulate_dtype,
+                wire=options.wire,
+                gradient_wire=options.gradient_wire,
+                **options.tree(),
+            )
     else:  # nothing is gathered, so the options of a gather do not apply
         check_unused(function, axis_name, options)
         dtype = options.preferred_element_type
@@ -301,17 +302,18 @@ def rows(
     else:
         check_unused(function, axis_name, options)
         multiplied = partial(matmul_all_reduce, fused=fused)
-    y = multiplied(
-        x,
-        matrix,
-        axis_name,
-        algorithm=options.algorithm,
-        precision=options.precision,
-        preferred_element_type=options.preferred_element_type,
-        accumulate_dtype=options.accumulate_dtype,
-        wire=options.wire,
-        **options.tree(),
-    )
+    with errors_of(function):
+        y = multiplied(
+            x,
+            matrix,
+            axis_name,
+            algorithm=options.algorithm,
+            precision=options.precision,
+            preferred_element_type=options.preferred_element_type,
+            accumulate_dtype=options.accumulate_dtype,
+            wire=options.wire,
+            **options.tree(),
+        )
     sharded = axes_of(axis_name) if options.sequence_parallel else ()
     shared = copied(bias, sharded, **options.tree())
     if shared is None or options.order is None:

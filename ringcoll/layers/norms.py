@@ -39,7 +39,7 @@ def rms_norm(
 
     Gradient: all tokens share the scale. Its gradient is summed by a `psum` over the axes of
     `axis_name` over which x varies. If there are such axes, or with an `order`, JAX refuses forward
-    mode (`jvp`), as for every `custom_vjp`.
+    mode (`jvp`).
 
     Raises:
         KeyError: there is no scale.

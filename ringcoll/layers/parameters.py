@@ -1,6 +1,7 @@
 """Find parameters by name, check specs against them, and write the errors of layers."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
-from ringcoll.collectives.refusals import cure_of, kind_of
+from ringcoll.collectives.refusals import cure_of, kind_of, refused, renamed
 
 _MISSING: Any = object()
 
@@ -33,11 +34,16 @@ def field(params: Any, name: str, default: Any = _MISSING) -> Any:
 
 def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exception:
     """The error of a layer: its message has the function, what is wrong, and the cure."""
-    return kind(f"ringcoll.layers.{function}: {words}; {cure}")
+    return refused(kind, f"layers.{function}", words, cure)
+
+
+def errors_of(function: str) -> AbstractContextManager[None]:
+    """Errors of collectives and matmuls that are called inside name this layer."""
+    return renamed(lambda kind, words, cure: refusal(kind, function, words, cure))
 
 
 def check_bound(function: str, axis_name: AxisName, argument: str = "axis_name") -> None:
-    """Refuse an axis that is not bound or not hashable, with the exception type of lax."""
+    """Raise lax's error if an axis is unbound or not hashable."""
     for axis in axes_of(axis_name):
         try:
             lax.axis_size(axis)
@@ -129,8 +135,9 @@ def check_specs(
                     f"the {ranks} ranks of {entry!r}"
                 )
                 cure = (
-                    "use a size that divides, fewer ranks, or leave that dimension whole (for "
-                    "tensor_parallel only in an embedding, or in keys: attention(kv_heads=))"
+                    "use a size that divides, fewer ranks, or leave that dimension whole (in "
+                    "tensor_parallel only that of an embedding, or of keys with "
+                    "attention(kv_heads=))"
                 )
                 raise refusal(ValueError, function, words, cure)
 

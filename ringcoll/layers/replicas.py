@@ -43,7 +43,7 @@ def copied(
     order: str | None = None,
     leaves: int = LEAVES,
 ) -> Pytree:
-    """A replicated tree, of which each rank uses a copy; the gradients of the copies are summed.
+    """Mark a replicated pytree as per-rank, so that its gradient is summed over the axes.
 
     `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that already
     vary, and those that are not floats, are returned unchanged.
@@ -52,7 +52,7 @@ def copied(
     `gradient_wire` its messages hold codes of one byte (see `ringcoll.Wire`). Under
     `check_vma=False` this does nothing: a gradient inside `shard_map` is then a rank's own share,
     and the edge of `shard_map` sums the shares, as for `jax.lax`. Where this does something, JAX
-    refuses forward mode (`jvp`), as for every `custom_vjp`.
+    refuses forward mode (`jvp`).
 
     Raises:
         NameError: types are checked, and an axis is not bound.

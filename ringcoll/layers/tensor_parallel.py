@@ -28,7 +28,7 @@ under `check_vma=True`. Inside under `check_vma=False`, JAX's rule applies here 
 gradient of the *sum* of all ranks' losses, so let only one rank's loss count, or divide it by the
 number of ranks. The gradients of replicated parameters are then each rank's own share: sum them.
 
-JAX refuses forward mode (`jvp`, `jacfwd`, `hessian`) for these layers, as for every `custom_vjp`.
+JAX refuses forward mode (`jvp`, `jacfwd`, `hessian`) for these layers.
 `cross_entropy`, `embed` and the norms have it in the cases that their docstrings name.
 """
 

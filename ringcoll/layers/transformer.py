@@ -181,10 +181,12 @@ def attention(
         attend: a function (query, key, value) -> `[b, s, heads, k]`, the shape of query; None for
             `jax.nn.dot_product_attention`, whose scores are float32 even for float64. Your own
             function applies its own mask: `causal` is not passed to it.
-        kv_heads: g, the heads of keys and values of the whole model. If the ranks do not divide
-            them, leave keys and values whole, or cut them over only the first axes of `axis_name`:
-            each rank uses the heads of its own queries. Checked types say how keys are cut, except
-            after `copied`. Without them, None is refused if a rank may have all heads or a part.
+        kv_heads: g, the heads of keys and values of the whole model. If the ranks do not divide g,
+            leave keys and values whole, or cut them over only the first axes of `axis_name`: each
+            rank uses the heads of its own queries. With None, the types of keys say how they are
+            cut. After `copied` they say "cut" although keys may be whole: pass kv_heads. Under
+            `check_vma=False` they say nothing: None is refused, unless a rank has one head of keys
+            and `order` is None.
 
     Steps and bytes: as `mlp`; query, key and value share one gather.
 
@@ -214,15 +216,15 @@ def attention(
         leaves=leaves,
     )
     linears = {name: kernel_and_bias(field(params, name)) for name in ("query", "key", "value")}
-    check_alike("attention", x=x, **{name: kernel for name, (kernel, _) in linears.items()})
-    check_bound("attention", axis_name)
     kernels = {name: kernel for name, (kernel, _) in linears.items()}
-    query, key, value = (kernel.shape for kernel in kernels.values())
-    words = f"x is {x.shape}; on a rank: query {query}, key {key}, value {value}"
-    if x.ndim not in (2, 3) or {len(query), len(key), len(value)} != {3}:
+    check_alike("attention", x=x, **kernels)
+    check_bound("attention", axis_name)
+    of_query, of_key, of_value = (kernel.shape for kernel in kernels.values())
+    words = f"x is {x.shape}; on a rank: query {of_query}, key {of_key}, value {of_value}"
+    if x.ndim not in (2, 3) or {len(of_query), len(of_key), len(of_value)} != {3}:
         cure = "pass x: [b, s, d] and kernels [d, heads, head_dim]"
         raise refusal(ValueError, "attention", words, cure)
-    if value != key or query[-1] != key[-1]:
+    if of_value != of_key or of_query[-1] != of_key[-1]:
         cure = "keys must have as many heads as values, and heads of one width"
         raise refusal(ValueError, "attention", words, cure)
     own = _heads_of_own_queries(kv_heads, **kernels, axis_name=axis_name, order=order)
@@ -263,7 +265,7 @@ def _heads_of_own_queries(
     axis_name: AxisName,
     order: str | None,
 ) -> Array | None:
-    """Which of a rank's heads of keys its queries see, in order; None for all of them, in order.
+    """Which of a rank's heads of keys its queries see, in order; None if it is all of them.
 
     The heads of keys are cut over the first axes of `axis_name`: none of them, some, or all.
     """
@@ -277,8 +279,11 @@ def _heads_of_own_queries(
         total = groups * rank_count(cut)
         if not total or heads * ranks % total or kv_heads not in (None, total):
             return False
-        given = kv_heads is not None  # then keys may vary over more axes, as those of `copied` do
-        return not is_typed or all({*cut} == of or (given and {*cut} < of) for of in types)
+        if not is_typed:
+            return True
+        if kv_heads is None:
+            return all({*cut} == varying for varying in types)
+        return all({*cut} <= varying for varying in types)  # more axes after `copied`
 
     cuts = [axes[:i] for i in range(len(axes) + 1) if possible(axes[:i])]
     if cuts and groups == 1 and order is None:

@@ -23,7 +23,7 @@ from ringcoll.layers.linear import (
     columns,
     rank_count,
 )
-from ringcoll.layers.parameters import check_bound, field, refusal
+from ringcoll.layers.parameters import check_bound, errors_of, field, refusal
 from ringcoll.runtime.value_types import varying
 
 
@@ -85,13 +85,14 @@ def embed(
     found = jnp.where(is_mine, rows, none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
     options: dict[str, Any] = {"algorithm": algorithm, "order": order, "leaves": leaves}
-    if not sequence_parallel:
-        return psum(found, axis_name, wire=wires[0], **options)
-    check_sequence("embed", tokens.shape[-1], axis_name)
-    axes, dim = axes_of(axis_name), tokens.ndim - 1
-    if any(wires):
-        return _scattered(Exchange(axes, dim, algorithm, *wires), varying(found, axes))
-    return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, **options)
+    with errors_of("embed"):
+        if not sequence_parallel:
+            return psum(found, axis_name, wire=wires[0], **options)
+        check_sequence("embed", tokens.shape[-1], axis_name)
+        axes, dim = axes_of(axis_name), tokens.ndim - 1
+        if any(wires):
+            return _scattered(Exchange(axes, dim, algorithm, *wires), varying(found, axes))
+        return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, **options)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -191,7 +192,8 @@ def cross_entropy(
     check_bound("cross_entropy", axis_name)
     wide = jnp.promote_types(logits.dtype, jnp.float32)
     local = lax.stop_gradient(logits.max(-1).astype(wide))
-    top = pmax(local, axis_name, algorithm=algorithm)
+    with errors_of("cross_entropy"):
+        top = pmax(local, axis_name, algorithm=algorithm)
     mine, place = _own(labels, logits.shape[-1], axis_name)
     chosen = jnp.take_along_axis(logits, place[..., None], -1)[..., 0].astype(wide)
     if order is None:
@@ -205,7 +207,8 @@ def cross_entropy(
         parts = lax.split(logits, [size // blocks] * blocks, axis=labels.ndim)
         exps = sum_of_leaves(leaf_by_leaf(lambda top, part: _sum_of_exps(part, top), top, parts))
     sums = (exps, jnp.where(mine, chosen - top, -0.0))
-    total, label = psum(sums, axis_name, algorithm=algorithm, order=order, leaves=leaves)
+    with errors_of("cross_entropy"):
+        total, label = psum(sums, axis_name, algorithm=algorithm, order=order, leaves=leaves)
     is_in = _is_in(labels, logits.shape[-1], axis_name)
 
     def losses(total: Array, label: Array) -> Array:

@@ -64,8 +64,8 @@ def agree(what: str, *, allowed: float = 0.0, **ways: Any) -> None:
 
 def _described(x: jax.Array) -> str:
     shard = np.asarray(x.addressable_shards[0].data)
-    numbers = np.array2string(shard.reshape(-1)[:6], precision=3, max_line_width=200)
-    more = " ..." if shard.size > 6 else ""
+    numbers = np.array2string(shard.reshape(-1)[:4], precision=3, max_line_width=200)
+    more = " ..." if shard.size > 4 else ""
     spec = getattr(x.sharding, "spec", "no spec")
     cut = f"{[*x.shape]} by {spec}, {[*shard.shape]} on each device"
     return f"{cut}; the first has {numbers}{more}"

@@ -13,6 +13,7 @@ from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
+from ringcoll.collectives.refusals import renamed
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
@@ -50,8 +51,8 @@ def matmul_all_reduce(
     A ring takes 2(n-1) rounds of 1/n of the result; if fused, the product hides the first half.
 
     Gradient: under `check_vma=True`, every rank has the same cotangent, so it is a product for
-    each factor, and nothing is sent; otherwise it is the gradients of the two parts, with the same
-    `wire`.
+    each factor, and nothing is sent; otherwise the two parts are differentiated separately, with
+    the same `wire`.
 
     Raises, source and options: as `einsum_reduce_scatter`.
 
@@ -83,15 +84,16 @@ def matmul_all_reduce(
         if is_float and order is not None and accumulate_dtype is not None:
             # Keep the wide dtype, so that nothing is rounded before the last sum.
             own = product(x, w, preferred_element_type=accumulate_dtype)
-        total = psum(
-            own,
-            axis_name,
-            algorithm=algorithm,
-            accumulate_dtype=accumulate_dtype,
-            wire=wire,
-            order=order,
-            leaves=leaves,
-        )
+        with renamed(call.refusal):
+            total = psum(
+                own,
+                axis_name,
+                algorithm=algorithm,
+                accumulate_dtype=accumulate_dtype,
+                wire=wire,
+                order=order,
+                leaves=leaves,
+            )
         return total if total.dtype == narrow else _narrowed(narrow, total.dtype, total)
     n, rows = call.ask(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
@@ -126,9 +128,10 @@ def matmul_all_reduce(
         )
         return lax.slice_in_dim(total, 0, rows, axis=x.ndim - 2)
 
-    if is_checked():
-        return _replicated(reduced_and_gathered, product, x, w)
-    return reduced_and_gathered(x, w)
+    with renamed(call.refusal):
+        if is_checked():
+            return _replicated(reduced_and_gathered, product, x, w)
+        return reduced_and_gathered(x, w)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -76,7 +76,7 @@ def gather_by_rounds(
 class _Visitor:
     """Computes the products with indices in `early` as the shards of a gather arrive.
 
-    `shares` are those of the lanes. `joining` is the result of `auto.joining`.
+    Lanes have `shares` of each shard. `joining` is the result of `auto.joining`.
     """
 
     options: Options

@@ -21,8 +21,8 @@ rather than rows). If several products share a gather, those that would add to a
 computed once, from the whole gathered operand, after the others.
 
 Below, n is the number of ranks over `axis_name`. Derivatives of every order overlap too. JAX
-refuses forward mode (`jvp`), as for every `custom_vjp`. `preferred_element_type` and `precision`
-are those of `jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also on the wire.
+refuses forward mode (`jvp`). `preferred_element_type` and `precision` are those of
+`jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also on the wire.
 
 With a `wire` (see `ringcoll.Wire`), messages hold codes of one byte in place of floats. A gathered
 shard is encoded once, by its owner, and decoded just before it is multiplied. The owner multiplies
@@ -56,6 +56,7 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
+from ringcoll.collectives.refusals import renamed
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import SAME, WireLike
@@ -226,7 +227,7 @@ def product_reduce_scatter(
     x, w = call.array(x), call.array(w)
     sizes, n = call.sizes(labels, x, w, {}), call.rank_count()
     if sizes[scatter] % n:
-        words = f"label {scatter!r} of size {sizes[scatter]} is not divisible by {n}"
+        words = f"label {scatter!r} of {spec!r} has size {sizes[scatter]}, not divisible by {n}"
         raise call.refusal(ValueError, words, "pad it to a multiple")
     dtype = call.dtype(options, labels, sizes, x, w, preferred_element_type)
     x, w = call.typed_alike(x, w)
@@ -278,23 +279,24 @@ def all_gather_matmul(
     if dimension not in (-1, -2) or len(of) < -dimension:
         words = f"dimension {dimension} is not one of the last two of a matrix"
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
-    return all_gather_einsum(
-        spec,
-        x,
-        w,
-        axis_name,
-        gather=of[dimension],
-        operand=operand,
-        algorithm=algorithm,
-        residuals=residuals,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
-        wire=wire,
-        gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
-    )
+    with renamed(call.refusal):
+        return all_gather_einsum(
+            spec,
+            x,
+            w,
+            axis_name,
+            gather=of[dimension],
+            operand=operand,
+            algorithm=algorithm,
+            residuals=residuals,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            accumulate_dtype=accumulate_dtype,
+            wire=wire,
+            gradient_wire=gradient_wire,
+            order=order,
+            leaves=leaves,
+        )
 
 
 def matmul_reduce_scatter(
@@ -331,21 +333,22 @@ def matmul_reduce_scatter(
     if not -len(out) <= dim < len(out):
         words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
         raise call.refusal(ValueError, words)
-    return einsum_reduce_scatter(
-        spec,
-        x,
-        w,
-        axis_name,
-        scatter=out[dim],
-        algorithm=algorithm,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
-        wire=wire,
-        gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
-    )
+    with renamed(call.refusal):
+        return einsum_reduce_scatter(
+            spec,
+            x,
+            w,
+            axis_name,
+            scatter=out[dim],
+            algorithm=algorithm,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            accumulate_dtype=accumulate_dtype,
+            wire=wire,
+            gradient_wire=gradient_wire,
+            order=order,
+            leaves=leaves,
+        )
 
 
 def _matrix_spec(call: Call, x: Arrays) -> str:

@@ -79,7 +79,8 @@ class Labels:
                     if label in times:
                         cure = ", counting all shards; pass a shard of one and all of the other"
                     raise ValueError(
-                        f"label {label!r} is of size {found[label]} in x and {full_size} in w{cure}"
+                        f"label {label!r} of '{self.x},{self.w}->{self.out}' is of size "
+                        f"{found[label]} in x and {full_size} in w{cure}"
                     )
         return found
 

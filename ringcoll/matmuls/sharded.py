@@ -7,6 +7,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from ringcoll.collectives.refusals import refused, renamed
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
@@ -67,8 +68,9 @@ the other, under the product |
     [[ 6. 22. 38. 54.]]
     """
 
-    def refusal(words: str, kind: type[Exception] = ValueError) -> Exception:
-        return kind(f"ringcoll.sharded_matmul(a, b, {a_spec}, {b_spec}, {out_spec}): {words}")
+    def refusal(words: str, kind: type[Exception] = ValueError, cure: str = "") -> Exception:
+        call = f"sharded_matmul(a, b, {a_spec}, {b_spec}, {out_spec})"
+        return refused(kind, call, words, cure)
 
     for name, x in (("a", a), ("b", b)):
         ndim = getattr(x, "ndim", None)
@@ -116,18 +118,19 @@ the other, under the product |
         own["residuals"] = residuals
     elif function is matmul_all_reduce:
         own["fused"] = fused
-    return function(
-        a,
-        b,
-        axes,
-        **own,
-        algorithm=algorithm,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
-        order=order,
-        leaves=leaves,
-    )
+    with renamed(lambda kind, words, cure: refusal(words, kind, cure)):
+        return function(
+            a,
+            b,
+            axes,
+            **own,
+            algorithm=algorithm,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            accumulate_dtype=accumulate_dtype,
+            order=order,
+            leaves=leaves,
+        )
 
 
 def _axes(spec: PartitionSpec, refusal: Any) -> tuple[Axes, Axes]:

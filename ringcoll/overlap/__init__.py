@@ -31,11 +31,13 @@ of turns is not known.
 """
 
 from ringcoll.overlap.chips import CHIPS, GPUS, Chip, Gpu, gpu
+from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.hlo import HloError
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import assert_overlapped, report
-from ringcoll.overlap.report import Report, Row
+from ringcoll.overlap.report import Report
+from ringcoll.overlap.rows import Row
 from ringcoll.overlap.topology import hops, mesh
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "Report",
     "Row",
     "assert_overlapped",
+    "compare",
     "compile_for",
     "gpu",
     "hops",

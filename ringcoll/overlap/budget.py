@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
 from sys import float_info
+from textwrap import fill
 
 from ringcoll.overlap.report import Report
+from ringcoll.overlap.rows import WIDTH
 from ringcoll.overlap.transfers import COLLECTIVES
 
 #: The share that may be exposed if no limit is given.
@@ -57,7 +59,7 @@ class Budget:
         )
 
     def breaches(self, report: Report) -> list[str]:
-        """A sentence for each limit that a report breaks.
+        """Sentences for each limit that a report breaks, in lines of at most `WIDTH` columns.
 
         Raises:
             ValueError: seconds are limited, but the program has no times.
@@ -67,7 +69,7 @@ class Budget:
                 f"max_exposed_seconds: {report.name} has no times, as a TPU's or a known GPU's "
                 "program has; limit its share instead: max_exposed"
             )
-        return [*self._ignorance(report), *self._exposure(report)]
+        return [fill(one, WIDTH) for one in (*self._ignorance(report), *self._exposure(report))]
 
     def _ignorance(self, report: Report) -> Iterable[str]:
         unread = [

@@ -103,6 +103,6 @@ def devices(topology: str) -> list[Any]:
     except NotImplementedError as error:  # no plugin is registered
         raise ModuleNotFoundError(
             f"overlap: to compile for {topology!r} needs XLA's compiler for GPUs, of the version "
-            "of JAX: pip install 'ringcoll[gpu]' (no GPU and no CUDA are needed; where JAX was "
-            "started before, set JAX_PLATFORMS=cpu)"
+            "of JAX: pip install -e '.[gpu]' in ringcoll's checkout (no GPU, no CUDA is needed; "
+            "where JAX was started before, set JAX_PLATFORMS=cpu)"
         ) from error

@@ -22,7 +22,7 @@ SOURCES: Mapping[str, str] = {
 
 
 class Error(NamedTuple):
-    """How far reports with the compiler's estimates are off reports with the profile.
+    """The error of compiler-estimated reports relative to profiled ones.
 
     `programs` is the number of programs compared. Each other field has the least and the largest
     difference: compute and total in percent, the exposed share in points.

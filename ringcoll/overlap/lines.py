@@ -18,12 +18,18 @@ _PACKAGE = Path(__file__).parents[1]
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
 
 
+#: The collectives of `jax.lax`, by the names of their operations where these differ.
+_LAX = ("all_gather", "all_to_all", "pmax", "pmin", "ppermute", "psum", "ragged_all_to_all")
+_CALLS = {**dict(zip(_LAX, _LAX, strict=True)), "reduce_scatter": "psum_scatter"}
+
+
 class Line(NamedTuple):
-    """A line of source, and JAX's name of the operation; "" and 0 if unknown."""
+    """A line of source, JAX's name of the operation, the function called; "" and 0 if unknown."""
 
     file: str = ""
     line: int = 0
     op_name: str = ""
+    function: str = ""
 
     @property
     def source(self) -> str:
@@ -31,12 +37,24 @@ class Line(NamedTuple):
         return f"{self.file}:{self.line}" if self.file else ""
 
     @property
+    def place(self) -> str:
+        """The line without its folder: "train.py:41"."""
+        return re.split(r"[/\\]", self.source)[-1]
+
+    @property
+    def operation(self) -> str:
+        """JAX's operation: "dot_general"."""
+        return self.op_name.rpartition("/")[2].removesuffix("_invariant")
+
+    @property
     def short(self) -> str:
-        """The line in short, such as "train.py:41 psum"; ringcoll's collectives add the round."""
-        at = re.split(r"[/\\]", self.source)[-1]
-        ours = re.search(r"ringcoll\.(\w+)(?:\([^)]*\))?(.*?)(?:/[^/]*)?$", self.op_name)
-        what = ours[1] + ours[2].replace("/", " ") if ours else self.op_name.rpartition("/")[2]
-        return " ".join(filter(None, (at, what)))
+        """What the line calls: "train.py:41 psum, gradient"; only the line if it calls nothing."""
+        gradient = ", gradient" if "transpose(" in self.op_name else ""
+        ours = re.search(r"ringcoll\.(\w+)", self.op_name)
+        called = self.function or (ours[1] if ours else "")
+        if not called and not (self.file and gradient):  # a gather's gradient is another collective
+            called = _CALLS.get(self.operation, "" if self.file else self.operation)
+        return f"{self.place} {called}".strip() + gradient
 
 
 class Lines:
@@ -50,11 +68,13 @@ class Lines:
     def __init__(self, text: str, module: Module) -> None:
         self._module = module
         head = text.partition("\n%")[0].partition("\nENTRY")[0]
-        self._files = {
-            int(number): name
-            for number, name in re.findall(r'^(\d+) "(.*)"$', _part(head, "FileNames"), re.M)
-        }
-        self._locations = _rows(_part(head, "FileLocations"), "file_name_id", "line")
+        self._files, self._functions = (
+            dict(re.findall(r'^(\d+) "(.*)"$', _part(head, title), re.M))
+            for title in ("FileNames", "FunctionNames")
+        )
+        self._locations = _rows(
+            _part(head, "FileLocations"), "file_name_id", "function_name_id", "line"
+        )
         self._frames = _rows(_part(head, "StackFrames"), "file_location_id", "parent_frame_id")
         # The first frame has no parent. Some versions write every parent one too high.
         self._shift = next(iter(self._frames.values()), (0, 0))[1]
@@ -74,16 +94,40 @@ class Lines:
         collectives = inside or [instruction]
         lines = [self._line(one) for one in collectives]
         # A compiler that rewrites a sum may drop its line, but keep the line of its addition.
-        lines += [self._of_addition(one) for one in collectives]
+        lines += [self._of_addition(one, instruction) for one in collectives]
         lines.append(self._line(instruction))
         return max(lines, key=lambda line: (bool(line.file), bool(line.op_name)))
 
-    def _of_addition(self, instruction: Instruction) -> Line:
-        """The line of a sum's addition, with the sum's name, which the parameters still have."""
-        for body in self._module.called(instruction) if is_collective(instruction) else ():
+    def _of_addition(self, collective: Instruction, around: Instruction) -> Line:
+        """The line of a sum's addition, with the sum's name, which the parameters still have.
+
+        `around` is the sum, or the fusion that contains it.
+        """
+        for body in self._module.called(collective) if is_collective(collective) else ():
             names = [given.attribute("op_name") or "" for given in body.parameters.values()]
-            return self._line(body.root)._replace(op_name=max(names, default=""))
+            line = self._line(body.root)
+            if self._additions.count(line.source) > 1:
+                # JAX reuses the addition of an earlier line; but what is added has its own line.
+                line = self._of_operand(around)
+            return line._replace(op_name=max(names, default=""))
         return Line()
+
+    @cached_property
+    def _additions(self) -> list[str]:
+        """The source lines of the additions of all sums."""
+        return [
+            self._line(body.root).source
+            for computation in self._module.computations.values()
+            for instruction in filter(is_collective, computation.instructions)
+            for body in self._module.called(instruction)
+        ]
+
+    def _of_operand(self, instruction: Instruction) -> Line:
+        """The line of what makes the first operand."""
+        made = [self._named[name] for name in instruction.operands[:1] if name in self._named]
+        inside = [inner for maker in made for _, inner in self._module.within(maker)]
+        lines = (self._line(maker) for maker in (*made, *inside))
+        return next((line for line in lines if line.file), Line())
 
     def _line(self, instruction: Instruction) -> Line:
         op_name = instruction.attribute("op_name") or ""
@@ -98,18 +142,23 @@ class Lines:
         ]
         # Without installed packages, and without code that is in no file, such as <string>.
         users = [f for f in theirs if "site-packages" not in f[0] and not f[0].startswith("<")]
-        file, line = next(iter([*users, *theirs, *stack]), ("", 0))
-        return Line(file, line, op_name)
+        if not stack:
+            return Line(op_name=op_name)
+        file, line, _ = frame = next(iter([*users, *theirs, *stack]))
+        # Of the calls inside of this line, the outermost of a public function.
+        inside = (function for _, _, function in reversed(stack[: stack.index(frame)]))
+        called = (name for name in inside if re.fullmatch(r"[a-zA-Z]\w*", name))
+        return Line(file, line, op_name, next(called, ""))
 
-    def _stack(self, frame: int) -> Iterator[tuple[str, int]]:
-        """The file and line of a frame and of its callers, the innermost first."""
+    def _stack(self, frame: int) -> Iterator[tuple[str, int, str]]:
+        """The file, line and function of a frame and of its callers, the innermost first."""
         seen: set[int] = set()
         while frame in self._frames and frame not in seen:
             seen.add(frame)
             location, parent = self._frames[frame]
-            file, line = self._locations.get(location, (0, 0))
+            file, function, line = map(str, self._locations.get(location, (0, 0, 0)))
             if file in self._files:
-                yield self._files[file], line
+                yield self._files[file], int(line), self._functions.get(function, "")
             frame = parent - self._shift
 
 
@@ -119,11 +168,10 @@ def _part(head: str, title: str) -> str:
     return found[1] if found else ""
 
 
-def _rows(part: str, *keys: str) -> dict[int, tuple[int, int]]:
-    """Two numbers of each row of a table, by the number of the row; 0 if one is missing."""
+def _rows(part: str, *keys: str) -> dict[int, tuple[int, ...]]:
+    """The numbers of each row of a table, by the number of the row; 0 if one is missing."""
     rows = {}
     for number, fields in re.findall(r"^(\d+) \{(.*)\}$", part, re.M):
-        found = [re.search(rf"\b{key}=(\d+)", fields) for key in keys]
-        first, second = (int(one[1]) if one else 0 for one in found)
-        rows[int(number)] = first, second
+        found = (re.search(rf"\b{key}=(\d+)", fields) for key in keys)
+        rows[int(number)] = tuple(int(one[1]) if one else 0 for one in found)
     return rows

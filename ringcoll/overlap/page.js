@@ -4,7 +4,7 @@
   const data = JSON.parse(find("data").textContent);
   const SVG = "http://www.w3.org/2000/svg", ROW = 26, AXIS = 20, LEAST = 0.01;
   const whole = Math.max(...data.reports.map((report) => report.total), LEAST);
-  let from = 0, to = whole, marked = "";
+  let from = 0, to = whole, marked = [];
 
   function made(parent, tag, attributes, text) {
     const element = parent.namespaceURI === SVG || tag === "svg"
@@ -46,7 +46,7 @@
           const attributes = { x: left, width: Math.max(right - left, 0.7), height: ROW - 4, y: 2, rx: 1.5,
             fill: data.looks[kind][1], "data-segment": number };
           for (const [name, value] of Object.entries(attributes)) bar.setAttribute(name, value);
-          if (marked === report.labels[label][0]) bar.setAttribute("class", "marked");
+          if (marked.includes(report.labels[label][0])) bar.setAttribute("class", "marked");
           bars.push(bar);
           if (right - left > 60 && lasts > 0) {
             const text = document.createElementNS(SVG, "text");
@@ -88,7 +88,7 @@
   }
 
   const move = (share) => show(from + share * (to - from), to + share * (to - from));
-  const all = () => { marked = ""; show(0, whole); };
+  const all = () => { marked = []; show(0, whole); };
 
   // -- hands --
 
@@ -163,11 +163,11 @@
     entry.append(text);
   }
 
-  function goTo(report, name) {
+  function goTo(report, names) {
     const there = report.tracks.flatMap(({ segments }) => segments)
-      .filter(([, , , label]) => report.labels[label][0] === name);
+      .filter(([, , , label]) => names.includes(report.labels[label][0]));
     if (!there.length) return;
-    marked = name;
+    marked = names;
     const [, start, lasts] = there[0];
     show(start - lasts, start + 2 * lasts);
     timelines.scrollIntoView({ block: "nearest" });
@@ -177,13 +177,13 @@
     if (panels.length > 1) made(find("tables"), "h3", {}, report.title);
     const table = made(made(find("tables"), "div", { class: "scrolls" }), "table", {});
     const head = made(made(table, "thead", {}), "tr", {});
-    for (const text of ["collective", "kind", "times", "wire us", "exposed us"]) made(head, "th", { scope: "col" }, text);
+    for (const text of ["line", "exposed us", "collective", "times", "wire us, each"]) made(head, "th", { scope: "col" }, text);
     const body = made(table, "tbody", {});
-    for (const [at, name, kind, count, wire, exposed] of report.rows) {
+    for (const [label, names, kind, count, wire, exposed] of report.rows) {
       const row = made(body, "tr", {});
-      const button = made(made(row, "th", { scope: "row" }), "button", { type: "button" }, at);
-      button.onclick = () => goTo(report, name);
-      for (const cell of [kind, count, rounded(wire), rounded(exposed)]) made(row, "td", {}, cell);
+      const button = made(made(row, "th", { scope: "row" }), "button", { type: "button" }, label);
+      button.onclick = () => goTo(report, names);
+      for (const cell of [rounded(exposed), kind, count, rounded(wire)]) made(row, "td", {}, cell);
     }
   }
   draw();

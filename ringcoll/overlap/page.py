@@ -13,15 +13,15 @@ from ringcoll.overlap.tracks import tracks
 class Drawn(NamedTuple):
     """What is drawn of a report; times are in seconds.
 
-    rows are the collectives, the most exposed first: (at, name, kind, count, wire, exposed), as in
-    `Row`.
+    rows are the lines of source, the most exposed first: (label, names of instructions, kind,
+    count, wire of each, exposed).
     """
 
     title: str
     totals: Sequence[str]
     total: float
     exposed: float
-    rows: Sequence[tuple[str, str, str, int, float, float]]
+    rows: Sequence[tuple[str, Sequence[str], str, int, float, float]]
     segments: Sequence[Segment]
 
 
@@ -56,7 +56,7 @@ def _report(made: Drawn) -> dict[str, Any]:
             for track in tracks(made.segments)
         ],
         "rows": [
-            [at, name, kind, count, wire * 1e6, exposed * 1e6]
-            for at, name, kind, count, wire, exposed in made.rows
+            [label, names, kind, count, wire * 1e6, exposed * 1e6]
+            for label, names, kind, count, wire, exposed in made.rows
         ],
     }

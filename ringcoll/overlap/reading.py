@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from os import PathLike
 
-from ringcoll.overlap.advice import advice
 from ringcoll.overlap.budget import Budget, Limit
 from ringcoll.overlap.chips import Chip, Gpu, gpu
 from ringcoll.overlap.chips import chip as named_chip
@@ -12,7 +11,8 @@ from ringcoll.overlap.instruction_costs import SOURCES, explained
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.program import Program, program_of
-from ringcoll.overlap.report import Report, Row
+from ringcoll.overlap.report import Report
+from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
 from ringcoll.overlap.transfers import source_target_pairs
 
@@ -109,12 +109,11 @@ def _report(
         program_bytes=program.program_bytes,
         assumptions=tuple(_assumptions(program, module, network, chip, sources, timeline)),
         segments=tuple(
-            segment._replace(source=found[segment.label].source, at=found[segment.label].short)
-            for segment in timeline.segments
+            segment._replace(source=line.source, at=f"{line.place} {line.operation}".strip())
+            for segment, line in ((one, found[one.label]) for one in timeline.segments)
         ),
         unread=tuple(sorted(timeline.unread)),
         versions=program.versions,
-        advice=advice(rows, module, lines, network, timeline.costs, chip),
     )
 
 

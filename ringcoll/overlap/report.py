@@ -1,66 +1,32 @@
 """A report of the collectives of a program and their exposed time: text, JSON, a picture."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
+from textwrap import wrap
 
-from ringcoll.io.text import aligned
 from ringcoll.overlap.chart import draw
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.inline import as_html
 from ringcoll.overlap.page import Drawn, as_page
+from ringcoll.overlap.rows import WIDTH, LineRows, Row, aligned, by_line
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.trace import as_trace
 
-#: The most rows that are printed. If there are more, those with the most exposed time are.
-ROWS = 24
-#: Properties of a row that are figures of one run.
-_EACH = ("compute_each", "flops_each", "exposed_each")
+#: The most lines of source that are printed. If there are more, the most exposed are.
+LINES = 24
+#: What `to_dict` adds to the fields of a report.
+_DERIVED = ("timed", "exposed_share", "advice")
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A collective of the program, which runs `count` times.
-
-    bytes, hops and wire (seconds) are of one run. The other figures are of the whole program.
-    compute (seconds), flops and matmuls are those between start and done; bare is how often no
-    matmul is between them; exposed is in seconds. Properties that end in `_each` are of one run.
-
-    source is the file and line of the call. op_name is JAX's name of the operation. at is both in
-    short, such as "train.py:41 psum". They are "" if the text does not name them.
-    """
-
-    name: str
-    kind: str
-    asynchronous: bool
-    count: int
-    bytes: float
-    hops: int
-    wire: float
-    compute: float
-    flops: float
-    matmuls: int
-    bare: int
-    exposed: float
-    source: str = ""
-    op_name: str = ""
-    at: str = ""
-
-    @property
-    def compute_each(self) -> float:
-        """Seconds of compute between start and done, of one run."""
-        return self.compute / (self.count or 1)
-
-    @property
-    def flops_each(self) -> float:
-        """FLOPs of matmuls between start and done, of one run."""
-        return self.flops / (self.count or 1)
-
-    @property
-    def exposed_each(self) -> float:
-        """Exposed seconds, of one run."""
-        return self.exposed / (self.count or 1)
+_TRANSPOSED = {"all-gather": "reduce-scatter", "reduce-scatter": "all-gather"}
+#: What hides a collective under a matmul, and where that matmul is.
+_FORMS = {
+    "all-gather": "if a matmul takes it: `all_gather_matmul`",
+    "reduce-scatter": "if it adds up a matmul: `matmul_reduce_scatter`",
+    "all-reduce": "if it adds up a matmul: `matmul_all_reduce`",
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +38,7 @@ class Report:
     `communication` is how long the busiest link is busy. `unread` has the names of instructions
     whose communication or number of turns could not be read; the times may leave these out.
     `versions` are those of the packages that compiled the program; it is empty if only a text was
-    given. `advice` says what to change first.
+    given.
     """
 
     name: str
@@ -92,7 +58,6 @@ class Report:
     segments: tuple[Segment, ...]
     unread: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    advice: str = ""
 
     @property
     def timed(self) -> bool:
@@ -123,7 +88,40 @@ class Report:
         return exposed / whole if whole else 0.0
 
     def __str__(self) -> str:
-        return "\n".join(_table(self))
+        return "\n".join(_text(self))
+
+    @property
+    def summary(self) -> str:
+        """How much is exposed, in a few words: "1305 of 3826 us exposed (34.1%)"."""
+        if self.timed:
+            part, whole = f"{self.exposed * 1e6:.0f}", f"{self.total * 1e6:.0f} us"
+        else:
+            part = f"{sum(row.bare for row in self.rows)}"
+            whole = f"{sum(row.count for row in self.rows)} collectives"
+        return f"{part} of {whole} exposed ({self.exposed_share:.1%})"
+
+    @property
+    def title(self) -> str:
+        """The program, and where it runs: "jit_step on 8 x v5e"."""
+        return f"{self.name} on {self.ranks} x {self.chip.name if self.chip else 'device'}"
+
+    @property
+    def advice(self) -> str:
+        """What to change first: the most exposed line, and what could hide it. "" if none is."""
+        first = next(iter(by_line(self.rows)), None)
+        if first is None or first.sum_of("exposed" if self.timed else "bare") < 0.5e-6:
+            return ""
+        # The gradient of a gather is a scatter, and the other way round.
+        kind = _TRANSPOSED.get(first.kind) if first.at.endswith(", gradient") else first.kind
+        form = _FORMS.get(kind or "", "")
+        # ringcoll's matmuls have compared the forms already.
+        ours = any(re.search(r"ringcoll\.\w*einsum", row.op_name) for row in first.rows)
+        hidden = f"; {form}" if form and not ours else ""
+        return f"to change first: {first.at or first.kind}{hidden}"
+
+    def details(self) -> str:
+        """The text of the report, with MB, hops and GFLOP of each line."""
+        return "\n".join(_text(self, details=True))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the timeline above the text."""
@@ -133,13 +131,33 @@ class Report:
         """All figures as plain data, without the segments."""
         fields = asdict(replace(self, segments=()))
         del fields["segments"]
-        for plain, row in zip(fields["rows"], self.rows, strict=True):
-            plain |= {name: getattr(row, name) for name in _EACH}
-        return {**fields, "timed": self.timed, "exposed_share": self.exposed_share}
+        return {**fields, **{name: getattr(self, name) for name in _DERIVED}}
 
     def to_json(self, indent: int | None = 2) -> str:
         """All figures as JSON, without the segments."""
         return json.dumps(self.to_dict(), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Report":
+        """The report that `to_json` or `python -m ringcoll overlap --json` wrote.
+
+        It has no timeline, so it cannot be drawn.
+
+        Raises:
+            ValueError: the text is not such a report.
+        """
+        try:
+            fields = json.loads(text)
+            fields = {name: fields[name] for name in fields.keys() - {*_DERIVED}}
+            if chip := fields["chip"]:
+                fields["chip"] = Chip(**chip) if "clock" in chip else Gpu(**chip)
+            fields["rows"] = tuple(Row(**row) for row in fields["rows"])
+            return cls(**fields, segments=())
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"from_json: {text[:40]!r} is not a report; pass what report.to_json() or "
+                "python -m ringcoll overlap --json wrote"
+            ) from error
 
     def to_perfetto(self, *below: "Report") -> str:
         """The timeline as JSON that ui.perfetto.dev and chrome://tracing open.
@@ -172,12 +190,23 @@ class Report:
             raise ValueError(
                 f"{function}: {self.name} has no times to draw, as a TPU's or a known GPU's has"
             )
-        title = f"{self.name} on {self.ranks} x {self.chip.name}"
+        if self.total and not self.segments:
+            raise ValueError(
+                f"{function}: {self.name} was read from a file, which has no timeline; compile the "
+                "program again"
+            )
         rows = [
-            (row.at or row.name, row.name, row.kind, row.count, row.wire, row.exposed)
-            for row in sorted(self.rows, key=lambda row: -row.exposed)
+            (
+                line.label,
+                [row.name for row in line.rows],
+                line.kind,
+                round(line.sum_of("count")),
+                line.mean_of("wire"),
+                line.sum_of("exposed"),
+            )
+            for line in by_line(self.rows)
         ]
-        return Drawn(title, _totals(self), self.total, self.exposed, rows, self.segments)
+        return Drawn(self.title, _totals(self), self.total, self.exposed, rows, self.segments)
 
     def draw(self, path: str | PathLike[str], *below: "Report") -> None:
         """Draw the timeline, compute above the wire, as SVG or PNG.
@@ -197,65 +226,60 @@ class Report:
         draw(timelines, path)
 
 
-def _table(report: Report) -> list[str]:
-    """A report as lines of text: collectives, totals, assumptions."""
-    shown = sorted(report.rows, key=lambda row: -row.exposed)[:ROWS]
-    shown = [row for row in report.rows if row in shown]
-    timed = report.timed
-    cells: list[Sequence[str]] = [_TIMED if timed else _UNTIMED]
-    cells += [_timed(row) if timed else _untimed(row) for row in shown]
-    left = 2
-    if any(row.at for row in shown):
-        cells = [
-            (at, *rest) for at, rest in zip(["at", *(r.at for r in shown)], cells, strict=True)
-        ]
-        left = 3
-    lines = [f"{report.name}: {report.ranks} x {report.chip.name if report.chip else 'device'}"]
-    lines += aligned(cells, left=left) if report.rows else ["no collectives"]
-    if timed and any(row.count > 1 for row in shown):
-        lines.append("(MB to exposed us are of one run; in all us is the exposed time of all runs)")
-    if len(shown) < len(report.rows):
-        lines.append(f"... and {len(report.rows) - len(shown)} more, with less exposed")
-    lines += ["", *_totals(report), "", "assumed:"]
-    lines += [f"  {assumption}" for assumption in report.assumptions]
+def _text(report: Report, details: bool = False) -> Iterator[str]:
+    """The lines of a report: what is exposed, where, the totals, and what is assumed."""
+    yield f"{report.title}: {report.summary}"
+    yield ""
+    lines = by_line(report.rows)
+    if not lines:
+        yield "no collectives"
+    else:
+        heads = (f"exposed{' us' * report.timed}", "%", "times", "collective", "line")
+        head, *table = aligned([heads, *(_cells(report, line) for line in lines[:LINES])])
+        yield head
+        for printed, line in zip(table, lines, strict=False):
+            yield printed
+            if details:
+                yield _details(report, line)
+    if more := lines[LINES:]:
+        yield f"... and {len(more)} more, with less exposed"
+    yield from ["", *_totals(report), "", "assumed:"]
+    for assumption in report.assumptions:
+        yield from _wrapped(f"  {assumption}", "    ")
     versions = ", ".join(" ".join(pair) for pair in report.versions.items())
-    lines += ["", f"compiled by {versions or 'unknown versions of jax and of the compiler'}"]
+    yield ""
+    yield from _wrapped(f"compiled by {versions or 'unknown versions of jax and of the compiler'}")
     if report.unread:
-        lines.append(f"not read, so the times may leave it out: {', '.join(report.unread)}")
-    if report.advice:
-        lines.append(report.advice)
-    return lines
+        unread = ", ".join(report.unread)
+        yield from _wrapped(f"not read, so the times may leave it out: {unread}")
+    yield from _wrapped(report.advice)
 
 
-_WHAT = ("collective", "kind", "times", "MB")
-_TIMED = (*_WHAT, "hops", "wire us", "under it us", "GFLOP", "exposed us", "in all us")
-_UNTIMED = (*_WHAT, "matmuls under it", "GFLOP", "bare")
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _what(row: Row) -> tuple[str, ...]:
-    kind = row.kind if row.asynchronous else f"{row.kind} (blocks)"
-    return row.name, kind, f"{row.count}", f"{row.bytes / 1e6:.2f}"
+def _cells(report: Report, line: LineRows) -> tuple[str, ...]:
+    """A line: its exposed time, the share in per cent, how often its collectives run, and names."""
+    exposed, whole, digits = line.sum_of("exposed") * 1e6, report.total * 1e6, 1
+    if not report.timed:
+        exposed, whole, digits = line.sum_of("bare"), sum(row.count for row in report.rows), 0
+    share = 100 * exposed / whole if whole else 0.0
+    times = f"{line.sum_of('count'):.0f}"
+    return f"{exposed:.{digits}f}", f"{share:.1f}", times, line.kind, line.label
 
 
-def _timed(row: Row) -> tuple[str, ...]:
-    return (
-        *_what(row),
-        f"{row.hops or '-'}",
-        f"{row.wire * 1e6:.1f}",
-        f"{row.compute_each * 1e6:.1f}",
-        f"{row.flops_each / 1e9:.1f}",
-        f"{row.exposed_each * 1e6:.1f}",
-        f"{row.exposed * 1e6:.1f}",
-    )
-
-
-def _untimed(row: Row) -> tuple[str, ...]:
-    return (
-        *_what(row),
-        f"{row.matmuls / (row.count or 1):g}",
-        f"{row.flops_each / 1e9:.1f}",
-        f"{row.bare}",
-    )
+def _details(report: Report, line: LineRows) -> str:
+    """What each run of a line's collectives sends, and what runs meanwhile: means."""
+    count = line.sum_of("count") or 1
+    hops = max(row.hops for row in line.rows)
+    sent = f"{line.mean_of('bytes') / 1e6:.2f} MB" + f", {hops} hop{'s' * (hops > 1)}" * bool(hops)
+    under = f"{line.sum_of('flops') / count / 1e9:.1f} GFLOP under it"
+    if report.timed:
+        sent += f", {line.mean_of('wire') * 1e6:.1f} us on the wire"
+        under = f"{line.sum_of('compute') / count * 1e6:.1f} us of compute, {under}"
+    blocking = "" if any(row.asynchronous for row in line.rows) else "; blocking"
+    return f"{'each: ':>12}{sent}; {under}{blocking}"
 
 
 def _totals(report: Report) -> list[str]:
@@ -268,8 +292,8 @@ def _totals(report: Report) -> list[str]:
         )
         bound = max(report.compute, report.communication)
         lines.append(
-            f"communication {report.communication * 1e6:.0f} us on the busiest link; "
-            f"{report.total / bound - 1 if bound else 0:.1%} above the longer of the two"
+            f"the busiest link is busy for {report.communication * 1e6:.0f} us; the total is "
+            f"{report.total / bound - 1 if bound else 0:.1%} above the longer of that and compute"
         )
     if not isinstance(report.chip, Chip):
         count, bare = (sum(getattr(row, key) for row in report.rows) for key in ("count", "bare"))

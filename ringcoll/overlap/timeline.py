@@ -180,7 +180,7 @@ class Timeline:
         wire = transfer(where, what, self._network, self._chip)
         if wire.hops > FAR and self._network.stated:
             self.notes.add(
-                f"warning: {name} goes {wire.hops} hops; order the devices so that "
+                f"warning: a {wire.kind} goes {wire.hops} hops; order the devices so that "
                 "neighbours are neighbours: overlap.mesh(topology, axis=size)"
             )
         return wire

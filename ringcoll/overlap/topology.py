@@ -30,14 +30,18 @@ ENVIRONMENT = {
 
 #: Kinds of chips that are linked along two axes.
 FLAT = tuple(kind for kind, model in DEVICES.items() if model.axes == 2)
+#: Kinds by the names that Google Cloud has for them, where these differ.
+_CLOUD = {"v5litepod": "v5e"}
 
 
 def devices(topology: str) -> list[Any]:
     """The devices of a topology, to compile for; they need not be here.
 
     Args:
-        topology: a kind and a size, such as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; for GPUs, a
-            kind and a number, such as "h200:8": see `gpus.devices`.
+        topology: a kind and a size, such as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; or a kind and
+            a number of devices, such as "v5e:8" or "v5litepod-8" (with a hyphen, as Google Cloud
+            counts: v5p-8 has 8 cores, which are 4 devices). For GPUs, a kind and a number, such as
+            "h200:8": see `gpus.devices`.
 
     Raises:
         ModuleNotFoundError: libtpu, or the plugin for GPUs, is not installed.
@@ -45,16 +49,17 @@ def devices(topology: str) -> list[Any]:
     """
     if gpus.is_named(topology):
         return gpus.devices(topology)
-    _check_name(topology)
+    exact = _exact(topology)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if find_spec("libtpu") is None:
         raise ModuleNotFoundError(
             f"overlap: to compile for {topology!r} needs the TPU compiler: "
-            "pip install 'ringcoll[tpu]' (no TPU is needed)"
+            "pip install -e '.[tpu]' in ringcoll's checkout (no TPU is needed; with it, set "
+            "JAX_PLATFORMS=cpu to run programs on the CPU)"
         )
     try:
-        return list(topologies.get_topology_desc(topology, platform="tpu").devices)
+        return list(topologies.get_topology_desc(exact, platform="tpu").devices)
     except Exception as error:  # its type differs between versions of libtpu
         raise ValueError(
             f"overlap: libtpu has no topology {topology!r} ({error}); name a kind and a size, "
@@ -62,22 +67,31 @@ def devices(topology: str) -> list[Any]:
         ) from error
 
 
-def _check_name(topology: str) -> None:
-    """Refuse names with which libtpu would abort the process or use another topology.
+def _exact(topology: str) -> str:
+    """The name that libtpu has for a topology: "v5e:4x2" for "v5litepod-8".
 
     Raises:
-        ValueError: the name is one of these.
+        ValueError: with this name, libtpu would abort the process or use another topology.
     """
-    found = re.fullmatch(r"(\w+?)[:=_](\d+(?:x\d+)*)(?:_twisted|_untwisted)?", topology)
-    sizes = [int(n) for n in found[2].split("x")] if found else []
+    found = re.fullmatch(r"(\w+?)([:=_-])(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)", topology)
+    sizes = [int(n) for n in found[3].split("x")] if found else []
     if found is None or 0 in sizes:
         raise ValueError(
-            f"overlap: {topology!r} must be a kind of chip and a size, such as v5e:4x2"
+            f"overlap: {topology!r} must be a kind of chip and a size, such as v5e:4x2 or v5e:8"
         )
-    if found[1] in FLAT and any(n != 1 for n in sizes[2:]):
-        raise ValueError(
-            f"overlap: {topology!r}: {found[1]} has two axes; name such as {found[1]}:4x2"
-        )
+    kind = _CLOUD.get(found[1], found[1])
+    axes = 2 if kind in FLAT else 3
+    if any(n != 1 for n in sizes[2:]) and axes == 2:
+        raise ValueError(f"overlap: {topology!r}: {kind} has two axes; name such as {kind}:4x2")
+    if len(sizes) == 1:
+        in_halves = kind == "tpu7x" or (kind == "v5p" and found[2] == "-")
+        chips = sizes[0] // (1 + in_halves)
+        if chips * (1 + in_halves) != sizes[0] or chips & (chips - 1):
+            raise ValueError(f"overlap: {topology!r} is no power of two; name such as {kind}:4x2")
+        # As equal as they can be: 8 chips are 4x2 or 2x2x2.
+        power = chips.bit_length() - 1
+        sizes = [2 ** ((power + axes - 1 - axis) // axes) for axis in range(axes)]
+    return f"{kind}:{'x'.join(map(str, sizes))}{found[4]}"
 
 
 def mesh(topology: str, **axes: int) -> Mesh:

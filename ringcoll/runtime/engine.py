@@ -1,14 +1,32 @@
 """Run a schedule: forward it gathers, backward it reduces; a tour does both in step.
 
-`gather` passes every shard that arrives to a function `visit`. `reduce` asks a function `produce`
-for every contribution just before it is needed. These functions decide what happens to a shard: it
-is put in its place, multiplied or accumulated. The schedule decides when it is sent, and to which
-rank.
+A ring that multiplies each shard while the next one travels is ten lines:
 
-The program has the rounds one after the other. Each round sends first, so that work on the shards
-that arrived before can run while the next shards travel. A long stretch in which every move only
-forwards what it received in the round before (a ring) becomes a `lax.scan` instead. In a `reduce`,
-a short stretch becomes one too, if the order of its work asks for it.
+    def all_gather_matmul(x, w):  # inside jax.shard_map
+        n, r = lax.axis_size("x"), lax.axis_index("x")
+        right = [(i, (i + 1) % n) for i in range(n)]
+        parts = []
+        for _ in range(n):
+            arriving = lax.ppermute(x, "x", right)  # the next shard travels
+            parts.append(x @ w)  # while this one is multiplied
+            x = arriving  # after t hops it is rank r - t's
+        return jnp.stack(parts)[(r - jnp.arange(n)) % n].reshape(-1, w.shape[1])
+
+`gather` is that loop for any list of rounds. The list says what a round sends, and to whom; what
+the loop did with a shard is now a function `visit(carry, shards)`:
+
+    held = came = {0: x}                            # by offset: r holds the shard of r - offset
+    for moves in schedule.rounds:
+        arriving = send(moves, held)                # the next shards travel
+        carry = visit(carry, came)                  # while these are multiplied
+        held, came = held | arriving, arriving
+    return visit(carry, came)
+
+`reduce` runs the list backward, and calls `produce` for every contribution just before it is sent.
+
+The program has the rounds one after the other. A long stretch in which every move only forwards
+what it received in the round before (a ring) becomes a `lax.scan` instead. `reduce` also rolls
+short stretches into a `scan` if `order` requires it.
 """
 
 from collections.abc import Callable, Sequence

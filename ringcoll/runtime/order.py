@@ -1,4 +1,4 @@
-"""The order in which work and messages should start. The engine asks for it in its rounds."""
+"""Scheduling hooks that order compute and messages; the engine calls them every round."""
 
 from collections.abc import Sequence
 from typing import TypeVar

@@ -6,7 +6,7 @@ this file.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
@@ -26,29 +26,24 @@ F = TypeVar("F", bound=Callable[..., Array])
 LONG = 2**31
 
 
-def _starts(*lengths: Any) -> AbstractContextManager[Any]:
-    """Where starts in dimensions of these lengths may be of int64, if one of them needs it."""
-    is_long = any(isinstance(length, int) and length >= LONG for length in lengths)  # or symbolic
-    return jax.enable_x64(True) if is_long else nullcontext()
-
-
 def start_of(origin: Array, size: int, first: int, length: int) -> Array:
     """origin * size + first, the start of a slice in a dimension of this length."""
-    with _starts(length):
-        if length >= LONG:
-            if "TPU" in (device_kind() or ""):
-                raise NotImplementedError(
-                    f"a TPU cannot slice at an int64, as a dimension of {length} elements needs; "
-                    "pass algorithm='lax', or an array whose dimensions are shorter than 2**31"
-                )
-            origin = lax.convert_element_type(origin, np.int64)
+    if length < LONG:
         return multiply_add(origin, size, first)
+    if "TPU" in (device_kind() or ""):
+        raise NotImplementedError(
+            f"a TPU cannot slice at an int64, as a dimension of {length} elements needs; "
+            "pass algorithm='lax', or an array whose dimensions are shorter than 2**31"
+        )
+    with jax.enable_x64(True):
+        return multiply_add(lax.convert_element_type(origin, np.int64), size, first)
 
 
 def _with_long_starts(function: F) -> F:
     @wraps(function)
     def sliced(x: Array, *args: Any, **kwargs: Any) -> Array:
-        with _starts(*x.shape):
+        is_long = any(isinstance(length, int) and length >= LONG for length in x.shape)
+        with jax.enable_x64(True) if is_long else nullcontext():  # a length may be symbolic
             return function(x, *args, **kwargs)
 
     return sliced  # type: ignore[return-value]  # it has the same arguments

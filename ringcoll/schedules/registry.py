@@ -153,7 +153,7 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
 
     Raises:
         ValueError: there is no such collective or algorithm, a size is below 1, or the schedule
-            is of another kind or has another number of ranks.
+            has the wrong kind or the wrong number of ranks.
         ScheduleError: (a ValueError) the schedule is wrong; a SizeError: the algorithm has no
             schedule for this shape.
         TypeError, ScheduleError: the function that makes the schedule raised an exception, which
@@ -179,13 +179,19 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     kind = AllToAllSchedule if collective in EXCHANGES else Schedule
     for stage in stages:
         if type(stage) is not kind:
-            raise ValueError(f"{collective}: takes an instance of {kind.__name__}, got {stage!r}")
+            raise ValueError(
+                f"{collective}: takes an instance of {kind.__name__}, got {type(stage).__name__}; "
+                f"return {kind.__name__}((n,), rounds)"
+            )
         if stage.lanes > 1 and kind is AllToAllSchedule:
-            raise ValueError(f"{collective}: takes a schedule of one lane, got {stage.lanes}")
+            raise ValueError(f"{collective}: lanes={stage.lanes}; leave lanes out")
         stage.check()
     if prod(stage.size for stage in stages) != prod(shape):
         sizes = " x ".join(str(stage.size) for stage in stages) or "no"
-        raise ValueError(f"{collective}: a schedule of {sizes} ranks on axes of sizes {shape}")
+        raise ValueError(
+            f"{collective}: a schedule of {sizes} ranks on axes of sizes {shape}; "
+            f"make one of {prod(shape)}, or pass a function of n"
+        )
     return built
 
 
@@ -198,4 +204,5 @@ def _called(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
     except Exception as error:
         call = f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"
         kind = TypeError if isinstance(error, TypeError) else ScheduleError
-        raise kind(f"{call} raised {type(error).__name__}: {error}") from error
+        cure = "; it is called with the size of each axis" if kind is TypeError else ""
+        raise kind(f"{call} raised {type(error).__name__}: {error}{cure}") from error

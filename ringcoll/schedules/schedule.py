@@ -30,6 +30,7 @@ import numpy as np
 
 Ranks = TypeVar("Ranks", int, np.ndarray)
 _WHOLE = (int, np.integer)
+_NOT_WHOLE = "not a whole number; pass an int (n // 2, not n / 2)"
 
 
 class ScheduleError(ValueError):
@@ -61,8 +62,10 @@ def digits(rank: int, shape: Sequence[int]) -> list[int]:
 def _hashable(move: Any) -> Move:
     """A move with its offsets as a tuple."""
     if not isinstance(move, Move):
-        raise ScheduleError(f"a round holds {move!r}, which is no Move")
-    offsets = _as_tuple(f"the offsets of {move!r}", move.offsets)
+        raise ScheduleError(
+            f"a round holds {move!r}, which is no Move; write Move(shift, offsets): Move(1, (0,))"
+        )
+    offsets = _as_tuple(f"{move!r}: offsets", move.offsets)
     return move if offsets is move.offsets else replace(move, offsets=offsets)
 
 
@@ -71,7 +74,7 @@ def _as_tuple(what: str, given: Any) -> tuple[Any, ...]:
     try:
         return tuple(given)
     except TypeError as error:
-        raise ScheduleError(f"{what}: {given!r} is not a list") from error
+        raise ScheduleError(f"{what} must be a tuple: ({given!r},)") from error
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Schedule:
     """Rounds of moves on ranks of `shape`, in `lanes` lanes that carry equal shares.
 
     A lane is a schedule that carries its share of every shard. The lanes run in step, so the
-    moves of one round can use different links.
+    moves of one round can use different links. `ringcoll.algorithms` says what a schedule cannot
+    express.
     """
 
     shape: tuple[int, ...]
@@ -87,17 +91,17 @@ class Schedule:
     lanes: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _as_tuple("the shape", self.shape))
+        object.__setattr__(self, "shape", _as_tuple("shape", self.shape))
         rounds = (
-            _as_tuple("a round of moves", moves) for moves in _as_tuple("the rounds", self.rounds)
+            _as_tuple("a round of moves", moves) for moves in _as_tuple("rounds", self.rounds)
         )
         object.__setattr__(self, "rounds", tuple(tuple(map(_hashable, moves)) for moves in rounds))
         if wrong := [x for x in (*self.shape, self.lanes) if not isinstance(x, _WHOLE)]:
             raise ScheduleError(
-                f"shape {self.shape}, lanes {self.lanes}: {wrong[0]!r} is not a whole number"
+                f"shape {self.shape}, lanes {self.lanes}: {wrong[0]!r} is {_NOT_WHOLE}"
             )
         if min(self.shape, default=0) < 1:
-            raise ScheduleError(f"a schedule of shape {self.shape}: every axis has a rank or more")
+            raise ScheduleError(f"shape {self.shape}: give every axis one rank or more")
 
     def _repr_svg_(self) -> str | None:
         """What a notebook shows: who holds what after each round."""
@@ -147,12 +151,13 @@ class Schedule:
             for sent, arrived in zip(move.offsets, self.arrivals(move), strict=True):
                 if of_lane.get(sent, number) == number:
                     raise ScheduleError(
-                        f"round {number}: rank r sends the shard of offset {sent} "
-                        f"before holding it{self._in_lane(move.lane)}"
+                        f"round {number}: rank r sends the shard of offset {sent} before holding "
+                        f"it{self._in_lane(move.lane)}; bring it in an earlier round"
                     )
                 if arrived in of_lane:
                     raise ScheduleError(
                         f"round {number}: offset {arrived} arrives twice{self._in_lane(move.lane)}"
+                        f"; leave offset {sent} out of this move of shift {move.shift}"
                     )
                 of_lane[arrived] = number
         for lane in self._lanes_to_look_at():
@@ -160,7 +165,10 @@ class Schedule:
             if len(came[lane]) < self.size:
                 missing = next((offset for offset in wanted if offset not in came[lane]), None)
                 if missing is not None:
-                    raise ScheduleError(f"offset {missing} never arrives{self._in_lane(lane)}")
+                    raise ScheduleError(
+                        f"offset {missing} never arrives{self._in_lane(lane)}; add a move whose "
+                        f"offset + shift is {missing}"
+                    )
         return self
 
     def _lanes_to_look_at(self) -> range:
@@ -170,23 +178,33 @@ class Schedule:
     def _check_moves(self) -> None:
         """Refuse a move with a number that is out of range."""
         if self.lanes < 1:
-            raise ScheduleError(f"there are {self.lanes} lanes; something must carry the payload")
+            raise ScheduleError(f"lanes={self.lanes}: pass 1 or more")
         for number, move in self.numbered_moves():
             where = f"round {number}: "
             numbers = (move.shift, move.axis, move.lane, *move.offsets)
             if wrong := [x for x in numbers if not isinstance(x, _WHOLE)]:
-                raise ScheduleError(where + f"{wrong[0]!r} is not a whole number")
+                raise ScheduleError(where + f"{wrong[0]!r} is {_NOT_WHOLE}")
             if not 0 <= move.axis < len(self.shape):
-                raise ScheduleError(where + f"axis {move.axis}, but the shape is {self.shape}")
+                raise ScheduleError(
+                    where + f"axis {move.axis}, but the shape is {self.shape}; count axes from 0"
+                )
             if not 0 <= move.lane < self.lanes:
-                raise ScheduleError(where + f"lane {move.lane}, but there are {self.lanes} lanes")
+                raise ScheduleError(
+                    where + f"lane {move.lane}, but lanes={self.lanes}; count lanes from 0"
+                )
             if move.shift % self.shape[move.axis] == 0:
-                raise ScheduleError(where + f"shift {move.shift} sends to oneself")
+                n = self.shape[move.axis]
+                raise ScheduleError(
+                    where + f"shift {move.shift} sends to oneself; pass no multiple of {n}"
+                )
             if not move.offsets:
-                raise ScheduleError(where + f"a move of shift {move.shift} sends nothing")
+                words = f"a move of shift {move.shift} sends nothing; give it an offset, or drop it"
+                raise ScheduleError(where + words)
             for offset in move.offsets:
                 if not 0 <= offset < self.size:
-                    raise ScheduleError(where + f"offset {offset} is not in 0..{self.size - 1}")
+                    raise ScheduleError(
+                        where + f"offset {offset} is not in 0..{self.size - 1}; take it modulo n"
+                    )
 
     def _in_lane(self, lane: int) -> str:
         return f" (lane {lane})" if self.lanes > 1 else ""
@@ -216,7 +234,7 @@ class AllToAllSchedule(Schedule):
                     if (move.lane, slot) in sent:
                         raise ScheduleError(
                             f"round {number}: the block for rank r + {slot} is sent twice"
-                            f"{self._in_lane(move.lane)}"
+                            f"{self._in_lane(move.lane)}; leave it out of one of the moves"
                         )
                     sent.add((move.lane, slot))
                     so_far = went[move.lane].get(slot, 0)
@@ -225,7 +243,8 @@ class AllToAllSchedule(Schedule):
             for slot in range(self.size):  # stops at the first slot that no move sends
                 if slot != (end := went[lane].get(slot, 0)):
                     raise ScheduleError(
-                        f"the block for rank r + {slot} ends at r + {end}{self._in_lane(lane)}"
+                        f"the block for rank r + {slot} ends at r + {end}{self._in_lane(lane)}; "
+                        f"the shifts of the moves that send {slot} must add up to {slot}"
                     )
         return self
 
@@ -240,7 +259,7 @@ def in_lanes(*schedules: Kind) -> Kind:
         ScheduleError: they differ in shape, or one has several lanes.
     """
     if {(s.shape, s.lanes) for s in schedules} != {(schedules[0].shape, 1)}:
-        raise ScheduleError("in_lanes takes schedules of one shape, of one lane each")
+        raise ScheduleError("in_lanes takes schedules of one lane; make all for the same ranks")
     depth = max(len(s.rounds) for s in schedules)
     rounds = []
     for number in range(depth):
@@ -278,7 +297,7 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
     """
     factors = range(len(schedules)) if order is None else tuple(order)
     if len({schedules[factor].lanes for factor in factors}) > 1:
-        raise ScheduleError("product takes schedules of one number of lanes")
+        raise ScheduleError("product takes schedules with equal lanes; give all as many lanes")
     shape = tuple(p for s in schedules for p in s.shape)
     kind, lanes = type(schedules[0]), schedules[factors[0]].lanes
     moving = kind is AllToAllSchedule  # every rank starts with all slots

@@ -6,14 +6,12 @@ import jax
 import numpy as np
 import pytest
 from support import is_part
-from test_benchmarks import BY_NAME, mesh_of
+from test_benchmarks import made_row, mesh_of
 
 from benchmarks.__main__ import main
 from benchmarks.collectives import tune
 from benchmarks.collectives.cases import LAX
 from benchmarks.measuring import measure
-from benchmarks.measuring.measure import Point
-from benchmarks.measuring.row import Quartiles
 from ringcoll import algorithms
 from ringcoll.collectives.table import Table
 
@@ -37,15 +35,9 @@ def test_tune_writes_a_table(monkeypatch, tmp_path, capsys):
     assert (row.collective, row.platform, row.algorithm) == ("psum_scatter", "cpu", names[2])
     assert (row.bytes, row.dtypes) == ((None, None), ("float32",))
     assert row.why == "0.40 of the time of lax"
-    line = ["psum_scatter", "float32", "0.40", names[2], "0.40", names[2]]
-    printed = capsys.readouterr().out.partition("The choice, its time over lax's")[2]
+    line = ["psum_scatter", "float32", names[2], "1K", "to", "4K", "0.40"]
+    printed = capsys.readouterr().out.partition("The choice")[2]
     assert any(is_part(line, of.split()) for of in printed.splitlines())
-
-
-def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
-    vs_lax = Quartiles(ratio - spread, ratio, ratio + spread)
-    row = Point(BY_NAME["psum"], np.float32, nbytes, mesh_of(8)).row(algorithm)
-    return replace(row, vs_lax=vs_lax, wrong=0)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 import argparse
 import json
+import re
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +18,11 @@ from support import check_doubling, doubling_times
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import AXIS, CASES, LAX
 from benchmarks.compiled import matmul, programs
-from benchmarks.measuring import measure, model, options, trace
+from benchmarks.measuring import measure, model, options, picture, trace
 from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
+from benchmarks.measuring.verdict import verdict
 from ringcoll import Schedule, algorithms, cost
 
 BY_NAME = {case.name: case for case in CASES}
@@ -26,6 +30,12 @@ BY_NAME = {case.name: case for case in CASES}
 
 def mesh_of(n):
     return Mesh(np.array(jax.devices()[:n]), (AXIS,))
+
+
+def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
+    vs_lax = Quartiles(ratio - spread, ratio, ratio + spread)
+    row = Point(BY_NAME["psum"], np.float32, nbytes, mesh_of(8)).row(algorithm)
+    return replace(row, vs_lax=vs_lax, wrong=0)
 
 
 @pytest.mark.parametrize(
@@ -43,9 +53,9 @@ def test_what_is_no_size_is_refused(text):
 
 def test_sizes_grow_by_a_factor_or_by_a_step():
     args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4, stepbytes=None)
-    assert options.sizes(args) == [4096, 1024, 16384]  # every second first
+    assert options.sizes(args) == [1024, 4096, 16384]
     args.stepbytes = 8192
-    assert options.sizes(args) == [9216, 1024, 17408]
+    assert options.sizes(args) == [1024, 9216, 17408]
 
 
 @pytest.mark.parametrize(
@@ -138,10 +148,15 @@ def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):
     assert (ring.vs_lax.low, ring.vs_lax.median, ring.vs_lax.high) == (3.5, 4, 4.5)
 
 
-def test_time_is_shared_by_weight_until_there_is_none():
-    shares = measure.sharing([1, 3], 100, lambda weight: weight)
-    assert next(shares) == (1, pytest.approx(25, abs=1))
-    assert next(shares) == (3, pytest.approx(100, abs=1))
+def test_time_is_shared_by_weight_until_the_next_would_take_too_long(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: now))
+    shares = measure.sharing([1, 2, 3], 60, lambda weight: weight)
+    assert next(shares) == (1, 10)
+    now = 10
+    assert next(shares) == (2, 20)
+    now = 35  # 25 are left, and the fastest took 10 for a weight of 1
+    assert next(shares) == (3, 0)
     assert list(measure.sharing([1, 3], -1, lambda weight: weight)) == [(1, 0), (3, 0)]
 
 
@@ -160,15 +175,21 @@ def test_predictions_come_from_the_model_of_the_run():
 
 def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
     chosen = ["--collective", "all_gather,psum", "--algorithm", "auto,ring", "-d", "bfloat16"]
-    flags = ["-b", "1K", "-e", "4K", "-n", "4", "-g", "3", "--json", str(tmp_path / "json")]
-    assert main([*flags, *chosen]) == 0
+    flags = ["-b", "1K", "-e", "4K", "-f", "4", "-n", "4", "-g", "3"]
+    assert main([*flags, *chosen, "--json", str(tmp_path / "json")]) == 0
     out = capsys.readouterr().out
-    for word in ("algbw", "busbw", "#wrong", "vs_lax", "predicted", "auto: lax", "median error"):
+    for word in ("busbw = 1.33 x", "<1 faster", "#wrong 0", "predicted", "auto: lax", "took lax"):
         assert word in out
     assert "…" not in out
+    *lines, last = out.splitlines()
+    assert max(map(len, lines[:-1])) <= 100  # the last two have paths
+    assert last == f"picture: {tmp_path / 'json.svg'}"
+    for text in ("psum of bfloat16: time over lax by size", "predicted", ">recursive", ">ring"):
+        assert (text in (tmp_path / "json.svg").read_text()) == (text != ">recursive")
     written = json.loads((tmp_path / "json").read_text())
     assert written["measured_on"]["devices"] == 3
-    assert len(written["checks"]) == 2 * 3
+    names = [row["algorithm"] for row in written["checks"]]
+    assert names == ["lax", "lax", "auto", "auto", "ring", "ring"]  # of each collective
     assert len(written["rows"]) == 2 * 2 * 3
     ring = written["rows"][-1]
     assert (ring["algorithm"], ring["size"], ring["wrong"]) == ("ring", 4096, 0)
@@ -176,12 +197,46 @@ def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
     assert ring["predicted"] > 0
 
 
-def test_points_without_time_are_listed(capsys):
-    flags = ["-b", "1K", "-e", "4K", "-d", "float32", "-c", "0", "--budget", "0"]
-    assert main([*flags, "--collective", "psum,ppermute"]) == 0
-    assert "no time within --budget at 4K for psum float32, ppermute float32" in (
-        capsys.readouterr().out
-    )
+def test_at_least_a_point_is_timed_and_a_line_says_what_is_left_out(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["-b", "1K", "-e", "8K", "-d", "float32", "--algorithm", "ring", "--budget", "0.01"]
+    assert main([*flags, "--collective", "psum,pmax"]) == 0
+    left_out = "check 4 of 4 programs and to time 3 of 4 points (1K to 8K): --budget 10, or --coll"
+    assert left_out in " ".join(capsys.readouterr().out.split())
+    assert {path.name for path in Path("results").iterdir()} == {
+        "benchmarks.json",
+        "benchmarks.svg",
+    }
+
+
+def test_a_picture_has_panels_for_what_was_timed(tmp_path):
+    row = replace(made_row("ring", 2.0), seconds=Quartiles(1, 1, 1))
+    rows = [
+        row,
+        replace(row, collective="pmax", type="int8"),
+    ]  # no pmax of float32, no psum of int8
+    header = {"devices": 8, "device_kind": "cpu", "jax": "", "date": ""}
+    picture.draw(str(tmp_path / "a.svg"), header, rows)
+    titles = re.findall(r">(\w+ of \w+): time", (tmp_path / "a.svg").read_text())
+    assert titles == ["psum of float32", "pmax of int8"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "ratio", "words"),
+    [
+        (1, 2.0, "so named algorithms are slower than lax, as expected, in 2 of 2 rows (faster in"),
+        (1, 0.5, "Named algorithms are slower than lax in 0 of 2 rows (faster in 2); `auto` took"),
+        (4, 2.0, "rows (faster in 0); `auto` took lax in 1 of 2 rows; in the others ring, at 2.00"),
+    ],
+)
+def test_a_verdict_is_in_words(processes, ratio, words):
+    rows = [made_row("ring", ratio), made_row("bruck", ratio), made_row("auto", 1.0)]
+    rows.append(replace(made_row("auto", ratio), resolved="ring"))
+    header = {"devices": 8, "platform": "cpu", "processes": processes}
+    said = verdict([made_row(LAX, 1.0), *rows], header)
+    assert words in said
+    assert said.endswith("python -m benchmarks cluster") == (processes == 1)
+    assert "JAX_NUM_CPU_DEVICES=8" in verdict(rows, {"devices": 1})
 
 
 def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
@@ -221,7 +276,7 @@ def test_sums_by_a_tree_run_beside_the_others(tmp_path, capsys):
     flags = ["-b", "4K", "-e", "4K", "-n", "2", "-d", "bfloat16,int32", "--order", "tree"]
     path = tmp_path / "json"
     assert main([*flags, *chosen, "-g", "4", "-J", str(path)]) == 0
-    assert capsys.readouterr().out.endswith("bit by bit\n")
+    assert "bit by bit\n" in capsys.readouterr().out
     rows = json.loads(path.read_text())["rows"]
     ordered = {(row["collective"], row["type"], row["algorithm"]) for row in rows}
     names = ("lax", "auto", "halving_doubling")  # a ring adds in another order

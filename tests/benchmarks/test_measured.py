@@ -22,7 +22,7 @@ def installed():
 
 #: The curves are of the table in one version of the wheel; others have another, or none.
 OF_THE_WHEEL = pytest.mark.skipif(
-    installed() != "0.12.0.1", reason=f"needs {wheel.WHEEL} 0.12.0.1: pip install 'ringcoll[gpu]'"
+    installed() != "0.12.0.1", reason=f"needs {wheel.WHEEL} 0.12.0.1: pip install -e '.[gpu]'"
 )
 
 

@@ -8,7 +8,7 @@ from processes import together
 from benchmarks.__main__ import main
 from ringcoll.collectives.table import Table
 
-SHORT = "-b 1K -e 1K -n 3 --budget 20 -d bfloat16"
+SHORT = "-b 1K -e 1K -n 3 --budget 200 -d bfloat16"
 
 
 SLEEPER = "import sys, time; print('I am', sys.argv[-1], flush=True); "

@@ -35,9 +35,9 @@ WAYS = {
 def way(name, algorithm):
     """The functions of ours that a call enters, and how often it calls that of `lax`.
 
-    The call is traced and lowered up to the first `ppermute`; by the built-in, to the end. What is
-    cached is computed before: schedules and their proofs, plans of rounds, who sends to whom, the
-    answers of tables.
+    The call is traced and lowered up to the first `ppermute`; by the built-in, until it is lowered.
+    What is cached is computed before: schedules and their proofs, plans of rounds, who sends to
+    whom, the answers of tables.
     """
     call, built_in = getattr(ringcoll, name), getattr(lax, name).__code__
     dims = (0, 0) if name == "all_to_all" else ()
@@ -48,6 +48,7 @@ def way(name, algorithm):
         code = frame.f_code
         if event != "call" or sent:
             return
+        # _decided: JAX's event, after the lowering
         sent = code in (lax.ppermute.__code__, loops._decided.__code__)
         if code is built_in:  # of a number it is `axis_size`
             asked += not isinstance(frame.f_locals[code.co_varnames[0]], int)

@@ -56,7 +56,7 @@ REFUSED = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(find_spec("mypy") is None, reason="no mypy: pip install 'ringcoll[dev]'")
+@pytest.mark.skipif(find_spec("mypy") is None, reason="no mypy: pip install -e '.[dev]'")
 def test_mypy_knows_every_name_of_lax_and_ours_as_ours(tmp_path):
     file = tmp_path / "user.py"
     file.write_text(USER, encoding="utf-8")

@@ -14,7 +14,7 @@ from ringcoll import Wire, pricing
 
 
 def compiles(topology, mark, package, extra):
-    why = f"{package} is not installed: pip install 'ringcoll[{extra}]'"
+    why = f"{package} is not installed: pip install -e '.[{extra}]'"
     is_missing = pytest.mark.skipif(find_spec(package) is None, reason=why)
     return pytest.param(topology, marks=(mark, is_missing))
 

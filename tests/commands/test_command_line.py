@@ -187,7 +187,7 @@ def test_measurements_until_ctrl_c_are_written(
 ):
     path = tmp_path / "found"
     path.write_text("old")
-    flags = [*command, str(path), "-b", "1K", "-e", "4K", "-g", "2", "-n", "3", "-d", "float32"]
+    flags = [*command, str(path), "-b", "1K", "-e", "8K", "-g", "2", "-n", "3", "-d", "float32"]
     flags += ["--collective", "psum_scatter"]
     measured = getattr(module, name)
     monkeypatch.setattr(module, name, stopped)

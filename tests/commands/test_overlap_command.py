@@ -4,16 +4,20 @@ All commands run in one process of their own, because a process takes seconds to
 """
 
 import json
+import re
 from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
+from hlo_texts import CHIP, blocking, program
 from support import python
+
+from ringcoll import overlap
 
 pytestmark = [
     pytest.mark.tpu_aot,
     pytest.mark.skipif(
-        find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+        find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
     ),
 ]
 
@@ -76,7 +80,9 @@ for arguments in json.load(open(sys.argv[1])):
 REFUSED = [
     ("--topology v4:2x2x1", "--topology v4:2x2x1: the constants of this chip are not known, on"),
     ("--topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, such as v5e:4x2"),
-    ("--topology v5e", "'v5e' must be a kind of chip and a size, such as v5e:4x2"),
+    ("--topology v5e", "'v5e' must be a kind of chip and a size, such as v5e:4x2 or v5e:8"),
+    ("--topology v5e:6", "'v5e:6' is no power of two; name such as v5e:4x2"),
+    ("--against own:plain", "'own:plain' is no report that --json wrote: No such file or direc"),
     ("--topology v9:4x2", "has no topology 'v9:4x2' "),
     ("--mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
     ("--mesh x=4,y=3", "are 12 devices, but v5e:4x2 has 8; let the sizes multiply to that"),
@@ -95,7 +101,10 @@ REFUSED = [
 ]
 PLAIN = "--function own:plain"
 ALONE = "--function own:one_device --topology v5e:1x1 --max-exposed 0.05"
-TYPED = [PLAIN, ALONE, *(f"{'' if 'own' in one else PLAIN} {one}" for one, _ in REFUSED)]
+EXAMPLE = "--example all_gather_matmul"
+SAVED = "saved.json --against saved.json"
+REFUSALS = [f"{'' if 'own' in one else PLAIN} {one}" for one, _ in REFUSED]
+TYPED = [PLAIN, ALONE, EXAMPLE, SAVED, *REFUSALS]
 
 
 @pytest.fixture(scope="module")
@@ -103,22 +112,36 @@ def typed(tmp_path_factory) -> list:
     """Exit status, output and errors of each command."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "own.py").write_text(USERS_OWN, encoding="utf-8")
-    (folder / "typed.json").write_text(json.dumps([one.split() for one in TYPED]))
+    saved = str(folder / "saved.json")
+    (folder / "saved.json").write_text(
+        overlap.report(program(blocking("all-reduce")), chip=CHIP).to_json()
+    )
+    asked = [one.replace("saved.json", saved).split() for one in TYPED]
+    (folder / "typed.json").write_text(json.dumps(asked))
     done = python("-c", TYPIST, str(folder / "typed.json"), path=folder)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_the_last_line_says_what_to_change_and_where(typed):
+def test_a_report_names_lines_and_says_what_to_change(typed):
     status, printed, _ = typed[0]
     assert status == 0
-    *_, line = printed.splitlines()
-    assert line.startswith("to change first: gather, then multiply at own.py:12: "), line
-    assert "; `all_gather_matmul` would take at best " in line
-    heads, row = printed.splitlines()[1:3]
-    assert heads.startswith("at ")
-    assert row.startswith("own.py:12 all_gather  all-gather")
+    *_, last = printed.splitlines()
+    assert last == (
+        "to change first: own.py:12 all_gather; if a matmul takes it: `all_gather_matmul`"
+    )
+    row = printed.splitlines()[3]
+    assert row.endswith("  1  all-gather  own.py:12 all_gather")
     assert f"libtpu {version('libtpu')}" in printed
+
+
+def test_an_example_and_a_saved_report_are_compared(typed):
+    """With its plain form; and a report with itself."""
+    (_, example, _), (_, saved, _) = typed[2:4]
+    *_, last = example.splitlines()
+    assert re.fullmatch(r"before: .* \([1-9].*%\); now: .* \(0.*%\), 1.* times as fast", last)
+    assert "all_gather_matmul, 8 rounds" in example
+    assert "\n1 line as before\nbefore: 750 of 750 us exposed (100.0%); now: " in saved
 
 
 def test_no_collective_fails_where_something_is_limited(typed):
@@ -129,7 +152,7 @@ def test_no_collective_fails_where_something_is_limited(typed):
 
 @pytest.mark.parametrize("number", range(len(REFUSED)), ids=lambda number: REFUSED[number][0])
 def test_bad_input_is_refused_in_a_line(typed, number):
-    status, out, err = typed[2 + number]
+    status, out, err = typed[4 + number]
     assert (status, out) == (2, "")
     assert REFUSED[number][1] in err.splitlines()[-1]
 

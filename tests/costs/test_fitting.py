@@ -43,7 +43,7 @@ def nccl(test, ranks=8, start=30.0, root=True):
     return "\n".join(lines)
 
 
-def untold(text):
+def without_name(text):
     """An output of an nccl-tests that does not print its name."""
     return re.sub(".* starting: .*\n", "", text)
 
@@ -186,8 +186,8 @@ def test_algorithms_of_ours_give_rates():
         (NCCL.replace("all_reduce_perf", "test"), "line 6: no test is named above"),
         (NCCL.replace("Rank", "Node"), "line 6: no line '#  Rank  0 ...' above"),
         (NCCL + "64 16 float\n", "line 17: 3 columns; nccl-tests prints"),
-        (f"# all_reduce_perf of today\n{untold(NCCL)}", "line 6: no test is named above"),
-        (NCCL + untold(nccl("alltoall")), "line 30: no test is named above"),
+        (f"# all_reduce_perf of today\n{without_name(NCCL)}", "line 6: no test is named above"),
+        (NCCL + without_name(nccl("alltoall")), "line 30: no test is named above"),
         (NCCL + nccl("alltoall").replace("Rank", "Node"), "line 31: no line '#  Rank  0 ...'"),
         (without(NCCL, 2), "line 2: rank 0 is missing or cut off; give every line"),
         (without(nccl("alltoall", 64), 9), "line 9: rank 6 is missing"),

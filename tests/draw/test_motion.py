@@ -1,13 +1,7 @@
 """Moving pictures: at any time they show what is held, and messages go where they are sent."""
 
-import json
 import re
-import shutil
-import stat
-import subprocess
-import sys
 from collections import Counter
-from io import BytesIO
 from math import hypot
 from xml.etree import ElementTree
 
@@ -16,7 +10,6 @@ from test_draw_svg import SHOWN
 
 from ringcoll.__main__ import main
 from ringcoll.draw import as_motion, frames, plan
-from ringcoll.draw.film import as_film
 from ringcoll.draw.motion import ARRIVE, LEAVE, Film
 from ringcoll.draw.style import Element
 
@@ -137,75 +130,14 @@ def test_one_shard_is_followed_or_refused():
         as_motion(plan("all_gather", "ring", (4,)), follow=4)
 
 
-# -- files --
-
-
-def test_a_gif_shows_before_in_flight_and_after():
-    image = pytest.importorskip("PIL.Image")
-    svg = as_motion(plan("all_gather", "ring", (2,)))
-    film = image.open(BytesIO(as_film(svg, ".gif")))
-    assert film.n_frames == 1 + 14 + 1  # the start, a round, the end
-    root = ElementTree.fromstring(svg)
-    assert film.size == (int(root.get("width")), int(root.get("height")))
-    images = []
-    for number in (1, 7, 14):  # before, in flight, after
-        film.seek(number)
-        images.append(film.convert("RGB").tobytes())
-    assert len(set(images)) == 3
-    with pytest.raises(ValueError, match=r"'.avi' is not one of .gif, .mp4"):
-        as_film(svg, ".avi")
-
-
-def test_an_mp4_is_what_ffmpeg_makes_of_the_frames(tmp_path, monkeypatch):
-    pytest.importorskip("PIL")
-    ffmpeg = tmp_path / "ffmpeg"
-    ffmpeg.write_text(
-        f"#!{sys.executable}\nimport sys\nraw = sys.stdin.buffer.read()\n"
-        "open(sys.argv[-1], 'w').write(f'{len(raw)} {sys.argv[1:-1]}')\n"
-    )
-    ffmpeg.chmod(ffmpeg.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    film = as_film(as_motion(plan("all_gather", "ring", (2,))), ".mp4").decode()
-    width, height = map(int, re.search(r"'(\d+)x(\d+)'", film).groups())
-    assert width % 2 == height % 2 == 0
-    count = int(film.split()[0]) / (3 * width * height)
-    assert count == pytest.approx(25 * 2.4 * (0.6 + 1 + 1), abs=8)
-    ffmpeg.write_text(f"#!{sys.executable}\nimport sys\nsys.stdin.buffer.read()\nsys.exit(3)\n")
-    with pytest.raises(OSError, match="ffmpeg ended with status 3"):
-        as_film(as_motion(plan("all_gather", "ring", (2,))), ".mp4")
-
-
-@pytest.mark.skipif(
-    not all(map(shutil.which, ("ffmpeg", "ffprobe"))),
-    reason="no ffmpeg: Debian's package of that name",
-)
-def test_an_mp4_plays_as_long_as_its_rounds(tmp_path):
-    pytest.importorskip("PIL")
-    asked, file = ["draw", "all_gather", "--algorithm", "ring", "-n", "2"], tmp_path / "film.mp4"
-    assert main([*asked, "--animate", str(file)]) == 0
-    wanted = "stream=codec_name,pix_fmt,width,height,nb_frames,r_frame_rate"
-    command = ["ffprobe", "-v", "error", "-show_entries", wanted, "-of", "json", str(file)]
-    (found,) = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)[
-        "streams"
-    ]
-    root = ElementTree.fromstring(as_motion(plan("all_gather", "ring", (2,))))
-    assert found["width"] == int(root.get("width")) // 2 * 2
-    assert found["height"] == int(root.get("height")) // 2 * 2
-    assert (found["codec_name"], found["pix_fmt"]) == ("h264", "yuv420p")  # which slides play
-    assert found["r_frame_rate"] == "25/1"
-    assert int(found["nb_frames"]) == pytest.approx(25 * 2.4 * (0.6 + 1 + 1), abs=8)
-
-
-def test_the_command_writes_films(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_what_moves(tmp_path, capsys):
     asked = ["draw", "all_gather", "--algorithm", "ring", "-n", "2"]
     file = tmp_path / "film.svg"
     assert main([*asked, "--animate", str(file), "--follow", "1"]) == 0
     assert file.read_text() == as_motion(plan("all_gather", "ring", (2,)), 1)
     assert capsys.readouterr().out == ""
-    monkeypatch.setenv("PATH", "")
     for more, message in (
-        (["--animate", f"{file}.mp4"], "there is no ffmpeg on the path: install it"),
-        (["--animate", f"{file}.avi"], "'.avi' is not one of .svg, .gif, .mp4"),
+        (["--animate", f"{file}.gif"], "'.gif' is not one of .svg"),
         (["--follow", "1"], "--follow is for what moves: give --animate or --html too"),
         (["--animate", str(file), "--follow", "2"], "follow 2: there are shards 0 to 1"),
     ):

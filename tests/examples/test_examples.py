@@ -13,7 +13,7 @@ from support import mostly_exhaustive, python
 
 MISSING = [name for name in ("optax", "orbax", "flax", "equinox") if find_spec(name) is None]
 pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install 'ringcoll[examples]'"
+    bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install -e '.[examples]'"
 )
 #: Sizes for which FSDP still shards the weights, and 2 and 3 ranks share the heads.
 TINY = "--layers 2 --width 72 --heads 6 --features 144 --sequence 48 --batch 12 --save-every 3"
@@ -132,7 +132,7 @@ PROGRAMS = [
 )
 def test_a_program_agrees_with_the_built_in_and_says_so(name, flags, status, words):
     if name == "overlap_budget" and find_spec("libtpu") is None:
-        pytest.skip("no libtpu: pip install 'ringcoll[tpu]'")
+        pytest.skip("no libtpu: pip install -e '.[tpu]'")
     done = python("-W", "error", "-m", f"examples.{name}", *flags)
     assert done.returncode == status, done.stdout + done.stderr
     assert [each for each in words if each not in done.stdout + done.stderr] == []

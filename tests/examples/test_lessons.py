@@ -25,6 +25,8 @@ def test_a_lesson_makes_all_its_claims(lesson):
     """Also the claims in the solutions of its exercises."""
     printed, claims = ran("-m", f"examples.lessons.{lesson}")
     source = (FOLDER / f"{lesson}.py").read_text(encoding="utf-8")
+    heads = re.compile("^## .*$", re.M)
+    assert heads.findall(printed) == heads.findall(source)
     in_source = len(re.findall(r"\bclaim\(", source))
     assert in_source
     assert claims >= in_source or "pip install" in printed, printed  # of what is not installed
@@ -37,7 +39,7 @@ def test_without_the_compiler_for_tpus_a_cpu_program_is_read():
     )
     printed, claims = ran("-c", program)
     assert claims == 4  # two of the lesson, two of its first exercise
-    assert "pip install 'ringcoll[tpu]' (no TPU is needed)" in printed
+    assert "pip install -e '.[tpu]' in ringcoll's checkout (no TPU is needed" in printed
 
 
 def test_a_claim_that_does_not_hold_ends_a_lesson():
@@ -63,5 +65,10 @@ def test_lesson_4_and_the_command_agree_on_the_crossings(capsys):
 
 
 def test_they_are_in_the_index_in_order():
-    index = (FOLDER / "__init__.py").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `(\d\d_\w+)` ", index, re.M) == LESSONS
+    index = (HERE / "docs" / "learn.md").read_text(encoding="utf-8")
+    titles = [
+        re.search("^# (Lesson .*)$", (FOLDER / f"{name}.py").read_text("utf-8"), re.M)[1]
+        for name in LESSONS
+    ]
+    linked = re.findall(r"^- \[(.*)\]\(\.\./examples/lessons/(\w+)\.py\): ", index, re.M)
+    assert linked == list(zip(titles, LESSONS, strict=True))

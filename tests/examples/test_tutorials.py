@@ -39,7 +39,7 @@ WORDS = {
         "ShardingTypeError: Contracting dimensions are sharded",
         "cure: jnp.matmul(a, b, out_sharding=P())",
     ),
-    "layouts": ("one device = jit = ringcoll in all 9 layouts, exactly", "times one device"),
+    "layouts": ("one device = jit = ringcoll in all 9 layouts, exactly", "times as long"),
     "leaving_pmap": ("pmap = jit = shard_map = ringcoll = pmap, replaced exactly",),
     "matmuls": (
         "A[I_X, J] B[J, K_Y] -> C[I_X, K_Y]: numpy = jit = lax = ringcoll, exactly",
@@ -66,15 +66,15 @@ def run(monkeypatch, name, *arguments):
 
 
 def test_the_index_has_every_tutorial():
-    index = (FOLDER / "__init__.py").read_text(encoding="utf-8")
-    assert [name for name in NAMES if f"examples.tutorials.{name} " in index] == NAMES
+    index = (HERE / "docs" / "learn.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"](../examples/tutorials/{name}.py): " in index] == NAMES
     assert sorted(WORDS) == NAMES
 
 
 @pytest.mark.parametrize("name", mostly_exhaustive(NAMES, lambda name: name == "collectives"))
 def test_a_tutorial_runs_and_prints_its_results(name, tmp_path, monkeypatch):
     for module in NEEDS.get(name, ()):
-        pytest.importorskip(module, reason="pip install 'ringcoll[examples]'")
+        pytest.importorskip(module, reason="pip install -e '.[examples]'")
     arguments = ("--output", tmp_path) if name == "profiling" else ()
     done = run(monkeypatch, name, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr

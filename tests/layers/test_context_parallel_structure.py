@@ -67,7 +67,7 @@ def bytes_of(shape, dtype):
 
 @pytest.mark.tpu_aot
 @pytest.mark.skipif(
-    find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+    find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
 )
 @pytest.mark.parametrize(
     ("n", "gradients"),

@@ -346,14 +346,13 @@ def test_ranks_that_share_heads_of_keys_use_those_of_their_queries(case, mode):
         close(with_gradients(mapped)(params, x), expected(params, x), terms=x.size * D * 8)
 
 
-@pytest.mark.parametrize("kv_heads", [None, 3, 4])
-def test_heads_of_keys_that_may_be_all_or_a_part_are_refused(kv_heads):
+def test_heads_of_keys_that_may_be_all_or_a_part_are_refused():
     params = {"query": np.ones((D, 8, K)), "key": np.ones((D, 2, K)), "value": np.ones((D, 2, K))}
     params["out"] = np.ones((8, K, D))
     specs = tp.partition_specs(params, "z", columns={"query": -2})
 
     def call(params, x):
-        return tp.attention(params, x, "z", kv_heads=kv_heads, sequence_parallel=False)
+        return tp.attention(params, x, "z", sequence_parallel=False)
 
     mapped = jax.shard_map(
         call, mesh=make_mesh(4, names="z"), in_specs=(specs, P()), out_specs=P(), check_vma=False

@@ -343,8 +343,11 @@ def test_an_option_arrives_where_it_is_used(name, option):
     )
     if option == "residuals" and name.startswith("row"):
         jax.eval_shape(mapped)  # a row_linear keeps its operands
-    else:
-        assert words in message_of(lambda: jax.eval_shape(mapped), kind)
+        return
+    message = message_of(lambda: jax.eval_shape(mapped), kind)
+    assert words in message
+    layer = name.partition(",")[0]
+    assert message.startswith((f"ringcoll.layers.{layer}: ", f"{layer}() got an unexpected"))
 
 
 PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}

@@ -1,5 +1,6 @@
 """Bad calls of matmuls are refused before anything is sent: function, value and cure."""
 
+import re
 from functools import partial
 
 import jax
@@ -53,12 +54,12 @@ REFUSED = {
     "axis unbound": (
         NameError,
         gather(axis="typo"),
-        (EINSUM, "axis_name='typo'", "unbound axis name: typo", "the axes here are 'x'"),
+        (GATHER, "axis_name='typo'", "unbound axis name: typo", "the axes here are 'x'"),
     ),
     "axis unbound, scattered": (
         NameError,
         scatter(axis="typo", algorithm="ring"),
-        (SUM, "axis_name='typo'", "unbound axis name: typo", "the axes here are 'x'"),
+        (SCATTER, "axis_name='typo'", "unbound axis name: typo", "the axes here are 'x'"),
     ),
     "axis unbound, summed": (
         NameError,
@@ -68,7 +69,7 @@ REFUSED = {
     "axis unbound, sharded": (
         NameError,
         sharded(P("typo"), P(), P()),
-        ("axis_name=('typo',)", "unbound axis name: typo", "the axes here are 'x'"),
+        (SHARDED, "unbound axis name: typo", "the axes here are 'x'"),
     ),
     "axis twice": (
         ValueError,
@@ -78,48 +79,48 @@ REFUSED = {
     "axis by position": (
         ValueError,
         gather(axis=0),
-        (EINSUM, "axis_name=0", "0 is not a name", "name an axis of the mesh"),
+        (GATHER, "axis_name=0", "0 is not a name", "name an axis of the mesh"),
     ),
     "no such algorithm": (
         ValueError,
         gather(algorithm="rign"),
-        (EINSUM, "no algorithm 'rign'", "choose from auto, ring, bidirectional_ring"),
+        (GATHER, "no algorithm 'rign'", "choose from auto, ring, bidirectional_ring"),
     ),
     "bits, where products are added": (
         ValueError,
         gather(algorithm="lax_as_bits"),
-        (EINSUM, "no algorithm 'lax_as_bits'", "choose from auto"),
+        (GATHER, "no algorithm 'lax_as_bits'", "choose from auto"),
     ),
     "no power of two": (
         ValueError,
         scatter(algorithm="recursive_doubling"),
-        (SUM, "got 3 ranks", "use algorithm='bruck'"),
+        (SCATTER, "got 3 ranks", "use algorithm='bruck'"),
     ),
     "schedule of other ranks": (
         ValueError,
         gather(algorithm=algorithms.ring(4)),
-        (EINSUM, "a schedule of 4 ranks", "(3,)"),
+        (GATHER, "a schedule of 4 ranks", "(3,)"),
     ),
-    "algorithm not hashable": (TypeError, gather(algorithm=[1]), (EINSUM, "algorithm=[1]")),
+    "algorithm not hashable": (TypeError, gather(algorithm=[1]), (GATHER, "algorithm=[1]")),
     "function of other arguments": (
         TypeError,
         gather(algorithm=lambda: None),
-        (EINSUM, "algorithm=<function", "positional argument"),
+        (GATHER, "algorithm=<lambda>", "positional argument", "the size of each axis"),
     ),
     "table": (
         ValueError,
         gather(algorithm=TABLE),
-        (EINSUM, "algorithm", "a Table is only for collectives", "pass a name"),
+        (GATHER, "algorithm", "a Table is only for collectives", "pass a name"),
     ),
     "residuals": (
         ValueError,
         gather(residuals="keep"),
-        (EINSUM, "residuals='keep'", "choose from regather, save"),
+        (GATHER, "residuals='keep'", "choose from regather, save"),
     ),
     "operand": (
         ValueError,
         gather(operand=2),
-        (EINSUM, "operand=2", "pass 0 to gather x, 1 to gather w"),
+        (GATHER, "operand=2", "pass 0 to gather x, 1 to gather w"),
     ),
     "dimension of neither kind": (
         ValueError,
@@ -164,30 +165,30 @@ REFUSED = {
     "no array beside": (
         TypeError,
         lambda x, w: gather()(x, "w"),
-        (EINSUM, "not a valid JAX type", "pass an array"),
+        (GATHER, "not a valid JAX type", "pass an array"),
     ),
     "several to gather": (
         TypeError,
         lambda x, w: gather()([x, x], w),
-        (EINSUM, "<class 'list'>", "pass an array"),
+        (GATHER, "<class 'list'>", "pass an array"),
     ),
     "several to scatter": (
         TypeError,
         lambda x, w: scatter()([x, x], w),
-        (SUM, "<class 'list'>", "pass an array"),
+        (SCATTER, "<class 'list'>", "pass an array"),
     ),
-    "keys": (ValueError, lambda x, w: gather()(keys(x), w), (EINSUM, "key<fry>")),
+    "keys": (ValueError, lambda x, w: gather()(keys(x), w), (GATHER, "key<fry>")),
     "accumulation in no dtype": (
         TypeError,
         gather(accumulate_dtype="wide"),
-        (EINSUM, "accumulate_dtype='wide' is not a dtype", "such as jnp.float32"),
+        (GATHER, "accumulate_dtype='wide' is not a dtype", "such as jnp.float32"),
     ),
     "accumulation too narrow": (
         ValueError,
         scatter(accumulate_dtype=jnp.bfloat16),
-        (SUM, "accumulate_dtype=bfloat16 cannot hold every float32", "pass a dtype"),
+        (SCATTER, "accumulate_dtype=bfloat16 cannot hold every float32", "pass a dtype"),
     ),
-    "precision": (ValueError, gather(precision="some"), (EINSUM, "Precision", "some")),
+    "precision": (ValueError, gather(precision="some"), (GATHER, "Precision", "some")),
     "whole products that do not fit": (
         TypeError,
         lambda x, w: ringcoll.matmul_all_reduce(x, w[1:], "x", fused=False),
@@ -196,23 +197,27 @@ REFUSED = {
     "bools": (
         TypeError,
         lambda x, w: ringcoll.matmul_reduce_scatter(x > 0, w > 0, "x"),
-        (SUM, "dtype bool", "cast to int32 first"),
+        (SCATTER, "dtype bool", "cast to int32 first"),
     ),
-    "element type": (TypeError, scatter(preferred_element_type="wide"), (SUM, "'wide'")),
+    "element type": (TypeError, scatter(preferred_element_type="wide"), (SCATTER, "'wide'")),
     "sizes, one of several": (
         ValueError,
         lambda x, w: gather()(x, [w, w[1:]]),
-        (EINSUM, "label 'k' is of size 4 in x and 3 in w", "make them agree"),
+        (GATHER, "label 'k' of 'ak,kf->af' is of size 4 in x and 3 in w", "make"),
     ),
     "sizes, counting shards": (
         ValueError,
         gather(operand=1),
-        (EINSUM, "size 4 in x and 12 in w, counting all shards", "pass a shard of one"),
+        (GATHER, "size 4 in x and 12 in w, counting all shards", "pass a shard of one"),
     ),
     "rows do not divide": (
         ValueError,
         lambda x, w: scatter()(x[:4], w),
-        (SUM, "of size 4 is not divisible by 3", "pad it to a multiple"),
+        (
+            SCATTER,
+            "label 'a' of 'ak,kf->af' has size 4, not divisible by 3",
+            "pad it to a multiple",
+        ),
     ),
     "spec no string": (TypeError, einsum(3), (EINSUM, "the spec is 3", "write 'mk,kf->mf'")),
     "spec without a result": (
@@ -260,12 +265,12 @@ REFUSED = {
     "sizes, nothing sharded": (
         ValueError,
         lambda a, b: sharded(P(), P(), P())(a, b[1:]),
-        ("label 'k' is of size 4 in x and 3 in w", "make them agree"),
+        (SHARDED, "label 'k' of 'ak,kf->af' is of size 4 in x and 3 in w", "make them agree"),
     ),
     "algorithm, nothing sharded": (
         ValueError,
         sharded(P("x"), P(), P("x"), algorithm="rign"),
-        ("no algorithm 'rign'", "choose from auto"),
+        (SHARDED, "no algorithm 'rign'", "choose from auto"),
     ),
 }
 
@@ -316,8 +321,9 @@ BAD = {
 )
 def test_an_option_arrives_where_it_is_used(name, option):
     value, kind, words = BAD[option]
-    with pytest.raises(kind, match=words):
+    with pytest.raises(kind, match=words) as refusal:
         per_rank(make_mesh(N), FUNCTIONS[name](**{option: value}), *OPERANDS)
+    assert str(refusal.value).startswith(f"ringcoll.{re.match('[a-z_]+', name)[0]}(")
 
 
 @pytest.mark.parametrize(

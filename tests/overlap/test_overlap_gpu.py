@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.gpu_aot,
     pytest.mark.skipif(
         find_spec("jax_cuda13_plugin") is None,
-        reason="XLA's plugin for GPUs is not installed: pip install 'ringcoll[gpu]'",
+        reason="XLA's plugin for GPUs is not installed: pip install -e '.[gpu]'",
     ),
 ]
 FORMS = ("gather", "scatter", "weights")

@@ -137,10 +137,3 @@ def test_the_device_kind_tells_the_gpu():
         overlap.report(program(matmul("y")), chip="h100")
     with pytest.raises(ValueError, match=r"knows no chip named 'abacus', only .*tpu7x, .*h100"):
         timed(matmul("y"), chip="abacus")
-
-
-def test_advice_compares_with_the_ring():
-    """A gather of four, of so few bytes that permutes take longer than the gather."""
-    gather = "%g = f32[2000,500]{1,0} all-gather(%x), replica_groups={{0,1,2,3}}, dimensions={0}"
-    product = "%y = f32[2000,500]{1,0} dot(%g, %w), lhs_contracting_dims={1}"
-    assert "no form of ringcoll is quicker by its model" in timed(gather, product).advice

@@ -16,6 +16,7 @@ from ringcoll import overlap
 from ringcoll.overlap import program as programs
 from ringcoll.overlap.hlo import parse
 from ringcoll.overlap.lines import Line, Lines
+from ringcoll.overlap.rows import by_line
 
 OURS = inspect.getfile(ringcoll.all_gather_matmul)
 #: Stacks of calls: train.py, line 41, our function, an installed package's; and line 7 alone.
@@ -68,17 +69,17 @@ def line_of(text, name="s"):
     ("frame", "source"),
     [
         (1, "/home/me/train.py:41"),
-        (2, "/home/me/train.py:41"),  # not ours
-        (3, "/home/me/train.py:41"),  # nor an installed package's
+        (2, "/home/me/train.py:41 all_gather_matmul"),  # not ours
+        (3, "/home/me/train.py:41 all_gather_matmul"),  # nor an installed package's
         (4, "/home/me/train.py:7"),
         (5, f"{OURS}:70"),  # none called it
-        (7, "/venv/lib/site-packages/other/layer.py:99"),  # no file of the user calls it
+        (7, "/venv/lib/site-packages/other/layer.py:99 all_gather_matmul"),  # no user's file
         (8, ""),
     ],
 )
 def test_the_innermost_frame_of_the_users_own(tables, frame, source):
     found = line_of(text(f'op_name="jit(f)/psum" stack_frame_id={frame}', tables))
-    assert (found.source, found.op_name) == (source, "jit(f)/psum")
+    assert (f"{found.source} {found.function}".strip(), found.op_name) == (source, "jit(f)/psum")
 
 
 def test_frames_that_call_each_other_end():
@@ -97,15 +98,15 @@ def test_older_texts_name_the_line_beside_the_instruction():
     ("line", "short"),
     [
         (Line("/a/train.py", 41, "jit(f)/shard_map/psum"), "train.py:41 psum"),
+        (Line("/a/train.py", 41, "jvp()/reduce_scatter"), "train.py:41 psum_scatter"),
+        (Line("/a/train.py", 41, "transpose(jvp())/reduce_scatter"), "train.py:41, gradient"),
+        (Line("train.py", 41, "jit(f)/dot_general"), "train.py:41"),  # made by the compiler
         (Line("train.py", 41), "train.py:41"),
-        (Line(op_name="jit(f)/psum"), "psum"),
+        (Line(op_name="jit(f)/psum_invariant"), "psum"),
         (Line(), ""),
-        (Line("a/b.py", 1, "f/ringcoll.psum(ring)/all_gather/round 7/ppermute"),
-         "b.py:1 psum all_gather round 7"),
-        (Line("a/b.py", 1, "cond/ringcoll.pmax(recursive_doubling)/stage 1/round 2/ppermute"),
-         "b.py:1 pmax stage 1 round 2"),
-        (Line("a/b.py", 1, "f/ringcoll.all_gather_einsum(lax)/all_gather"),
-         "b.py:1 all_gather_einsum"),
+        (Line("a/b.py", 1, "f/ringcoll.psum(ring)/all_gather/round 7/ppermute"), "b.py:1 psum"),
+        (Line("a/b.py", 1, "transpose(f)/ringcoll.all_gather_einsum(lax)/all_gather", "linear"),
+         "b.py:1 linear, gradient"),
     ],
 )  # fmt: skip
 def test_in_short(line, short):
@@ -123,7 +124,7 @@ def test_a_fusion_has_the_line_of_its_collective():
     fused = program(outer, before=inner + MATMUL).replace("\n\n", TABLES, 1)
     assert line_of(fused, "f").short == "train.py:7 psum"
     bare = fused.replace(', metadata={op_name="f/psum" stack_frame_id=4}', ", to_apply=%add")
-    assert line_of(bare, "f").short == "train.py:41 dot"
+    assert line_of(bare, "f").short == "train.py:41"
     # The compiler left out the line of the sum, and kept that of its addition.
     addition = """
 %add (b: f32[], c: f32[]) -> f32[] {
@@ -133,40 +134,45 @@ def test_a_fusion_has_the_line_of_its_collective():
 }
 
 %spread"""
-    assert line_of(bare.replace("%spread", addition[1:], 1), "f").short == (
-        "train.py:7 reduce_scatter"
-    )
+    kept = bare.replace("%spread", addition[1:], 1)
+    assert line_of(kept, "f").short == "train.py:7 psum_scatter"
+    # Another sum has the same addition, so its line is that of only one. What is added has a line.
+    again = kept.replace("  ROOT %f", f"  %h = {SHAPE} all-reduce(%w), to_apply=%add\n  ROOT %f")
+    made = f'%m = {SHAPE} copy(%x), metadata={{op_name="f/dot" stack_frame_id=1}}\n  ROOT %f'
+    again = again.replace("ROOT %f", made).replace("fusion(%x)", "fusion(%m)")
+    assert line_of(again, "f").short == "train.py:41 psum_scatter"
     assert line_of(fused, "none_such") == Line()
 
 
 def test_rows_point_to_code_in_text_and_json():
     report = overlap.report(text('op_name="jit(f)/psum" stack_frame_id=1'), chip=CHIP)
-    heads, row = str(report).splitlines()[1:3]
-    assert heads.split()[:3] == ["at", "collective", "kind"]
-    assert row.startswith("train.py:41 psum  s ")
+    row = str(report).splitlines()[3]
+    assert row.endswith("  collective-permute  train.py:41 psum")
     (row,) = json.loads(report.to_json())["rows"]
     assert (row["source"], row["op_name"]) == ("/home/me/train.py:41", "jit(f)/psum")
     assert row["at"] == "train.py:41 psum"
-    assert not str(overlap.report(text("", "\n\n"), chip=CHIP)).splitlines()[1].startswith("at")
+    assert (
+        str(overlap.report(text("", "\n\n"), chip=CHIP)).splitlines()[3].endswith(" no line known")
+    )
 
 
-def test_a_turn_and_all_turns_of_a_loop_are_told_apart():
+def test_the_rows_of_a_line_are_added_up():
     turns = ', backend_config={"known_trip_count":{"n":"7"}}'
-    report = overlap.report(loop(turns, dot("y"), start("s", "y"), done("next", "s")), chip=CHIP)
-    heads, row, note = str(report).splitlines()[1:4]
-    assert heads.split()[-5:] == ["exposed", "us", "in", "all", "us"]
-    assert row.split()[2] == "7"
-    assert row.split()[-2:] == ["1001.0", "7007.0"]
-    assert note == "(MB to exposed us are of one run; in all us is the exposed time of all runs)"
-    (row,) = json.loads(report.to_json())["rows"]
-    assert [round(1e6 * row[key]) for key in ("wire", "exposed_each", "exposed")] == [
-        *(1001, 1001, 7007)
+    call = "ringcoll.psum(ring)"
+    named = ', metadata={op_name="%s/ppermute" source_file="/a/train.py" source_line=41}'
+    begun = [
+        start(n, "y") + named % f"{call}/rounds {k} to {k + 2}" for n, k in (("s", 1), ("u", 4))
     ]
-    assert (row["compute_each"], row["flops_each"]) == (0, 0)
-    once = overlap.report(program(start("s"), dot("y"), done("d", "s")), chip=CHIP)
-    assert "of one run" not in str(once)
-    (row,) = json.loads(once.to_json())["rows"]
-    assert row["flops_each"] == row["flops"] == 250_000_000
+    body = dot("y"), *begun, done("next", "s"), done("e", "u")
+    report = overlap.report(loop(turns, *body), chip=CHIP)
+    (line,) = by_line(report.rows)
+    assert line.label == "train.py:41 psum, 6 rounds"
+    assert (line.sum_of("count"), round(1e6 * line.sum_of("exposed"))) == (14, 14014)
+    assert (line.mean_of("bytes"), round(1e6 * line.mean_of("wire"))) == (1e6, 1001)
+    assert f"   14014.0  66.7     14  collective-permute  {line.label}" in str(report)
+    each = "each: 1.00 MB, 1 hop, 1001.0 us on the wire; 0.0 us of compute, 0.0 GFLOP under it"
+    assert each in report.details()
+    assert each not in str(report)
 
 
 def test_a_compiled_program_tells_lines_and_versions():
@@ -185,7 +191,8 @@ def test_a_compiled_program_tells_lines_and_versions():
         (at,) = (first + i for i, line in enumerate(lines) if line.strip().startswith(which))
         assert report.rows
         assert {row.source for row in report.rows} == {f"{__file__}:{at}"}
-    assert report.rows[0].at.endswith(" psum reduce_scatter round 1")
+    (line,) = by_line(report.rows)
+    assert line.label.endswith(" psum, 14 rounds")
     assert dict(report.versions) == {"jax": jax.__version__, "jaxlib": jax.lib.__version__}
     assert f"\ncompiled by jax {jax.__version__}, jaxlib " in str(report)
     assert json.loads(report.to_json())["versions"]["jax"] == jax.__version__

@@ -29,6 +29,11 @@ HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
 BARE = program(dot("y"), start("s", "y"), done("d", "s"))
 
 
+def at(instruction, name):
+    """An instruction on a line of source."""
+    return f'{instruction}, metadata={{op_name="{name}" source_file="a.py" source_line=9}}'
+
+
 def test_text_is_parsed_into_instructions():
     line = (
         "%f.1 = (bf16[8,128]{1,0:T(8,128)(2,1)S(1)}, /*index=1*/u32[], pred[2], s4[3]) fusion("
@@ -95,8 +100,8 @@ def test_the_assertion_is_green_and_red():
 
 def test_the_table_shows_rows_totals_and_assumptions():
     text = str(overlap.report(HIDDEN, chip=CHIP))
-    row = next(line for line in text.splitlines() if line.startswith("s "))
-    assert " ".join(row.split()) == "s collective-permute 1 1.00 1 1001.0 1000.0 0.2 1.0 1.0"
+    assert text.startswith("jit_f on 4 x toy: 1 of 2001 us exposed (0.0%)\n")
+    assert text.splitlines()[3].split()[:4] == ["1.0", "0.0", "1", "collective-permute"]
     assert "total 2001 us = compute 2000 + memory 0 + exposed 1 us (0.0%)" in text
     assert "toy: 1 GHz, 1 TFLOP/s bf16, memory 10 GB/s, a link 1 GB/s each way" in text
     assert "100% of the compute time from the compiler's estimated_cycles" in text
@@ -104,9 +109,8 @@ def test_the_table_shows_rows_totals_and_assumptions():
 
 
 def test_many_rows_are_cut_to_the_most_exposed():
-    lines = [
-        line for i in range(40) for line in (start(f"s{i}"), done(f"d{i}", f"s{i}"), dot(f"y{i}"))
-    ]
+    each = at(blocking("all-reduce"), "f")
+    lines = [each.replace(".1", f".{i}").replace("=9", f"={i}") for i in range(40)]
     text = str(overlap.report(program(*lines), chip=CHIP))
     assert "... and 16 more" in text
 
@@ -119,6 +123,72 @@ def test_json_holds_all_figures():
     assert report["exposed_share"] == pytest.approx(1 / 2001)
     assert "segments" not in report
     assert report["assumptions"]
+
+
+@pytest.mark.parametrize("chip", [CHIP, overlap.gpu("h100"), None])
+def test_a_saved_report_is_read(chip):
+    made = overlap.report(HIDDEN if chip == CHIP else untiled(HIDDEN), chip=chip)
+    saved = overlap.Report.from_json(made.to_json())
+    assert saved.details() == made.details()
+    assert saved.to_dict() == made.to_dict() | {"unread": [], "assumptions": [*made.assumptions]}
+    with pytest.raises(ValueError, match="has no t"):
+        saved.to_html()
+    with pytest.raises(ValueError, match="is not a report; pass what"):
+        overlap.Report.from_json(json.dumps([made.to_dict()]))
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ([dot("y")], ""),
+        ([start("s"), dot("y"), done("d", "s")], "collective-permute"),
+        ([blocking("all-gather")], "all-gather; if a matmul takes it: `all_gather_matmul`"),
+        ([at(blocking("all-reduce"), "psum")],
+         "a.py:9 psum; if it adds up a matmul: `matmul_all_reduce`"),
+        ([at(blocking("reduce-scatter"), "transpose(f)/x")],
+         "a.py:9, gradient; if a matmul takes it: `all_gather_matmul`"),
+        ([at(blocking("all-gather"), "ringcoll.all_gather_einsum(lax)/x")],
+         "a.py:9 all_gather_einsum"),
+    ],
+)  # fmt: skip
+def test_what_to_change_first(lines, named):
+    report = overlap.report(program(*lines), chip=CHIP)
+    assert report.advice == (named and f"to change first: {named}")
+    assert str(report).endswith(report.advice)
+    assert report.to_dict()["advice"] == report.advice
+
+
+def called(line, name, exposed):
+    """A row of a report."""
+    row = overlap.report(BARE, chip=CHIP).rows[0]
+    return replace(row, at=f"train.py:{line} {name}", exposed=exposed * 1e-6)
+
+
+def test_reports_are_compared_by_line():
+    """An edit has moved all lines by one: lines that call the same are matched in order."""
+    report = overlap.report(BARE, chip=CHIP)
+    old = [called(1, "psum", 10), called(2, "psum", 20), called(3, "all_gather", 5)]
+    old += [called(7, "pmax", 3), called(9, "pmax", 4)]
+    new = [called(2, "psum", 10), called(3, "psum", 25), called(4, "ppermute", 0)]
+    new += [called(9, "pmax", 1)]
+    text = overlap.compare(replace(report, rows=tuple(old)), replace(report, rows=tuple(new)))
+    cells = [line.split() for line in text.splitlines() if " train.py" in line]
+    assert [(*row[:3], *row[-2:]) for row in cells] == [
+        ("grew", "20.0", "25.0", "train.py:3", "psum"),
+        ("appeared", "0.0", "0.0", "train.py:4", "ppermute"),
+        ("shrank", "4.0", "1.0", "train.py:9", "pmax"),
+        ("went", "3.0", "0.0", "train.py:7", "pmax"),
+        ("went", "5.0", "0.0", "train.py:3", "all_gather"),
+    ]
+    assert "\n1 line as before\n" in text
+    assert max(map(len, text.splitlines())) <= 100
+    hidden = overlap.report(HIDDEN, chip=CHIP)
+    assert overlap.compare(report, hidden).splitlines()[-1] == (
+        "before: 1001 of 2001 us exposed (50.0%); now: 1 of 2001 us exposed (0.0%), "
+        "1.00 times as fast"
+    )
+    with pytest.raises(ValueError, match="jit_f has no times, and the other report has"):
+        overlap.compare(report, overlap.report(untiled(BARE)))
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
@@ -154,9 +224,7 @@ def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
 
     imported = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(
-        ModuleNotFoundError, match=r"needs matplotlib: pip install 'ringcoll\[bench"
-    ):
+    with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib: pip install -e '.\[bench"):
         overlap.report(HIDDEN, chip=CHIP).draw(tmp_path / "timeline.svg")
 
 

@@ -120,7 +120,6 @@ def test_a_ragged_exchange_sends_its_first_operand_and_not_the_buffer_it_writes_
         ("mesh['a'=2,'b'=2] {'b'}", 1000),
         ("mesh['a'=2,'b'=2] {'a','b'}", 1500),
         ("{{0,1,2,3}}", 1500),
-        ("{ {0,1}, {2,3} }", 1000),
     ],
 )
 def test_groups_in_every_notation(groups, seconds):
@@ -283,7 +282,7 @@ DOWN = {"first": "7", "bound": "0", "step": "-1"}
         ("%k, %bound), direction=EQ", {}, None),
     ],
 )
-def test_the_last_turn_counts_where_the_bound_is_in_it(compared, options, turns):
+def test_the_turns_of_every_comparison(compared, options, turns):
     text = loop("", *LOOP, **options).replace("%k, %bound), direction=LT", compared)
     report = overlap.report(text, chip=CHIP)
     assert us(report, "compute") == (1000 * (turns or 1),)

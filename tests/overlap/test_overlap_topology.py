@@ -106,6 +106,24 @@ def test_which_axes_are_rings(kind, size, closed):
     assert topology.wraps(kind, size) == closed
 
 
+@pytest.mark.parametrize(
+    ("topology_name", "exact"),
+    [
+        ("v5e:4x2", "v5e:4x2"),
+        ("v5e:8", "v5e:4x2"),
+        ("v5litepod-8", "v5e:4x2"),
+        ("v5litepod-32", "v5e:8x4"),
+        ("v6e-1", "v6e:1x1"),
+        ("v5p:8", "v5p:2x2x2"),
+        ("v5p-8", "v5p:2x2x1"),  # its cores; a device has two
+        ("tpu7x-8", "tpu7x:2x2x1"),  # a chip is two devices
+        ("v5p:4x4x8_twisted", "v5p:4x4x8_twisted"),
+    ],
+)
+def test_names_of_topologies(topology_name, exact):
+    assert topology._exact(topology_name) == exact
+
+
 def test_devices_without_coordinates_are_refused():
     with pytest.raises(ValueError, match="has no coordinates; pass a mesh of TPU devices"):
         overlap.hops(make_mesh(4), "x")
@@ -122,7 +140,7 @@ def test_without_libtpu_the_extra_is_named(monkeypatch):
     monkeypatch.setattr(topology, "find_spec", lambda name: None)
     for name in topology.ENVIRONMENT:
         monkeypatch.setenv(name, os.environ.get(name, topology.ENVIRONMENT[name]))
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ringcoll\[tpu\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.\[tpu\]'"):
         topology.devices("v5e:4x2")
 
 
@@ -132,7 +150,7 @@ def test_without_the_plugin_for_gpus_the_extra_is_named(monkeypatch):
 
     monkeypatch.setenv("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     monkeypatch.setattr(gpus.topologies, "get_topology_desc", none_registered)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ringcoll\[gpu\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install -e '.\[gpu\]'"):
         overlap.mesh("h200:8")
 
 

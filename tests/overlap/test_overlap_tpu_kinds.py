@@ -10,7 +10,7 @@ pytestmark = [
     pytest.mark.exhaustive,
     pytest.mark.tpu_aot,
     pytest.mark.skipif(
-        find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+        find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
     ),
 ]
 

@@ -49,8 +49,8 @@ WITHOUT_JAX = (
     *("attention.layouts", "attention.tiles", "attention.auto"),
     *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
     *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
-    *(f"overlap.{name}" for name in ("pending", "timeline", "chart", "report", "advice", "budget")),
-    *(f"overlap.{name}" for name in ("tracks", "page", "trace", "inline")),
+    *(f"overlap.{name}" for name in ("pending", "timeline", "chart", "rows", "report", "budget")),
+    *(f"overlap.{name}" for name in ("tracks", "page", "trace", "inline", "comparison")),
     *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "explore")),
     *(f"commands.{name}" for name in ("machine", "plot")),
     *("commands.exporting", "commands.importing"),
@@ -60,7 +60,7 @@ WITHOUT_JAX = (
 LAYERS_KNOW = ("layers", "collectives", "matmuls", "attention", "runtime.value_types")
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "costs", "io")
-LAZILY = {"io.figure": "matplotlib", "draw.film": "PIL"}  # of extras, and only when it is drawn
+LAZILY = {"io.figure": "matplotlib"}  # an extra, and only when it is drawn
 #: The methods that a notebook calls, and the one module that they may import from below.
 SHOWN, DRAWS = ("_repr_svg_", "_repr_html_"), "draw.notebook"
 #: The second is for modules that the first is not for: see `Call`.

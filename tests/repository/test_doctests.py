@@ -87,7 +87,7 @@ def test_an_example_prints_what_it_says(function, known):
 
 @pytest.mark.exhaustive
 @pytest.mark.tpu_aot
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="no libtpu: pip install 'ringcoll[tpu]'")
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="no libtpu: pip install -e '.[tpu]'")
 def test_examples_for_tpus_print_what_they_say():
     done = python(__file__)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr

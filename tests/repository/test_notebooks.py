@@ -12,8 +12,8 @@ from support import HERE, python
 
 from ringcoll import learn
 
-pytest.importorskip("jupytext", reason="pip install 'ringcoll[docs]'")
-pytest.importorskip("nbclient", reason="pip install 'ringcoll[docs]'")
+pytest.importorskip("jupytext", reason="pip install -e '.[docs]'")
+pytest.importorskip("nbclient", reason="pip install -e '.[docs]'")
 sys.path.insert(0, str(HERE / "docs" / "site"))
 import links
 import notebooks

@@ -3,14 +3,21 @@
 import re
 import subprocess
 import sys
+import textwrap
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import chex
+import jax
+import jax.numpy as jnp
 import pytest
-from support import mostly_exhaustive, python
+from support import data, make_mesh, mostly_exhaustive, per_rank, python
 
 from benchmarks.compiled import pages
+from ringcoll import algorithms
 from ringcoll.commands import explain
+from ringcoll.runtime import engine
 
 ROOT = Path(__file__).parents[2]
 PAIR = re.compile(r"```python\n((?:(?!```).)*)```\n```text\n(.*?)```", re.DOTALL)
@@ -30,6 +37,29 @@ def test_the_code_prints_what_the_page_says(page):
         assert ran.stdout == expected, ran.stderr
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_the_lines_of_the_first_page_are_a_gather_and_a_product(n):
+    (lines,) = re.findall(r"(?<=```py\n)def all_gather_matmul.*?(?=\n```)", README, re.DOTALL)
+    for module in (algorithms, engine):  # which show the same lines
+        assert textwrap.indent(lines, "    ") in module.__doc__
+    names = {"lax": jax.lax, "jnp": jnp}
+    exec(lines, names)
+
+    def plain(x, w):
+        return jax.lax.all_gather(x, "x", tiled=True) @ w
+
+    def with_gradients(product, x, w):
+        y, pull_back = jax.vjp(product, x, w)
+        return y, pull_back(jnp.cos(y))
+
+    x, w = data((n, 2, 3)), data((n, 3, 4))
+    ours, theirs = (
+        per_rank(make_mesh(n), partial(with_gradients, product), x, w)
+        for product in (names["all_gather_matmul"], plain)
+    )
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
+
+
 def test_no_program_of_a_page_is_left_out():
     every = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
     found = [page for page in every if PAIR.search(page.read_text(encoding="utf-8"))]
@@ -39,7 +69,7 @@ def test_no_program_of_a_page_is_left_out():
 @pytest.mark.tpu_aot
 @pytest.mark.exhaustive
 @pytest.mark.skipif(
-    find_spec("libtpu") is None, reason="libtpu is not installed: pip install 'ringcoll[tpu]'"
+    find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
 )
 def test_the_test_that_a_page_shows_passes(tmp_path):
     page = (ROOT / "docs" / "overlap.md").read_text(encoding="utf-8")
@@ -52,7 +82,7 @@ def test_the_test_that_a_page_shows_passes(tmp_path):
 
 def test_the_tables_of_algorithms_hold_what_explain_says():
     """Every line is right; an algorithm that is new need not be there: `claims --write` adds it."""
-    (page,) = pages.algorithm_pages()
+    page = ROOT / "docs" / "algorithms.md"
     (shown,) = pages.ALGORITHMS.findall(page.read_text(encoding="utf-8"))
     assert all(f"| {title} |" in shown for title in explain.LISTS)
     wrong = set(shown.strip().splitlines()) - set(explain.markdown())
@@ -65,9 +95,15 @@ def test_a_table_of_algorithms_is_written_between_its_marks():
     assert written == f"Before.\n<!-- algorithms -->\n{lines}\n<!-- end -->\nAfter.\n"
 
 
+def test_the_drawings_are_what_the_command_prints():
+    page = (ROOT / "docs" / "how.md").read_text(encoding="utf-8")
+    assert page == pages.with_algorithms(page), "python -m benchmarks claims --write"
+    for drawing in re.findall(r"<!-- draw (\w+ \w+ \d) -->\n```text\n", page):
+        assert "python -m ringcoll draw {} --algorithm {} -n {}\n".format(*drawing.split()) in page
+
+
 def test_the_commands_are_what_ci_runs():
-    commands = re.findall(r"```sh\n(.*?)\n```", README, re.S)
-    install, test = commands[0], commands[1]
+    install, test = (line for line in README.splitlines() if line.startswith("python3 -m venv"))
     assert '-e ".[bench]"' in install
     assert install.endswith("python -m benchmarks")
     assert '-e ".[test]"' in test

@@ -14,7 +14,7 @@ from support import HERE, python
 
 pytestmark = [
     needs_a_browser,
-    pytest.mark.skipif(find_spec("material") is None, reason="pip install 'ringcoll[docs]'"),
+    pytest.mark.skipif(find_spec("material") is None, reason="pip install -e '.[docs]'"),
     pytest.mark.exhaustive,
 ]
 

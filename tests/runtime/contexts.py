@@ -8,7 +8,6 @@ with lax's collectives may hang.) A fault may end the process, so each context h
 
 import gc
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import export
 from jax import lax as jax_lax
 from jax.experimental import io_callback
@@ -97,8 +97,6 @@ def context(run):
 @context
 def custom_partition(by):
     """XLA calls the partitioning function, in a thread of its own."""
-    if jax.__version_info__ >= (0, 12):  # there lax's collectives fail too
-        return []
     names = sorted(jax.eval_shape(step(by), X))
 
     @custom_partitioning
@@ -171,16 +169,6 @@ def without_operands(by):
 
 
 @context
-def an_unused_result(by):
-    @jax.jit
-    def program(x):
-        step(by)(x * 2)
-        return {"loop": step(by)(x)["loop"]}
-
-    return [(X, program(placed()))]
-
-
-@context
 def nested_maps(by):
     mesh = make_mesh(2, N, names="yx")
 
@@ -192,14 +180,6 @@ def nested_maps(by):
     results = program(placed(np.concatenate([X, 2 * X]), mesh, "y"))
     halves = [{name: y[half] for name, y in results.items()} for half in (slice(16), slice(16, 32))]
     return [(X, halves[0]), (2 * X, halves[1])]
-
-
-@context
-def jit_in_jit(by):
-    inner = jax.jit(partial(every, by))
-    twice = jax.jit(mapped(lambda x: (inner(x), inner(inner(x)["pshuffle"])), mesh=MESH))
-    first, second = twice(placed())
-    return [(X, first), (np.asarray(first["pshuffle"]), second)]
 
 
 @context
@@ -243,23 +223,12 @@ mlir.register_lowering(fails, _fail)
 def a_lowering_that_raises(by):
     program = jax.jit(mapped(lambda x: jax.tree.map(fails.bind, every(by, x)), mesh=MESH))
     for _ in range(3):
-        try:
+        with pytest.raises(ZeroDivisionError):
             program.lower(X)
-        except ZeroDivisionError:
-            continue
-        raise AssertionError("it lowers")
     results = jax.jit(step(by))(placed())
     gc.collect()
     assert not loops._programs, "a program is kept after its lowering"
     return [(X, results)]
-
-
-@context
-def cleared_caches(by):
-    program = jax.jit(step(by))
-    first = program(placed())
-    jax.clear_caches()
-    return [(X, first), (X, program(placed()))]
 
 
 @context
@@ -268,7 +237,7 @@ def cleared_listeners(by):
 
     def program(x):
         jax.monitoring.clear_event_listeners()
-        return clears.bind(every(by, x)["psum"])
+        return jax.tree.map(clears.bind, every(by, x))
 
     def clear(context, x):
         jax.monitoring.clear_event_listeners()
@@ -281,7 +250,7 @@ def cleared_listeners(by):
     text = lowered.as_text()
     results = jax.jit(step(by))(placed())
     assert lowered.as_text() == text
-    return [(X, {"psum": lowered.compile()(placed())}), (X, results)]
+    return [(X, results)]
 
 
 @context
@@ -295,25 +264,6 @@ def exported(by):
     )
     again = export.deserialize(several.serialize())
     return [(X, jax.jit(program.call)(placed())) for program in (one, several, again)]
-
-
-@context
-def cached_on_disk(by):
-    with tempfile.TemporaryDirectory() as folder:
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        first = jax.jit(step(by))(placed())
-        jax.clear_caches()
-        second = jax.jit(step(by))(placed())
-        jax.config.update("jax_compilation_cache_dir", None)
-    return [(X, first), (X, second)]
-
-
-@context
-def compiler_options(by):
-    options = {"xla_embed_ir_in_executable": True}
-    return [(X, jax.jit(step(by), compiler_options=options)(placed()))]
 
 
 @context
@@ -342,16 +292,6 @@ def loops_in_branches_in_loops(by):
     return [(X, jax.jit(mapped(program, mesh=MESH))(placed()))]
 
 
-@context
-def donated(by):
-    train = jax.jit(step(by), donate_argnums=0)
-    pairs, rows = [], X
-    for _ in range(3):
-        pairs.append((rows, train(placed(rows))))
-        rows = np.asarray(pairs[-1][1]["pshuffle"]) + 1
-    return pairs
-
-
 def expected(rows):
     ranks = rows.reshape(N, N, 6)
     results = jax.vmap(partial(every, "jax.lax"), axis_name="x")(ranks)
@@ -360,7 +300,9 @@ def expected(rows):
 
 if __name__ == "__main__":
     for by in ("auto", "ring"):
-        for rows, results in CONTEXTS[sys.argv[1]](by):
+        pairs = CONTEXTS[sys.argv[1]](by)
+        assert pairs
+        for rows, results in pairs:
             assert results
             right = expected(rows)
             for name, y in results.items():

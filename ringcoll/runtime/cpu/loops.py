@@ -37,7 +37,7 @@ _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COLLECTIVES = ("stablehlo.all_", "stablehlo.collective_", "stablehlo.reduce_scatter")
 _WHILE, _CALL, _MAPPED = "stablehlo.while", "func.call", "sdy.manual_computation"
 #: Operations that XLA:CPU runs asynchronously. (It inlines functions where they are called.)
-_LOOPS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
+_ASYNCHRONOUS = frozenset((_WHILE, "stablehlo.case", "stablehlo.if"))
 
 #: Operations with several parts; a part may need only some of the operands.
 _IN_PARTS = frozenset((_CALL, "stablehlo.optimization_barrier"))
@@ -46,7 +46,7 @@ _IN_PARTS = frozenset((_CALL, "stablehlo.optimization_barrier"))
 _Wait = tuple[ir.Operation, tuple[ir.Value, ...]]
 
 #: What an operation does: it does not send, it sends, or it runs a loop that sends.
-NOTHING, SENDS, LOOPS = range(3)
+_NOTHING, _SENDS, _LOOPS = range(3)
 
 #: The programs that are being lowered, and the thread that lowers each. (Thread-local storage will
 #: not do: XLA destroys that of its own threads without the interpreter's lock.)
@@ -60,7 +60,7 @@ def keep_apart(module: ir.Module) -> None:
     with _lock:
         if module in _programs:
             return
-        _lowered()  # Forget programs whose event was not heard: they may have been compiled.
+        _take_lowered()  # Forget programs whose event was not heard: they may have been compiled.
         _programs[module] = threading.get_ident()
         # Listen anew each time, because other code may clear JAX's listeners. The old listener goes
         # after the new one has come, because other threads lower programs too.
@@ -75,7 +75,7 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
     if event != _LOWERED:
         return
     with _lock:
-        lowered = _lowered()
+        lowered = _take_lowered()
     for module in lowered:
         try:
             with module.context, ir.Location.unknown():
@@ -86,7 +86,7 @@ def _when_lowered(event: str, duration_secs: float, **_: str | int) -> None:
             )
 
 
-def _lowered() -> list[ir.Module]:
+def _take_lowered() -> list[ir.Module]:
     """Take the programs that this thread has lowered out of `_programs`."""
     own = threading.get_ident()
     mine = [module for module, thread in list(_programs.items()) if thread == own]
@@ -114,7 +114,7 @@ def _decided(module: ir.Module) -> Iterator[tuple[ir.Block, list[_Wait]]]:
     for block in program.blocks(program.functions["main"].operation, None):
         operations = [op.operation for op in block.operations]
         kinds = [program.kind(op) for op in operations]
-        if LOOPS in kinds:
+        if _LOOPS in kinds:
             yield block, _waits(zip(operations, kinds, strict=True))
 
 
@@ -124,7 +124,7 @@ class _Program:
     def __init__(self, module: ir.Module) -> None:
         self.functions = ir.SymbolTable(module.operation)
         self.kinds: dict[str, int] = {}  # what each function does
-        self.found: set[tuple[str, frozenset[str] | None]] = set()
+        self.seen: set[tuple[str, frozenset[str] | None]] = set()
 
     def called(self, op: ir.Operation) -> str | None:
         """The function that an operation calls; None if it does not call one."""
@@ -135,13 +135,13 @@ class _Program:
     def kind(self, op: ir.Operation) -> int:
         """What an operation does, together with the operations inside it."""
         if op.name.startswith(_COLLECTIVES):
-            return SENDS
+            return _SENDS
         if name := self.called(op):
             if name not in self.kinds:
                 self.kinds[name] = self.kind(self.functions[name].operation)
             return self.kinds[name]
-        inside = max(map(self.kind, _inside(op)), default=NOTHING)
-        return LOOPS if inside and op.name in _LOOPS else inside
+        inside = max(map(self.kind, _inside(op)), default=_NOTHING)
+        return _LOOPS if inside and op.name in _ASYNCHRONOUS else inside
 
     def axes(self, mapped: ir.Operation) -> frozenset[str] | None:
         """The axes of the mesh of a `shard_map`; None if it does not name one mesh."""
@@ -162,9 +162,9 @@ class _Program:
                 return
             axes -= _names(op.attributes["manual_axes"])
         if name := self.called(op):
-            if (name, axes) in self.found:
+            if (name, axes) in self.seen:
                 return
-            self.found.add((name, axes))
+            self.seen.add((name, axes))
             op = self.functions[name].operation
         for region in op.regions:
             for block in region.blocks:
@@ -181,14 +181,14 @@ def _waits(operations: Iterable[tuple[ir.Operation, int]]) -> list[_Wait]:
     sent: list[ir.Value] = []  # the results of the operations since that loop that send
     behind: set[ir.Value] = set()  # the values that depend on an operation that waits for that loop
     for op, kind in operations:
-        if kind == LOOPS:
+        if kind == _LOOPS:
             waits.append((op, (*loop, *sent)))
             loop, sent, behind = tuple(op.results), [], set()
             continue
         operands = list(_operands(op))
         depends = all if op.name in _IN_PARTS else any
         is_behind = bool(operands) and depends(x in behind for x in operands)
-        if kind == SENDS:
+        if kind == _SENDS:
             sent.extend(op.results)
             if loop and not is_behind:
                 waits.append((op, loop))
@@ -250,7 +250,7 @@ def _write(changes: list[tuple[ir.Block, list[_Wait]]]) -> None:
 
 
 def _number_of(values: Iterable[ir.Value]) -> ir.Value | None:
-    """A number from 0 on that depends on these values; None if none is an array of known shape."""
+    """A number of at least 0 that depends on these values; None if none has a known shape."""
     counts = [_count(value) for value in values if _size(value)]
     return reduce(stablehlo.add, counts) if counts else None
 
@@ -258,8 +258,8 @@ def _number_of(values: Iterable[ir.Value]) -> ir.Value | None:
 def _count(value: ir.Value) -> ir.Value:
     """How many of a few elements are not 0.
 
-    They are of every part of the value that another lane or round may have computed. They are
-    counted, because a compiler may know some of them, but then it does not know the sum.
+    They are spread over the value, because different lanes and rounds may have computed its parts.
+    They are counted, because a compiler that knows some of them still does not know the sum.
     """
     shape, number = value.type.shape, ir.IntegerType.get_signless(32)
     strides = [max(1, size // 8) for size in shape]
@@ -287,7 +287,7 @@ def _operands_to_wait(op: ir.Operation) -> list[tuple[int, ir.Value]]:
 
 
 def _when_there(number: ir.Value, value: ir.Value) -> ir.Value:
-    """A value that waits for a number from 0 on, by a `select`."""
+    """The value, made to wait for a number of at least 0 by a `select`."""
     # Compilers do not look at the range of a number, but they would compare two constants.
     never, differs = mlir.ir_constant(np.int32(-1)), stablehlo.ComparisonDirectionAttr.get("NE")
     other = stablehlo.convert(ir.RankedTensorType.get([], value.type.element_type), number)

@@ -21,7 +21,7 @@ from ringcoll.runtime.order import Order
 class WhenReady(Order):
     """The order if operations start when their operands are ready.
 
-    No compiler removes the operations that it adds yet.
+    XLA does not currently optimize away the operations that it adds.
     """
 
     # An empty buffer is cleared at the start of the program; the first round would wait for that.

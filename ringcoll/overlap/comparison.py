@@ -1,0 +1,82 @@
+"""Compare two reports, line by line."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+from ringcoll.overlap.report import Report
+from ringcoll.overlap.rows import LineRows, aligned, by_line
+
+
+def compare(before: Report, now: Report) -> str:
+    """What changed between two reports, by line of source; the last line has the totals.
+
+    An edit moves lines, so lines of the same file that call the same function are matched in order.
+    If one report has more of these, lines with the same number are matched first.
+
+    Args:
+        before: a report, such as one that `Report.from_json` read.
+        now: a report of the same program, or of another.
+
+    Raises:
+        ValueError: only one of the two has times.
+
+    >>> text = jax.jit(lambda x: x).lower(jnp.ones(4)).compile()
+    >>> print(overlap.compare(overlap.report(text), overlap.report(text)).splitlines()[-1])
+    before: 0 of 0 collectives exposed (0.0%); now: 0 of 0 collectives exposed (0.0%)
+    """
+    if before.timed != now.timed:
+        untimed = now if before.timed else before
+        raise ValueError(f"compare: {untimed.name} has no times, and the other report has")
+    return "\n".join(_lines(before, now))
+
+
+def _lines(before: Report, now: Report) -> Iterator[str]:
+    figure, scale, unit, shown = "bare", 1.0, "", "{:.0f}"
+    if now.timed:
+        figure, scale, unit, shown = "exposed", 1e6, " us", "{:.1f}"
+    changes, same = [], 0
+    for pair in _pairs(by_line(before.rows), by_line(now.rows)):
+        old, new = (scale * line.sum_of(figure) if line else 0.0 for line in pair)
+        cells = shown.format(old), shown.format(new)
+        change = "appeared" if not pair[0] else "went" if not pair[1] else ""
+        if cells[0] != cells[1]:
+            change = change or ("grew" if new > old else "shrank")
+        line = pair[1] or pair[0]
+        if change and line:
+            changes.append((new - old, (change, *cells, line.kind, line.name)))
+        else:
+            same += 1
+    yield f"compared with {before.title}:"
+    yield ""
+    if changes:
+        heads = "change", f"before{unit}", f"now{unit}", "collective", "line"
+        changes.sort(key=lambda change: -change[0])
+        yield from aligned([heads, *(cells for _, cells in changes)])
+        yield ""
+    if same:
+        yield f"{same} line{'s' * (same > 1)} as before"
+    faster = f", {before.total / now.total:.2f} times as fast" if now.total else ""
+    yield f"before: {before.summary}; now: {now.summary}{faster}"
+
+
+def _pairs(before: Sequence[LineRows], now: Sequence[LineRows]) -> Iterator[list[LineRows | None]]:
+    """The same line in both reports; None for a report that does not have it."""
+    alike: defaultdict[tuple, tuple[list[LineRows], ...]] = defaultdict(lambda: ([], []))
+    for side, lines in enumerate((before, now)):
+        for line in lines:
+            alike[re.sub(r":\d+", "", line.at, count=1), line.kind][side].append(line)
+    for old, new in alike.values():
+        if len(old) != len(new):
+            for line in list(new):
+                if unmoved := next((one for one in old if one.at == line.at), None):
+                    old.remove(unmoved)
+                    new.remove(line)
+                    yield [unmoved, line]
+        yield from map(list, zip_longest(*(sorted(side, key=_number) for side in (old, new))))
+
+
+def _number(line: LineRows) -> int:
+    found = re.search(r":(\d+)", line.at)
+    return int(found[1]) if found else 0

@@ -1,0 +1,89 @@
+"""Rows of a report: a collective of the program, all collectives of a line, and their table."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+#: The most columns of printed text.
+WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A collective of the program, which runs `count` times.
+
+    bytes, hops and wire (seconds) are of one run. The other figures are of the whole program.
+    compute (seconds), flops and matmuls are those between start and done; bare is how often no
+    matmul is between them; exposed is in seconds.
+
+    source is the file and line of the call. op_name is JAX's name of the operation. at is a label,
+    such as "train.py:41 psum, gradient". They are "" if the text does not name them.
+    """
+
+    name: str
+    kind: str
+    asynchronous: bool
+    count: int
+    bytes: float
+    hops: int
+    wire: float
+    compute: float
+    flops: float
+    matmuls: int
+    bare: int
+    exposed: float
+    source: str = ""
+    op_name: str = ""
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class LineRows:
+    """The rows of one kind of collective of one line."""
+
+    at: str
+    kind: str
+    rows: Sequence[Row]
+
+    def sum_of(self, figure: str) -> float:
+        """The sum of a figure of the whole program, such as "exposed" or "count"."""
+        return sum(getattr(row, figure) for row in self.rows)
+
+    def mean_of(self, figure: str) -> float:
+        """The mean of a figure of one run, such as "bytes" or "wire"."""
+        total = sum(row.count * getattr(row, figure) for row in self.rows)
+        return total / (self.sum_of("count") or 1)
+
+    @property
+    def name(self) -> str:
+        """The line in words: "train.py:27 matmul_reduce_scatter, gradient"."""
+        return self.at or "no line known"
+
+    @property
+    def label(self) -> str:
+        """The name, and the number of rounds: "train.py:27 matmul_reduce_scatter, 7 rounds"."""
+        # What is sent both ways in one round has two rows, and one name.
+        calls = {row.op_name.rpartition("ringcoll.")[2] for row in self.rows}
+        spans = (re.search(r".*rounds? (\d+)(?: to (\d+))?", call) for call in calls)
+        rounds = sum(int(span[2] or span[1]) - int(span[1]) + 1 for span in filter(None, spans))
+        return f"{self.name}, {rounds} rounds" if rounds > 1 else self.name
+
+
+def by_line(rows: Iterable[Row]) -> list[LineRows]:
+    """The rows of each line together, the most exposed line first."""
+    found = defaultdict(list)
+    for row in rows:
+        found[row.at, row.kind].append(row)
+    lines = [LineRows(*key, of) for key, of in found.items()]
+    return sorted(lines, key=lambda line: (-line.sum_of("exposed"), -line.sum_of("bare")))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table: numbers aligned right, then a kind and a label aligned left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for *numbers, kind, label in rows:
+        cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths, strict=False)]
+        start = "  ".join([*cells, f"{kind:<{widths[-2]}}", ""])
+        room = WIDTH - len(start)
+        yield start + (label if len(label) <= room else f"...{label[3 - room :]}")
