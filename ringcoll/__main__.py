@@ -7,8 +7,8 @@ cost all_reduce                                         the modelled time of eve
 predict all_reduce --ranks 8 --device h100              the modelled time of one, or of the built-in
 machine --fit nccl.txt                                  a machine's constants, from measured times
 overlap --example all_gather_matmul                     what a compiled program waits for
-export all_reduce --algorithm ring -n 8 --format msccl  a schedule, for another tool
-import ring.xml                                         another tool's schedule: prove, price, draw
+export all_reduce --algorithm ring -n 8 -o ring.xml     a schedule, as an MSCCL file
+import ring.xml                                         an MSCCL file: read and prove it
 """
 
 import argparse

@@ -311,7 +311,7 @@ def test_plots(capsys, tmp_path, ranks, words):
 def test_scale(capsys, tmp_path):
     path = tmp_path / "scale.svg"
     assert benchmarks(["scale", "--ranks", "16..64", "--bytes", "1M", "--plot", str(path)]) == 0
-    row = capsys.readouterr().out.partition("\n  64 ")[2].split("\n")[0]
+    row = capsys.readouterr().out.partition("\n 64 ")[2].split("\n")[0]
     on_a_ring = price("psum", "ring", (64,), (64,))
     assert row.split("us")[0].strip() == "597"
     assert seconds_in_words(seconds(on_a_ring, 2**20 / 64, DEVICES["v5p"])) == "597 us"
