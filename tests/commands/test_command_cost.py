@@ -149,7 +149,7 @@ def test_a_column_for_each_number_of_ranks(capsys):
     asked = ("all_gather", "--ranks", "3,8", "--network", "torus")
     assert "alpha + " not in cost(capsys, *asked)
     wide = cost(capsys, "all_gather", "--ranks", "2..2048")
-    assert [len(row) for row in re.findall(r"^ring .*$", wide, re.M)] == [98, 48]
+    assert [row.count("s") for row in re.findall(r"^ring( .*)$", wide, re.M)] == [8, 3]
     printed = cost(capsys, *asked, "--formulas")
     assert "modelled on v5e: alpha 0.9 us, hop 1 us, beta 1/(45 GB/s)" in printed
     starts = "ceil((n-1)/2) alpha + ceil((n-1)/2) hop"
@@ -311,7 +311,7 @@ def test_plots(capsys, tmp_path, ranks, words):
 def test_scale(capsys, tmp_path):
     path = tmp_path / "scale.svg"
     assert benchmarks(["scale", "--ranks", "16..64", "--bytes", "1M", "--plot", str(path)]) == 0
-    row = capsys.readouterr().out.partition("\n  64 ")[2].split("\n")[0]
+    row = capsys.readouterr().out.partition("\n 64 ")[2].split("\n")[0]
     on_a_ring = price("psum", "ring", (64,), (64,))
     assert row.split("us")[0].strip() == "597"
     assert seconds_in_words(seconds(on_a_ring, 2**20 / 64, DEVICES["v5p"])) == "597 us"
