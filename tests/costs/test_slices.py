@@ -189,13 +189,18 @@ def test_cost_and_overlap_agree_on_a_slice(capsys, kind, size, shape, algorithm)
     assert ("is a line, not a ring" in printed) == (prod(size) == 2 or shape in ((2, 2), (2, 2, 2)))
 
 
+FORMULA = ["cost", "all_gather", "--algorithm", "ring", "--formulas"]
+
+
 def test_neighbours_have_one_link_between_them(capsys):
     for kind, taken in (("v5e", "748 us"), ("v5p", "377 us")):
-        assert main(["cost", "all_gather", "-n", "2", "--device", kind, "--algorithm", "ring"]) == 0
-        assert f"{taken}*  alpha + hop + 1/2 B beta" in capsys.readouterr().out
+        assert main([*FORMULA, "-n", "2", "--device", kind]) == 0
+        printed = capsys.readouterr().out
+        assert f"ring   {taken}*" in printed
+        assert "ring  alpha + hop + 1/2 B beta" in printed
         half = SIZE / 2 * DEVICES[kind].beta + DEVICES[kind].hop
         assert reported(kind, (2, 1, 1), (2,), "ring") == pytest.approx(half)
-    assert main(["cost", "all_gather", "-n", "2", "--network", "torus", "--algorithm", "ring"]) == 0
+    assert main([*FORMULA, "-n", "2", "--network", "torus"]) == 0
     assert "alpha + hop + 1/2 B beta" in capsys.readouterr().out
 
 
@@ -205,8 +210,7 @@ def test_a_network_by_its_shape_is_a_slice(capsys):
         ("8", "8x1", "7 alpha + 14 hop + 7/8 B beta"),  # two links a step
         ("16x16", "16x16", "30 alpha + 30 hop + 255/256 B beta"),
     ):
-        flags = f"all_gather -n {ranks} --network {network} --algorithm ring --device v5e"
-        assert main(["cost", *flags.split()]) == 0
+        assert main([*FORMULA, "-n", ranks, "--network", network, "--device", "v5e"]) == 0
         printed = capsys.readouterr().out
         assert paid in printed
         assert ("axis of 8x1 is a line, not a ring" in printed) == (network == "8x1")

@@ -316,7 +316,6 @@ def test_the_command_refuses_in_words(capsys):
         ["overlap", "--function", "no_colon"],
         ["overlap", "--function", "math:none_such"],
         ["overlap"],
-        [],
     ):
         with pytest.raises(SystemExit):
             command_line.main(argv)
