@@ -2,7 +2,7 @@
 
 draw all_reduce                                         who holds what after each round
 explore                                                 a page: play the rounds, compare the prices
-explain ring                                            an algorithm: its rounds and price, and when
+explain ring                                            an algorithm: rounds, price, when to use it
 cost all_reduce                                         the modelled time of every algorithm
 predict all_reduce --ranks 8 --device h100              the modelled time of one, or of the built-in
 machine --fit nccl.txt                                  a machine's constants, from measured times

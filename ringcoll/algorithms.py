@@ -12,8 +12,8 @@ A ring is ten lines of `ppermute` and `axis_index`:
             x = arriving  # after t hops it is rank r - t's
         return jnp.stack(parts)[(r - jnp.arange(n)) % n].reshape(-1, w.shape[1])
 
-An algorithm is what `right` and the loop say, as a list of rounds. In round t + 1, every rank sends
-to the next one (shift 1) the shard that came from t ranks before it (offset t):
+An algorithm is what `right` and the loop say, as a list of rounds. Round by round (t = 0, 1, ...),
+every rank sends to the next one (shift 1) the shard that came from t ranks before it (offset t):
 
     Schedule((n,), tuple((Move(1, (t,)),) for t in range(n - 1)))
 

@@ -25,6 +25,7 @@ import argparse
 import os
 import time
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 
 import numpy as np
 from jax.sharding import Mesh
@@ -70,9 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (1)")
     names = options.listed
     add("-o", "--op", type=names(*_OPS), metavar="LIST", help=f"of {', '.join(_OPS)}, or all")
-    of = options.collectives(*_NAMES)
-    what = f"of {', '.join(_NAMES)}, or all (check all, time {', '.join(_TIMED)})"
-    add("--collective", type=of, metavar="LIST", help=what)
+    collectives = options.collectives(*_NAMES)
+    what = f"of {', '.join(_NAMES)}, or all (default: check all, time {', '.join(_TIMED)})"
+    add("--collective", type=collectives, metavar="LIST", help=what)
     algorithms = options.algorithms({case.name: case.choices(8) for case in CASES})
     add("--algorithm", type=algorithms, metavar="LIST", help="names, auto, or all")
     options.add_json(parser, f"everything measured ({RESULTS})")
@@ -146,22 +147,25 @@ def _to_check(args: argparse.Namespace, mesh: Mesh) -> list[tuple[Point, str]]:
     An algorithm of each collective is followed by the next of each, so that all collectives are
     checked even if time is short; the types follow one after the other.
     """
-    programs = []
-    for i, dtype in enumerate(map(np.dtype, args.datatype)):
+    programs: list[tuple[Point, str]] = []
+    for dtype in map(np.dtype, args.datatype):
+        by_case = []
         for case in _cases(args, _NAMES):
             point = Point(case, dtype, case.size(CHECK_COUNT, dtype.itemsize, mesh.size), mesh)
             names = _algorithms(args, case, dtype, mesh.size, case.choices(mesh.size))
-            programs += [(i, j, point, name) for j, name in enumerate([LAX, *names])]
-    return [(point, name) for _, _, point, name in sorted(programs, key=lambda one: one[:2])]
+            by_case.append([(point, name) for name in (LAX, *names)])
+        programs += filter(None, chain.from_iterable(zip_longest(*by_case)))
+    return programs
 
 
 def _check_all(programs: Sequence[tuple[Point, str]], end: float, rows: list[Measurement]) -> None:
     """Check programs until the time `end`; add the results to `rows`."""
-    bar = report.progress(
-        *(programs, len(programs), "checking"),
-        lambda of: f"{of[0].case.name} {of[0].dtype.name} {of[1]}",
-    )
-    for point, name in bar:
+
+    def named(program: tuple[Point, str]) -> str:
+        point, algorithm = program
+        return f"{point.case.name} {point.dtype.name} {algorithm}"
+
+    for point, name in report.progress(programs, len(programs), "checking", named):
         if processes.first_says(time.perf_counter() > end):
             return
         rows.append(check(point, name))

@@ -257,7 +257,8 @@ def interleave(
 def sharing(items: Sequence[T], seconds: float, weigh: Callable[[T], float]) -> Iterator[tuple]:
     """Each item with its share of the remaining seconds, by weight.
 
-    The share is 0 if the item would take longer than that, even at the fastest pace so far.
+    The share is 0 if the item would not end in the remaining seconds, even at the fastest pace so
+    far.
     """
     end = time.perf_counter() + seconds
     weights = [weigh(item) for item in items]

@@ -17,15 +17,15 @@ def verdict(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
     """
     if header["devices"] == 1:
         return (
-            "One device sends nothing, so no time here says anything of an algorithm; eight "
-            "virtual devices: JAX_NUM_CPU_DEVICES=8 python -m benchmarks"
+            "One device sends nothing, so these times say nothing about algorithms; eight virtual "
+            "devices: JAX_NUM_CPU_DEVICES=8 python -m benchmarks"
         )
     copies = header["platform"] == "cpu" and header["processes"] == 1
     words = []
     named = [row.vs_lax for row in rows if not row.label.startswith(("auto", LAX)) and row.vs_lax]
     if named:
-        slower = sum(of.low > SLOWER for of in named)
-        faster = sum(of.high < FASTER for of in named)
+        slower = sum(ratio.low > SLOWER for ratio in named)
+        faster = sum(ratio.high < FASTER for ratio in named)
         because, expected = "", ""
         if copies and 2 * slower > len(named):
             because, expected = "one process: messages are copies, so ", ", as expected,"
@@ -38,7 +38,8 @@ def verdict(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
     if others:
         ratios = sorted(row.vs_lax.median for row in others if row.vs_lax)
         names = ", ".join(dict.fromkeys(row.resolved for row in others))
-        words.append(f"in the others {names}, at {ratios[0]:.2f} to {ratios[-1]:.2f} of its time")
+        span = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
+        words.append(f"in the others it took {names}, at {span} of lax's time")
     if copies:
         words.append("between hosts: python -m benchmarks cluster")
     text = "; ".join(words)

@@ -3,7 +3,7 @@
 Each is a script, a notebook and a page of the site, on eight virtual CPU devices. It prints its
 results. It raises if the two ways differ by more than rounding, or differ at all where nothing is
 rounded. It ends with two exercises; as a script it runs their solutions. `docs/learn.md` lists
-them:
+the tutorials. To run one:
 
     python -m examples.tutorials.arrays
 """

@@ -34,7 +34,7 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     """
 
     collective = "pbroadcast"
-    source: Any  # an int; None: other ranks' bits are zeros already
+    source: Any  # an int; None if all other ranks' bits have been set to zero
     traced: Array | None = field(default=None, hash=False, compare=False)
 
     def __call__(self, *xs: Array) -> list[Array]:

@@ -119,8 +119,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against",
         type=lambda text: text if text in NAMES else _saved(text),
         metavar="FILE",
-        help="print what changed since this report, which --json wrote. Or the name of an example: "
-        "then pictures, pages and traces show it above the other",
+        help="print what changed since this: a report that --json wrote, or an example, which "
+        "pictures, pages and traces then show above the other (default for an example that "
+        "overlaps: its plain form)",
     )
     parser.add_argument(
         "--details", action="store_true", help="print MB, hops and GFLOP of each line, too"

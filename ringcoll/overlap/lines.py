@@ -16,11 +16,19 @@ from ringcoll.overlap.transfers import is_collective
 _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
-
-
-#: The collectives of `jax.lax`, by the names of their operations where these differ.
-_LAX = ("all_gather", "all_to_all", "pmax", "pmin", "ppermute", "psum", "ragged_all_to_all")
-_CALLS = {**dict(zip(_LAX, _LAX, strict=True)), "reduce_scatter": "psum_scatter"}
+#: The function of `jax.lax` that makes an operation, by the operation's name.
+_CALLS = {
+    name: name
+    for name in (
+        "all_gather",
+        "all_to_all",
+        "pmax",
+        "pmin",
+        "ppermute",
+        "psum",
+        "ragged_all_to_all",
+    )
+} | {"reduce_scatter": "psum_scatter"}
 
 
 class Line(NamedTuple):

@@ -73,25 +73,26 @@ def _exact(topology: str) -> str:
     Raises:
         ValueError: with this name, libtpu would abort the process or use another topology.
     """
-    found = re.fullmatch(r"(\w+?)([:=_-])(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)", topology)
-    sizes = [int(n) for n in found[3].split("x")] if found else []
-    if found is None or 0 in sizes:
+    match = re.fullmatch(r"(\w+?)([:=_-])(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)", topology)
+    sizes = [int(n) for n in match[3].split("x")] if match else []
+    if match is None or 0 in sizes:
         raise ValueError(
             f"overlap: {topology!r} must be a kind of chip and a size, such as v5e:4x2 or v5e:8"
         )
-    kind = _CLOUD.get(found[1], found[1])
+    kind = _CLOUD.get(match[1], match[1])
     axes = 2 if kind in FLAT else 3
     if any(n != 1 for n in sizes[2:]) and axes == 2:
         raise ValueError(f"overlap: {topology!r}: {kind} has two axes; name such as {kind}:4x2")
     if len(sizes) == 1:
-        in_halves = kind == "tpu7x" or (kind == "v5p" and found[2] == "-")
-        chips = sizes[0] // (1 + in_halves)
-        if chips * (1 + in_halves) != sizes[0] or chips & (chips - 1):
-            raise ValueError(f"overlap: {topology!r} is no power of two; name such as {kind}:4x2")
+        counts_cores = kind == "tpu7x" or (kind == "v5p" and match[2] == "-")
+        chips, rest = divmod(sizes[0], 2 if counts_cores else 1)
+        if rest or chips & (chips - 1):
+            name = f"{kind}:{'4x2' if axes == 2 else '2x2x2'}"
+            raise ValueError(f"overlap: {topology!r} is no power of two; name such as {name}")
         # As equal as they can be: 8 chips are 4x2 or 2x2x2.
         power = chips.bit_length() - 1
         sizes = [2 ** ((power + axes - 1 - axis) // axes) for axis in range(axes)]
-    return f"{kind}:{'x'.join(map(str, sizes))}{found[4]}"
+    return f"{kind}:{'x'.join(map(str, sizes))}{match[4]}"
 
 
 def mesh(topology: str, **axes: int) -> Mesh:

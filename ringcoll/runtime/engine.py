@@ -15,12 +15,12 @@ A ring that multiplies each shard while the next one travels is ten lines:
 `gather` is that loop for any list of rounds. The list says what a round sends, and to whom; what
 the loop did with a shard is now a function `visit(carry, shards)`:
 
-    held = came = {0: x}                            # by offset: r holds the shard of r - offset
+    held = arrived = {0: x}                         # by offset: r holds the shard of r - offset
     for moves in schedule.rounds:
         arriving = send(moves, held)                # the next shards travel
-        carry = visit(carry, came)                  # while these are multiplied
-        held, came = held | arriving, arriving
-    return visit(carry, came)
+        carry = visit(carry, arrived)               # while these are multiplied
+        held, arrived = held | arriving, arriving
+    return visit(carry, arrived)
 
 `reduce` runs the list backward, and calls `produce` for every contribution just before it is sent.
 

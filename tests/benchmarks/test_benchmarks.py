@@ -226,7 +226,11 @@ def test_a_picture_has_panels_for_what_was_timed(tmp_path):
     [
         (1, 2.0, "so named algorithms are slower than lax, as expected, in 2 of 2 rows (faster in"),
         (1, 0.5, "Named algorithms are slower than lax in 0 of 2 rows (faster in 2); `auto` took"),
-        (4, 2.0, "rows (faster in 0); `auto` took lax in 1 of 2 rows; in the others ring, at 2.00"),
+        (
+            4,
+            2.0,
+            "rows (faster in 0); `auto` took lax in 1 of 2 rows; in the others it took ring, at 2.00",
+        ),
     ],
 )
 def test_a_verdict_is_in_words(processes, ratio, words):
