@@ -1,11 +1,12 @@
 """Compute the compiled and modelled figures of the pages again, and compare them with the claims.
 
 Without a flag, it computes only the headline figures, those of docs/matmuls.md. Nothing runs on a
-TPU or GPU, and no time is measured. `claims.json` holds the claims with their commands, versions and
-tolerances; `pages.toml` says which pages show them. A claim is for the versions of JAX and of the
-compiler that it names; programs without a claim for the installed versions are counted and left out.
-The exit status is 1 if a program fails or has no claim for any version, or if its time is off by more
-than 2 %, its exposure by more than one point, or its temporaries by more than 2 % (and 1 MiB).
+TPU or GPU, and no time is measured. `claims.json` holds the claims with their commands, versions
+and tolerances; `pages.toml` says which pages show them. A claim is for the versions of JAX and of
+the compiler that it names; programs without a claim for the installed versions are counted and left
+out. The exit status is 1 if a program fails or has no claim for any version, or if its time is off
+by more than 2 %, its exposure by more than one point, or its temporaries by more than 2 % (and 1
+MiB).
 """
 
 import argparse

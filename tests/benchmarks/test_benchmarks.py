@@ -229,7 +229,7 @@ def test_a_picture_has_panels_for_what_was_timed(tmp_path):
         (
             4,
             2.0,
-            "rows (faster in 0); `auto` took lax in 1 of 2 rows; in the others it took ring, at 2.00",
+            "`auto` took lax in 1 of 2 rows; in the others it took ring, at 2.00",
         ),
     ],
 )
