@@ -44,7 +44,7 @@ def from_msccl(text: str | bytes) -> Program:
     """
     try:
         root = ElementTree.fromstring(text)
-    except (ElementTree.ParseError, ValueError) as error:  # ValueError: of its encoding
+    except (ElementTree.ParseError, ValueError, LookupError) as error:  # of its encoding
         raise ScheduleError(f"it is not XML: {error}") from error
     if root.tag != "algo":
         raise _wrong(root, "it is the outermost element; that of an MSCCL file is an <algo>")

@@ -183,6 +183,8 @@ class Program:
         """
         if not self.chunks:
             raise ScheduleError("a program without ranks, or without chunks of input and output")
+        if self.collective not in COLLECTIVES:
+            raise ScheduleError(f"{self.collective:.40} is not one of {', '.join(COLLECTIVES)}")
         if not (self.in_place or self.out_of_place):
             raise ScheduleError("it is meant for calls neither in place nor out of place")
         if self.collective != "psum" and self.chunks % self.size:
@@ -191,10 +193,15 @@ class Program:
         most = max(max(rank.buffers.values()) for rank in self.ranks)
         if most > MOST_CHUNKS:
             raise ScheduleError(f"a buffer of {most} chunks; at most {MOST_CHUNKS} can be proved")
+        for number, rank in enumerate(self.ranks):
+            if any(number in (block.to, block.source) for block in rank.blocks):
+                raise ScheduleError(f"rank {number} sends to itself; copy by cpy")
         for at, step in self.steps():
             if step.kind not in KINDS:
                 known = ", ".join(KINDS)
                 raise ScheduleError(f"{at}: no kind {step.kind:.40}; choose from {known}")
+            if step.count < 1 and any(step.does):
+                raise ScheduleError(f"{at}: {step.kind} of {step.count} chunks; name 1 or more")
             for place in [step.source] * step.does.reads + [step.target] * step.does.writes:
                 chunks = self.ranks[at.rank].buffers.get(place.buffer, 0)
                 if place.first < 0 or place.first + step.count > chunks:

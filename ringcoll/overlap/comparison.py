@@ -69,12 +69,21 @@ def _pairs(before: Sequence[LineRows], now: Sequence[LineRows]) -> Iterator[list
             alike[re.sub(r":\d+", "", line.at, count=1), line.kind][side].append(line)
     for old, new in alike.values():
         if len(old) != len(new):
-            for line in list(new):
-                if unmoved := next((one for one in old if one.at == line.at), None):
-                    old.remove(unmoved)
-                    new.remove(line)
-                    yield [unmoved, line]
+            for same in (_place, _figures):
+                for line in list(new):
+                    if match := next((one for one in old if same(one) == same(line)), None):
+                        old.remove(match)
+                        new.remove(line)
+                        yield [match, line]
         yield from map(list, zip_longest(*(sorted(side, key=_number) for side in (old, new))))
+
+
+def _place(line: LineRows) -> str:
+    return line.at
+
+
+def _figures(line: LineRows) -> tuple[float, ...]:
+    return tuple(round(line.sum_of(name), 9) for name in ("count", "bytes", "bare", "exposed"))
 
 
 def _number(line: LineRows) -> int:

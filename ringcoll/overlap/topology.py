@@ -79,16 +79,19 @@ def _exact(topology: str) -> str:
         raise ValueError(
             f"overlap: {topology!r} must be a kind of chip and a size, such as v5e:4x2 or v5e:8"
         )
-    kind = _CLOUD.get(match[1], match[1])
+    kind = _CLOUD.get(match[1].lower(), match[1].lower())
     axes = 2 if kind in FLAT else 3
     if any(n != 1 for n in sizes[2:]) and axes == 2:
         raise ValueError(f"overlap: {topology!r}: {kind} has two axes; name such as {kind}:4x2")
+    if len(sizes) == 1 and kind not in DEVICES:
+        raise ValueError(f"overlap: {topology!r}: give {kind} a size, such as {kind}:2x2x1")
     if len(sizes) == 1:
         counts_cores = kind == "tpu7x" or (kind == "v5p" and match[2] == "-")
         chips, rest = divmod(sizes[0], 2 if counts_cores else 1)
         if rest or chips & (chips - 1):
-            name = f"{kind}:{'4x2' if axes == 2 else '2x2x2'}"
-            raise ValueError(f"overlap: {topology!r} is no power of two; name such as {name}")
+            name = f"{kind}:{'4x2' if axes == 2 else '2x2x1'}"
+            words = "an even power of two" if counts_cores else "a power of two"
+            raise ValueError(f"overlap: {topology!r} must be {words}; name such as {name}")
         # As equal as they can be: 8 chips are 4x2 or 2x2x2.
         power = chips.bit_length() - 1
         sizes = [2 ** ((power + axes - 1 - axis) // axes) for axis in range(axes)]

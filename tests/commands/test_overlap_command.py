@@ -81,7 +81,7 @@ REFUSED = [
     ("--topology v4:2x2x1", "--topology v4:2x2x1: the constants of this chip are not known, on"),
     ("--topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, such as v5e:4x2"),
     ("--topology v5e", "'v5e' must be a kind of chip and a size, such as v5e:4x2 or v5e:8"),
-    ("--topology v5e:6", "'v5e:6' is no power of two; name such as v5e:4x2"),
+    ("--topology v5e:6", "'v5e:6' must be a power of two; name such as v5e:4x2"),
     ("--against own:plain", "'own:plain' is no report that --json wrote: No such file or direc"),
     ("--topology v9:4x2", "has no topology 'v9:4x2' "),
     ("--mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),

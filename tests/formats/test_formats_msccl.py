@@ -97,6 +97,8 @@ def replaced(text, before, after, nth=0):
         (CHAIN.replace('srcoff="0"', 'srcoff="1"', 1), "from i[1] on, but there are 1"),
         (CHAIN.replace('srcbuf="i"', 'srcbuf="x"', 1), "from x[0] on, but there are 0"),
         (CHAIN.replace('cnt="1"', 'cnt="999999999"', 1), "rrc of 999999999 chunks from i[0] on"),
+        (CHAIN.replace('cnt="1"', 'cnt="0"', 1), "rrc of 0 chunks; name 1 or more"),
+        (CHAIN.replace('recv="1"', 'recv="0"', 1), "rank 0 sends to itself; copy by cpy"),
         (CHAIN.replace('s_chunks="0"', 's_chunks="65537"', 1), "a buffer of 65537 chunks; at most"),
         (CHAIN.replace('deps="0"', 'deps="5"', 1), "thread block 0, step 5, which has no hasdep"),
         (CHAIN.replace('hasdep="1"', 'hasdep="0"'), 'thread block 0, step 0, which has no hasdep'),

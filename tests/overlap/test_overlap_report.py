@@ -171,6 +171,9 @@ def test_reports_are_compared_by_line():
     old += [called(7, "pmax", 3), called(9, "pmax", 4)]
     new = [called(2, "psum", 10), called(3, "psum", 25), called(4, "ppermute", 0)]
     new += [called(9, "pmax", 1)]
+    # The first of three has gone, and the others have moved.
+    old += [called(11, "pmin", 7), called(12, "pmin", 8), called(13, "pmin", 9)]
+    new += [called(21, "pmin", 8), called(22, "pmin", 9)]
     text = overlap.compare(replace(report, rows=tuple(old)), replace(report, rows=tuple(new)))
     cells = [line.split() for line in text.splitlines() if " train.py" in line]
     assert [(*row[:3], *row[-2:]) for row in cells] == [
@@ -179,8 +182,9 @@ def test_reports_are_compared_by_line():
         ("shrank", "4.0", "1.0", "train.py:9", "pmax"),
         ("went", "3.0", "0.0", "train.py:7", "pmax"),
         ("went", "5.0", "0.0", "train.py:3", "all_gather"),
+        ("went", "7.0", "0.0", "train.py:11", "pmin"),
     ]
-    assert "\n1 line as before\n" in text
+    assert "\n3 lines as before\n" in text
     assert max(map(len, text.splitlines())) <= 100
     hidden = overlap.report(HIDDEN, chip=CHIP)
     assert overlap.compare(report, hidden).splitlines()[-1] == (
