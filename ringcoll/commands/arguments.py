@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -285,12 +286,12 @@ def function(text: str) -> Callable[..., Any]:
 def in_a_line(error: BaseException) -> str:
     """An exception in one line: its type, its message, and the last line of the user's code.
 
-    The user's code is neither this package nor installed.
+    The user's code is neither this package, nor installed, nor Python's own.
     """
     words = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # its message already names the line
         return f"{words} ({error.filename})"
-    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    ours = os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib")
     places = [f"{frame.filename}, line {frame.lineno}" for frame in _frames(error)]
     theirs = [at for at in places if "site-packages" not in at and not at.startswith(ours)]
     return f"{words} ({theirs[-1]})" if theirs else words
