@@ -167,9 +167,7 @@ def _register(primitive: Primitive, differentiable: bool) -> Primitive:
     # The ordinary batching rule does not get the axis.
     batching.fancy_primitive_batchers[primitive] = lambda *args, collective: collective.batch(*args)
     for platform, kind in _PLATFORMS.items():
-        # With a cached rule, a second call of one type would have the source lines of the first.
-        rule = partial(_lower, platform=kind)
-        mlir.register_lowering(primitive, rule, platform=platform, cacheable=False)
+        mlir.register_lowering(primitive, partial(_lower, platform=kind), platform=platform)
     if differentiable:
         ad.primitive_jvps[primitive] = lambda *args, collective: collective.jvp(*args)
         ad.primitive_transposes[primitive] = lambda cts, *xs, collective: collective.pulled_back(

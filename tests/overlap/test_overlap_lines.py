@@ -198,23 +198,6 @@ def test_a_compiled_program_tells_lines_and_versions():
     assert json.loads(report.to_json())["versions"]["jax"] == jax.__version__
 
 
-def test_equal_calls_have_lines_of_their_own():
-    @jax.jit
-    @jax.shard_map(mesh=make_mesh(8), in_specs=P("x"), out_specs=P("x"))
-    def f(x):
-        x *= ringcoll.psum(x, "x", algorithm="ring")  # called
-        return x * ringcoll.psum(x, "x", algorithm="ring")  # called
-
-    report = overlap.report(f.lower(jnp.ones((64, 8))).compile())
-    lines, first = inspect.getsourcelines(test_equal_calls_have_lines_of_their_own)
-    asked = {
-        f"{__file__}:{first + i}"
-        for i, line in enumerate(lines)
-        if line.rstrip().endswith("called")
-    }
-    assert {row.source for row in report.rows} == asked
-
-
 def test_versions_of_compilers(monkeypatch):
     class Of:
         def __init__(self, name, version):
