@@ -205,7 +205,7 @@ def test_the_command_compiles_an_example(tmp_path):
     done = python("-m", "ringcoll", "overlap", *example, *files, "--constant", "hbm=1e12")
     assert done.returncode == 0, done.stderr
     assert "memory 1000 GB/s" in done.stdout
-    assert "jit_ring_matmul: 8 x v5e" in done.stdout
+    assert "jit_ring_matmul on 8 x v5e" in done.stdout
     assert picture.read_bytes().startswith(b"<?xml")
     assert "is_scheduled=true" in text.read_text(encoding="utf-8")
 
