@@ -78,7 +78,8 @@ class PageTable:
         return [ClaimedProgram.of(self.run, one, self.profile) for one in there]
 
     def _over(self, row: Flags, column: Flags) -> list[ClaimedProgram]:
-        return self._cell(row, {**column, **column["over"]}) if "over" in column else []
+        over = {**self.where, **column}.get("over")
+        return self._cell(row, {**column, **over}) if over else []
 
     def lines(self, claims: Mapping[ClaimedProgram, Claim]) -> list[str]:
         """The table in Markdown.

@@ -7,8 +7,8 @@ from numbers import Real
 from sys import float_info
 from textwrap import fill
 
+from ringcoll.io.text import WIDTH
 from ringcoll.overlap.report import Report
-from ringcoll.overlap.rows import WIDTH
 from ringcoll.overlap.transfers import COLLECTIVES
 
 #: The share that may be exposed if no limit is given.

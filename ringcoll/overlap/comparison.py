@@ -4,9 +4,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
+from operator import attrgetter
 
 from ringcoll.overlap.report import Report
-from ringcoll.overlap.rows import LineRows, aligned, by_line
+from ringcoll.overlap.rows import LineRows, by_line, table_lines
 
 
 def compare(before: Report, now: Report) -> str:
@@ -33,12 +34,10 @@ def compare(before: Report, now: Report) -> str:
 
 
 def _lines(before: Report, now: Report) -> Iterator[str]:
-    figure, scale, unit, shown = "bare", 1.0, "", "{:.0f}"
-    if now.timed:
-        figure, scale, unit, shown = "exposed", 1e6, " us", "{:.1f}"
+    scale, unit, shown = (1e6, " us", "{:.1f}") if now.timed else (1.0, "", "{:.0f}")
     changes, same = [], 0
     for pair in _pairs(by_line(before.rows), by_line(now.rows)):
-        old, new = (scale * line.sum_of(figure) if line else 0.0 for line in pair)
+        old, new = (scale * line.sum_of(now.figure) if line else 0.0 for line in pair)
         cells = shown.format(old), shown.format(new)
         change = "appeared" if not pair[0] else "went" if not pair[1] else ""
         if cells[0] != cells[1]:
@@ -53,7 +52,7 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
     if changes:
         heads = "change", f"before{unit}", f"now{unit}", "collective", "line"
         changes.sort(key=lambda change: -change[0])
-        yield from aligned([heads, *(cells for _, cells in changes)])
+        yield from table_lines([heads, *(cells for _, cells in changes)])
         yield ""
     if same:
         yield f"{same} line{'s' * (same > 1)} as before"
@@ -69,17 +68,13 @@ def _pairs(before: Sequence[LineRows], now: Sequence[LineRows]) -> Iterator[list
             alike[re.sub(r":\d+", "", line.at, count=1), line.kind][side].append(line)
     for old, new in alike.values():
         if len(old) != len(new):
-            for same in (_place, _figures):
+            for same in (attrgetter("at"), _figures):
                 for line in list(new):
                     if match := next((one for one in old if same(one) == same(line)), None):
                         old.remove(match)
                         new.remove(line)
                         yield [match, line]
         yield from map(list, zip_longest(*(sorted(side, key=_number) for side in (old, new))))
-
-
-def _place(line: LineRows) -> str:
-    return line.at
 
 
 def _figures(line: LineRows) -> tuple[float, ...]:

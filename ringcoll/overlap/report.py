@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from textwrap import wrap
 
+from ringcoll.io.text import WIDTH
 from ringcoll.overlap.chart import draw
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.inline import as_html
 from ringcoll.overlap.page import Drawn, as_page
-from ringcoll.overlap.rows import WIDTH, LineRows, Row, aligned, by_line
+from ringcoll.overlap.rows import LineRows, Row, by_line, table_lines
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.trace import as_trace
 
@@ -91,6 +92,11 @@ class Report:
         return "\n".join(_text(self))
 
     @property
+    def figure(self) -> str:
+        """The figure of a row that says how exposed it is: "exposed"; without times "bare"."""
+        return "exposed" if self.timed else "bare"
+
+    @property
     def summary(self) -> str:
         """How much is exposed, in a few words: "1305 of 3826 us exposed (34.1%)"."""
         if self.timed:
@@ -109,7 +115,7 @@ class Report:
     def advice(self) -> str:
         """What to change first: the most exposed line, and what could hide it. "" if none is."""
         first = next(iter(by_line(self.rows)), None)
-        if first is None or first.sum_of("exposed" if self.timed else "bare") < 0.5e-6:
+        if first is None or first.sum_of(self.figure) < 0.5e-6:
             return ""
         # The gradient of a gather is a scatter, and the other way round.
         kind = _TRANSPOSED.get(first.kind) if first.at.endswith(", gradient") else first.kind
@@ -235,7 +241,7 @@ def _text(report: Report, details: bool = False) -> Iterator[str]:
         yield "no collectives"
     else:
         heads = (f"exposed{' us' * report.timed}", "%", "times", "collective", "line")
-        head, *table = aligned([heads, *(_cells(report, line) for line in lines[:LINES])])
+        head, *table = table_lines([heads, *(_cells(report, line) for line in lines[:LINES])])
         yield head
         for printed, line in zip(table, lines, strict=False):
             yield printed
@@ -261,9 +267,9 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 def _cells(report: Report, line: LineRows) -> tuple[str, ...]:
     """A line: its exposed time, the share in per cent, how often its collectives run, and names."""
-    exposed, whole, digits = line.sum_of("exposed") * 1e6, report.total * 1e6, 1
-    if not report.timed:
-        exposed, whole, digits = line.sum_of("bare"), sum(row.count for row in report.rows), 0
+    scale, digits = (1e6, 1) if report.timed else (1.0, 0)
+    whole = scale * report.total if report.timed else sum(row.count for row in report.rows)
+    exposed = scale * line.sum_of(report.figure)
     share = 100 * exposed / whole if whole else 0.0
     times = f"{line.sum_of('count'):.0f}"
     return f"{exposed:.{digits}f}", f"{share:.1f}", times, line.kind, line.label

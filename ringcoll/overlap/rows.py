@@ -5,8 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-#: The most columns of printed text.
-WIDTH = 100
+from ringcoll.io.text import WIDTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,8 @@ def by_line(rows: Iterable[Row]) -> list[LineRows]:
     return sorted(lines, key=lambda line: (-line.sum_of("exposed"), -line.sum_of("bare")))
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table: numbers aligned right, then a kind and a label aligned left."""
+def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table, at most `WIDTH` columns wide: numbers to the right, a kind, a label."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for *numbers, kind, label in rows:
         cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths, strict=False)]
