@@ -14,7 +14,7 @@ from covertable import make
 
 Case = dict[str, Any]
 
-#: By default the cases of seed 0 run; the exhaustive tests are other cases of the same tables.
+#: The cases of seed 0 run by default. The exhaustive ones are other cases of the same tables.
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3))]
 
 
@@ -27,8 +27,8 @@ def covering(
 
     Args:
         factors: the values of each factor, by name. They need not be hashable.
-        forbidden: whether a case cannot be; it is also asked about a part of a case, such as a pair.
-        seed: another one gives other cases.
+        forbidden: whether a case cannot be. It is also asked about parts of a case, such as pairs.
+        seed: a different one gives different cases.
 
     Raises:
         ValueError: a pair that is not forbidden occurs in no case. Forbid it, or give some factor a
