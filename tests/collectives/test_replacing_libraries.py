@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support import assert_same, crossed, data, make_mesh
+from support import assert_same, data, make_mesh
 
 import ringcoll
 
@@ -17,7 +17,7 @@ pytest.importorskip("flax")
 pytest.importorskip("optax")
 
 import optax
-from flax import linen, nnx
+from flax import linen
 
 ROWS, FEATURES = 4, 6  # of a rank
 
@@ -40,13 +40,6 @@ def by_linen(x, scale, axis_name):
     return y, changed["batch_stats"]
 
 
-def by_nnx(x, scale, axis_name):
-    norm = nnx.BatchNorm(FEATURES, momentum=0.5, epsilon=0.0, axis_name=axis_name, rngs=nnx.Rngs(0))
-    norm.scale[...], norm.bias[...] = scale, scale + 1
-    y = norm(x)
-    return y, {"mean": norm.mean[...], "var": norm.var[...]}
-
-
 def gradients_summed(x, scale, axis_name):
     """An optimizer whose transformation sums over an axis."""
     across = (
@@ -55,33 +48,13 @@ def gradients_summed(x, scale, axis_name):
         else optax.identity()
     )
     optimizer = optax.chain(across, optax.sgd(0.5, momentum=0.5))
-    return stepped(optimizer, x, scale)
-
-
-def sharpness_aware(x, scale, axis_name):
-    """An optimizer of Optax that averages over an axis."""
-    options = {"sync_period": 2, "opaque_mode": True, "batch_axis_name": axis_name}
-    return stepped(optax.contrib.sam(optax.sgd(0.5), optax.sgd(0.25), **options), x, scale)
-
-
-def stepped(optimizer, x, scale):
-    """One step from a rank's rows; the losses are quadratic, so gradients are exact."""
-
-    def gradient(params, _=None):
-        return {name: x.mean(0) * w for name, w in params.items()}
-
     params = {"a": scale, "b": 2 * scale}
-    extra = optax.with_extra_args_support(optimizer)
-    updates, _ = extra.update(gradient(params), extra.init(params), params, grad_fn=gradient)
+    gradient = {name: x.mean(0) * w for name, w in params.items()}  # of quadratic losses: exact
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
     return jnp.zeros_like(x), optax.apply_updates(params, updates)
 
 
-LIBRARIES = {
-    "linen": by_linen,
-    "nnx": by_nnx,
-    "a sum over an axis": gradients_summed,
-    "sam": sharpness_aware,
-}
+LIBRARIES = {"batch norm": by_linen, "optimizer": gradients_summed}
 
 
 def step(x, scale, weights, axis_name):
@@ -97,7 +70,7 @@ def step(x, scale, weights, axis_name):
     }
 
 
-@pytest.mark.parametrize(("n", "check_vma"), crossed([2, 4, 8], [True, False]))
+@pytest.mark.parametrize(("n", "check_vma"), [(2, True), (4, False)])
 def test_libraries_make_the_same_by_ours(n, check_vma):
     mesh, x = make_mesh(n), features(n)
     scale, weights = data((n, FEATURES), ranks=n), data(x.shape, ranks=x.shape[0])
@@ -119,21 +92,7 @@ def test_libraries_make_the_same_by_ours(n, check_vma):
     assert text.count("ringcoll_psum") >= len(LIBRARIES)
     assert "psum" not in text.replace("ringcoll_psum", "").replace("psum_invariant", "")
     assert_same(results, program(x, scale, weights))
-    for name in ("linen", "nnx"):
-        y, state = results[name][1]
-        whole, of_whole = LIBRARIES[name](x, scale[0], None)
-        assert_same(y.reshape(x.shape), whole)
-        assert_same(jax.tree.map(lambda leaf: leaf[-1], state), of_whole)
-
-
-def test_a_batch_norm_sends_the_messages_of_a_ring():
-    n, x = 4, features(4)
-
-    def norm(x):
-        return by_linen(x, jnp.ones(FEATURES), "x")
-
-    mapped = jax.shard_map(norm, mesh=make_mesh(n), in_specs=P("x"), out_specs=(P("x"), P()))
-    with ringcoll.replacing(jax.lax, algorithm="ring"):
-        text = jax.jit(mapped).lower(x).as_text()
-    assert text.count("stablehlo.collective_permute") == 2 * (n - 1)
-    assert "all_reduce" not in text
+    y, state = results["batch norm"][1]
+    whole, of_whole = by_linen(x, scale[0], None)
+    assert_same(y.reshape(x.shape), whole)
+    assert_same(jax.tree.map(lambda leaf: leaf[-1], state), of_whole)

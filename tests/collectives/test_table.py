@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 from importlib.resources import files
 
@@ -182,29 +181,17 @@ BAD_ROWS = [
     ({"platform": "cuda"}, "platform: there is no 'cuda'; choose from cpu, gpu, tpu, *"),
     ({"size": 3}, "field: there is no 'size'; choose from collective, platform, algorithm, ranks,"),
     ({"ranks": 8}, "ranks: 8 is not a pair; write [first, end], null if open"),
-    ({"ranks": [8]}, "ranks: [8] is not a pair; write [first, end], null if open"),
-    ({"hosts": 2}, "hosts: 2 is not a pair; write [first, end], null if open"),
     ({"hosts": [2, 2]}, "hosts: 2 to 2 is an empty range; the end is not included"),
     ({"ranks_a_host": ["1", 2]}, "ranks_a_host: '1' is neither null nor a whole number from 0"),
     ({"bytes": [1e6, None]}, "bytes: 1000000.0 is neither null nor a whole number from 0"),
-    ({"bytes": [-1, None]}, "bytes: -1 is neither null nor a whole number from 0"),
     ({"bytes": [True, 4]}, "bytes: True is neither null nor a whole number from 0"),
-    ({"jax": [0.12, None]}, "jax: 0.12 is neither null nor a version such as '0.12'"),
     ({"jax": ["0.12x", None]}, "jax: '0.12x' is neither null nor a version such as '0.12'"),
     ({"jax": ["0.12", "0.12.0"]}, "jax: 0.12 to 0.12.0 is an empty range; the end is not included"),
-    ({"jax": ["new", None]}, "jax: 'new' is neither null nor a version such as '0.12'"),
-    ({"jax": ["0.12", "0.9"]}, "jax: 0.12 to 0.9 is an empty range; the end is not included"),
     ({"dtypes": "bfloat16"}, "dtypes: 'bfloat16' is not a list of names"),
-    ({"dtypes": [2]}, "dtypes: 2 is not a string"),
-    ({"ranks": [8, 8]}, "ranks: 8 to 8 is an empty range; the end is not included"),
     ({"why": 3}, "why: 3 is not a string"),
     ({"dtypes": ["blfoat16"]}, "dtypes: 'blfoat16' matches no dtype of JAX; choose from bool, "),
-    ({"dtypes": ["float32 "]}, "dtypes: 'float32 ' matches no dtype of JAX; choose from bool, "),
     ({"bytes": [10**30, None]}, f"bytes: {10**30} is too large; write null for no bound"),
     ({"jax": ["1" * 60_000, None]}, f"jax: '{'1' * 119}... (60002 characters) is neither null nor"),
-    ({"jax": ["0" + ".0" * 30_000 + "x", None]}, "jax: '0.0.0"),
-    ({"jax": ["1" + ".1" * 30_000, "1"]}, "jax: 1.1.1"),
-    ({"ranks": [[[[]]], 2]}, "ranks: [[[]]] is neither null nor a whole number from 0"),
 ]
 
 
@@ -230,9 +217,7 @@ def test_a_bad_row_is_named_with_field_and_value(tmp_path, change, message):
         ('{"rows": [}', "Expecting value: line 1 column 11"),
         ('{"rows": [], "rows": []}', "field: 'rows' is given twice"),
         ('{"rows": [{"ranks": [NaN, 3]}]}', "NaN is not a number in JSON"),
-        ('{"rows": [-Infinity]}', "-Infinity is not a number in JSON"),
         ('{"rows": ' + "[" * 17 + "]" * 17 + "}", "lists and objects are nested more than 16 deep"),
-        ("[" * 200_000, "lists and objects are nested more than 16 deep"),
         ('{"rows":' * 200_000, "lists and objects are nested more than 16 deep"),
         ('{"rows": [' + "9" * 9999 + "]}", "Exceeds the limit"),
     ],
@@ -267,41 +252,6 @@ def test_dtypes_are_those_of_jax():
         jnp.dtype(kind).name for kind in vars(jnp).values() if isinstance(kind, type(jnp.int8))
     }
     assert {"bool", "bfloat16", "float8_e4m3fn", "int4", "complex128"} <= known <= set(DTYPES)
-
-
-GOOD_TABLE = {"rows": [GOOD | {"ranks": [2, None], "dtypes": ["bf"], "jax": [None, "0.12"]}]}
-#: Values that replace a part of a good table.
-STRANGE = (None, True, -1, 0.5, 10**400, "", "\ud800", "0.1.", [], [[]], {}, {"rows": []}, "psum")
-
-
-def spoilt(value, choose):
-    """The value with one part of it dropped or replaced by a strange value."""
-    if not isinstance(value, list | dict) or not value or choose(4) == 0:
-        return STRANGE[choose(len(STRANGE))]
-    keys = list(value) if isinstance(value, dict) else range(len(value))
-    key = keys[choose(len(keys))]
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    if choose(6) == 0:
-        del copy[key]
-    else:
-        copy[key] = spoilt(value[key], choose)
-    return copy
-
-
-def test_no_bad_table_is_refused_by_anything_but_a_line():
-    choose = random.Random(0).randrange
-    messages = []
-    for _ in range(600):
-        text = json.dumps(spoilt(GOOD_TABLE, choose))
-        if choose(3) == 0:  # and a letter of it
-            at = choose(len(text))
-            text = text[:at] + chr(choose(0x250)) + text[at + choose(3) :]
-        try:
-            Table.from_json(text)
-        except ValueError as error:
-            messages.append(str(error))
-    assert len(messages) > 400
-    assert [line for line in messages if "\n" in line or len(line) > 700] == []
 
 
 def test_a_row_written_in_python_is_held_to_the_same():

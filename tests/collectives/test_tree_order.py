@@ -1,84 +1,117 @@
 """`order="tree"`: the bits of a sum do not depend on how many ranks share its leaves."""
 
-import functools
+from functools import reduce
+from itertools import groupby
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
-from support import assert_same, make_mesh, python
+from covering import SEEDS, covering
+from support import assert_same, make_mesh, per_rank, python
 
 import ringcoll
 
 LEAVES = 8
-DTYPES = ("float32", "bfloat16")
-NORMAL = np.random.default_rng(0).standard_normal((LEAVES, 16, 3), np.float32)
+NORMAL = np.random.default_rng(0).standard_normal((LEAVES, 16, 4), np.float32)
+#: The mesh, the axes, the groups, and the devices of each group in the order of its ranks.
+PLACES = {
+    "one rank": ((1,), "x", None, [[0]]),
+    "two": ((2,), "x", None, [[0, 1]]),
+    "four": ((4,), "x", None, [[0, 1, 2, 3]]),
+    "xy": ((2, 2), ("x", "y"), None, [[0, 1, 2, 3]]),
+    "yx": ((2, 2), ("y", "x"), None, [[0, 2, 1, 3]]),
+    "eight": ((8,), "x", None, [[*range(8)]]),
+    "groups": ((8,), "x", ((3, 0, 5, 6), (2, 7, 4, 1)), [[3, 0, 5, 6], [2, 7, 4, 1]]),
+}
+FACTORS = {
+    "function": ["psum", "pmean", "psum_scatter", "gradient of all_gather"],
+    "algorithm": ["auto", "lax", "halving_doubling", "one_shot"],
+    "dtype": ["float32", "bfloat16"],
+    "leaves": [None, 8, np.int64(8)],
+    "place": [*PLACES],
+    "check_vma": [True, False],
+}
 
 
-def over(n, function, out, check_vma=True):
-    mapped = jax.shard_map(
-        function, mesh=make_mesh(n), in_specs=P("x"), out_specs=out, check_vma=check_vma
+def forbidden(case):
+    function, algorithm = case.get("function"), case.get("algorithm")
+    return (
+        (case.get("place") == "groups" and bool(case.get("check_vma")))  # lax has no groups there
+        # One shot is for whole vectors.
+        or (algorithm == "one_shot" and function not in (None, "psum", "pmean"))
     )
-    return jax.jit(mapped)
 
 
-def of_rank(x):
-    """The sum of a rank's own leaves, neighbours first."""
-    while x.shape[0] > 1:
+def of_tree(x):
+    """The sum of leaves, neighbours first, rounded to their dtype each time."""
+    while len(x) > 1:
         x = x[::2] + x[1::2]
     return x[0]
 
 
-def program(algorithm):
-    """Sums of operands by dtype, and the specs of their results."""
-    options = {"order": "tree", "leaves": LEAVES}
-    scatter = {"halving_doubling": "recursive_doubling", "one_shot": "lax"}.get(
-        algorithm, algorithm
-    )
-
-    def sums(x):
-        own = of_rank(x)
-        total = ringcoll.psum({"a": own, "b": -own[:3]}, "x", algorithm=algorithm, **options)
-        mean = ringcoll.pmean(own, "x", algorithm=algorithm, **options) * jax.lax.axis_size("x")
-        mine = ringcoll.psum_scatter(
-            own, "x", scatter_dimension=-2, tiled=True, algorithm=scatter, **options
-        )
-        return total, mean, mine
-
-    specs = dict.fromkeys(DTYPES, (P(), P(), P("x")))
-    return lambda xs: {dtype: sums(x) for dtype, x in xs.items()}, specs
+def leaves_of(case):
+    """The sum of each device's own leaves; of a group, all ranks together have all leaves."""
+    devices = PLACES[case["place"]][3]
+    n = len(devices[0])
+    own = np.asarray(jnp.asarray(NORMAL, case["dtype"])).reshape(n, LEAVES // n, 16, 4)
+    places = np.argsort(np.ravel(devices))
+    return np.concatenate([[of_tree(leaves) for leaves in own]] * len(devices))[places]
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "lax", "halving_doubling", "one_shot"])
-def test_as_one_rank(algorithm):
-    function, out = program(algorithm)
-    xs = {dtype: np.asarray(jnp.asarray(NORMAL, dtype)) for dtype in DTYPES}
-    expected = None
-    for n, check_vma in ((1, True), (2, False), (4, True), (8, algorithm in ("lax", "one_shot"))):
-        got = over(n, function, out, check_vma)(xs)
-        expected = expected or got
-        assert_same(got, expected)
-    by_chain = functools.reduce(np.add, NORMAL)
-    assert (np.asarray(got["float32"][0]["a"]) != by_chain).any()
+def run(case, x):
+    _, axes, groups, devices = PLACES[case["place"]]
+    options = {"algorithm": case["algorithm"], "order": "tree"}
+    options |= {} if case["leaves"] is None else {"leaves": case["leaves"]}
+    options |= {"axis_index_groups": groups} if groups else {}
+    n = len(devices[0])
+    if options["algorithm"] == "halving_doubling" and case["function"] not in ("psum", "pmean"):
+        options["algorithm"] = "recursive_doubling"  # the name of the gather
+    if case["function"] == "psum":
+        return ringcoll.psum({"a": x, "b": -x[:3]}, axes, **options)["a"]
+    if case["function"] == "pmean":
+        return ringcoll.pmean(x, axes, **options) * n
+    if case["function"] == "psum_scatter":
+        return ringcoll.psum_scatter(x, axes, scatter_dimension=-2, tiled=True, **options)
+
+    def loss(own):
+        gathered = ringcoll.all_gather(own, axes, tiled=True, **options)
+        return (gathered * x).sum()
+
+    return jax.grad(loss)(jnp.zeros((16 // n, 4), x.dtype) + 0 * x[: 16 // n])
 
 
-def test_gradient_of_a_gather():
-    def gradient(x, weights):
-        def loss(x):
-            gathered = ringcoll.all_gather(x, "x", tiled=True, order="tree", leaves=LEAVES)
-            return (gathered * of_rank(weights)).sum()
+def expected(case):
+    """The sum by the tree; of a scattered one, each device's part."""
+    devices = PLACES[case["place"]][3]
+    n, total = len(devices[0]), of_tree(np.asarray(jnp.asarray(NORMAL, case["dtype"])))
+    if case["function"] in ("psum", "pmean"):
+        return np.stack([total] * n * len(devices))
+    parts = np.concatenate([np.split(total, n)] * len(devices))
+    return parts[np.argsort(np.ravel(devices))]
 
-        return jax.grad(loss)(x)
 
-    x, expected = jnp.zeros(16), None
-    for n in (1, 2, 4, 8):
-        mapped = jax.shard_map(
-            gradient, mesh=make_mesh(n), in_specs=(P("x"), P("x")), out_specs=P("x")
-        )
-        got = jax.jit(mapped)(x, jnp.asarray(NORMAL[:, :, 0]))
-        expected = got if expected is None else expected
-        assert_same(got, expected)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_bits_are_those_of_the_tree(seed):
+    def program_of(case):
+        return PLACES[case["place"]][0], case["check_vma"]
+
+    cases = sorted(covering(FACTORS, forbidden, seed), key=program_of)
+    for (shape, check_vma), group in groupby(cases, program_of):
+        some = list(group)
+
+        def program(xs, some=some):
+            return [run(case, x) for case, x in zip(some, xs, strict=True)]
+
+        xs = [leaves_of(case) for case in some]
+        found = per_rank(make_mesh(*shape), program, xs, check_vma=check_vma)
+        for case, ours in zip(some, found, strict=True):
+            assert_same({str(case): np.asarray(ours)}, {str(case): expected(case)})
+
+
+def test_the_tree_is_not_the_order_of_the_leaves():
+    """Else the test above could not fail."""
+    assert (of_tree(NORMAL) != reduce(np.add, NORMAL)).any()
 
 
 def test_axis_of_a_vmap():
@@ -87,8 +120,8 @@ def test_axis_of_a_vmap():
     mine = jax.vmap(
         lambda x: ringcoll.psum_scatter(x, "v", tiled=True, order="tree"), axis_name="v"
     )
-    assert_same(total[0], of_rank(x))
-    assert_same(mine(x).reshape(16, 3), of_rank(x))
+    assert_same(np.asarray(total[0]), of_tree(NORMAL))
+    assert_same(np.asarray(mine(x)).reshape(16, 4), of_tree(NORMAL))
 
 
 @pytest.mark.parametrize(
@@ -106,13 +139,7 @@ def test_refused(options, words):
         return ringcoll.psum(x, "x", **{"order": "tree", **options})
 
     with pytest.raises(ValueError, match=words):
-        over(8, total, P())(jnp.asarray(NORMAL))
-
-
-def test_leaves_may_be_an_integer_of_numpy():
-    x = jnp.asarray(NORMAL)
-    by = lambda leaves: over(8, lambda x: ringcoll.psum(x, "x", order="tree", leaves=leaves), P())  # noqa: E731
-    assert_same(by(np.int64(8))(x), by(8)(x))
+        per_rank(make_mesh(8), total, NORMAL)
 
 
 DEFAULT_FLAGS = """
@@ -123,7 +150,7 @@ import jax, jax.numpy as jnp, numpy as np, ringcoll
 from jax.sharding import PartitionSpec as P
 x, y = np.random.default_rng(0).standard_normal((2, 8, 999), np.float32)
 seen = set()
-for n in (1, 2, 4, 8):
+for n in (1, 2, 8):
     def total(x, y):
         p = x * y  # an addition must not be contracted with it
         while p.shape[0] > 1:

@@ -1,274 +1,262 @@
-"""Collectives with a narrow wire: bounds, bits, gradients, what travels, and what is refused."""
+"""Collectives with a narrow wire: values, gradients, bits, what travels, and what is refused."""
 
 import re
 from functools import partial
-from itertools import cycle
+from itertools import groupby
 from math import prod
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from covering import SEEDS, covering
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from support import SIZES, distinct, make_mesh, mostly_exhaustive, per_rank
+from support import make_mesh, per_rank
 
 import ringcoll
-from ringcoll import Wire, precision, pricing
-from ringcoll.collectives.table import choices
+from ringcoll import Wire, algorithms, precision, pricing
+from ringcoll.collectives import as_bytes
 from ringcoll.costs.wire import CODES
 
-#: The shape of one rank's operand, the call, and NumPy's results for all operands `[rank, ...]`.
-CALLS = {
+
+def own_ring(*shape):
+    """An algorithm of a caller's own: the other way round."""
+    return algorithms.ring(*shape, direction=-1)
+
+
+#: By function, two forms of a call: the shape of one rank's operand on n ranks, and the arguments.
+FORMS = {
     "all_gather": (
-        lambda n: (6, 5),
-        partial(ringcoll.all_gather, axis=1, tiled=True),
-        lambda xs: np.stack([np.concatenate([*xs], 1)] * len(xs)),
+        (lambda n: (3, 4), {"axis": 1, "tiled": True}),
+        (lambda n: (3, 4), {"axis": 0}),
     ),
     "psum_scatter": (
-        lambda n: (6, 5 * n),
-        partial(ringcoll.psum_scatter, scatter_dimension=-1, tiled=True),
-        lambda xs: np.stack(np.split(xs.sum(0), len(xs), 1)),
+        (lambda n: (3, 4 * n), {"scatter_dimension": 1, "tiled": True}),
+        (lambda n: (n, 8), {"scatter_dimension": 0}),
     ),
-    "psum": (lambda n: (6, 7), ringcoll.psum, lambda xs: np.stack([xs.sum(0)] * len(xs))),
-    "pmean": (lambda n: (6, 7), ringcoll.pmean, lambda xs: np.stack([xs.mean(0)] * len(xs))),
+    "psum": ((lambda n: (5, 2), {}), (lambda n: (n, 4), {})),
+    "pmean": ((lambda n: (5, 2), {}), (lambda n: (n, 4), {})),
     "all_to_all": (
-        lambda n: (2 * n, 5),
-        partial(ringcoll.all_to_all, split_axis=0, concat_axis=1, tiled=True),
-        lambda xs: np.stack(
-            [np.concatenate([np.split(x, len(xs))[r] for x in xs], 1) for r in range(len(xs))]
-        ),
+        (lambda n: (2 * n, 4), {"split_axis": 0, "concat_axis": 1, "tiled": True}),
+        (lambda n: (n, 2, 4), {"split_axis": 0, "concat_axis": 0}),
     ),
 }
-SUMS = ("psum_scatter", "psum", "pmean")
+#: The mesh, the axes and the groups.
+PLACES = {
+    "one rank": ((1,), "x", None),
+    "three": ((3,), "x", None),
+    "xy": ((2, 2), ("x", "y"), None),
+    "yx": ((2, 2), ("y", "x"), None),
+    "groups": ((6,), "x", ((4, 1, 2), (0, 5, 3))),
+}
+#: What is done with the call.
+WAYS = {
+    "value": lambda call, x, w: call(x),
+    "vmap": lambda call, x, w: jax.vmap(call)(jnp.stack([x, -x])),
+    "tree": lambda call, x, w: call({"a": x, "b": (4 * x, None), "of size 0": x[:, :0]}),
+    "gradient": lambda call, x, w: jax.grad(lambda x: (jax.checkpoint(call)(x) * w).sum())(x),
+}
+FACTORS = {
+    "function": [*FORMS],
+    "algorithm": [
+        *("auto", "lax", "ring", "bidirectional_ring", "bruck", "direct", "recursive_doubling"),
+        own_ring,
+    ],
+    "form": [0, 1],
+    "codes": [*CODES],
+    "block": [4, 128],
+    "dtype": ["float32", "bfloat16", "float16"],
+    "place": [*PLACES],
+    "way": [*WAYS],
+    "check_vma": [True, False],
+}
+TRANSPOSE = {"all_gather": "psum_scatter", "psum_scatter": "all_gather"}
+SUMS = ("psum", "pmean", "psum_scatter")
 
 
-def every(collective, n):
-    """All algorithms of a collective: "auto", the schedules and the built-ins."""
-    schedules = distinct(collective, n)
-    known = [a for a in choices(collective) if a.partition("+")[0] in schedules or "lax" in a[:3]]
-    assert {"lax", "pairwise" if collective == "all_to_all" else "ring"} <= {*known}
-    return ["auto", *known]
+def forbidden(case):
+    """Also if no function has the algorithm and is called in this way."""
+    if case.get("place") == "groups" and case.get("check_vma"):
+        return True  # lax has no groups there
+    functions = [case["function"]] if "function" in case else FORMS
+    return not any(fits(name, case.get("algorithm", "auto"), case.get("way")) for name in functions)
 
 
-def bound(collective, algorithm, n, dtype, wire):
-    """The error bound, relative to the largest magnitudes; a mean's is that of its sum over n."""
-    algorithm = algorithm.partition("+")[0]
-    if algorithm in ("auto", "lax", "lax_as_bits"):
-        algorithm = "pairwise" if collective == "all_to_all" else "direct"
-    eps = float(jnp.finfo(dtype).eps)
-    relative = precision.error_bound(collective, algorithm, (n,), eps, wire=wire)
-    return relative / (n if collective == "pmean" else 1)
+def fits(function, algorithm, way):
+    if way == "tree" and function not in ("psum", "pmean"):
+        return False  # not element by element: operands of other shapes, such as those of size 0
+    if function == "pmean":  # a sum, divided
+        return algorithm in ("auto", "recursive_doubling")
+    if function == "all_to_all":
+        return algorithm in ("auto", "lax", "ring", "bruck")
+    return algorithm != "recursive_doubling" or function == "psum"
 
 
-def cases():
-    """Every number of ranks, with codes and dtypes in turn; `test_codes` has all combinations."""
-    usual = [(3, "int8", "bfloat16"), (1, "float8_e5m2", "float32")]
-    turns = zip(SIZES[1:], cycle(CODES), cycle(("float32", "bfloat16")), strict=False)
-    return mostly_exhaustive(dict.fromkeys([*usual, *turns]), lambda *case: case in usual)
+def coded(mesh, shape, codes):
+    """Integers that the codes hold exactly, whatever the blocks: every second one is the largest.
+
+    The largest differs from rank to rank.
+    """
+    largest = 127 if codes == "int8" else 7
+    rng = np.random.default_rng(largest)
+    x = rng.integers(-min(largest, 16), min(largest, 16), (mesh.size, *shape)).astype(np.float64)
+    x[..., ::2] = largest
+    return x * 2.0 ** (np.arange(mesh.size) % 3).reshape(-1, *[1] * len(shape))
 
 
-@pytest.mark.parametrize(("n", "codes", "dtype"), cases())
-def test_every_algorithm_is_within_its_bound_forward_and_back(n, codes, dtype):
-    """Values have all magnitudes: the largest of one rank is the smallest of another."""
-    wire, mesh = Wire(codes, 8), make_mesh(n)
-    rng = np.random.default_rng(n)
-    operands, cotangents = {}, {}
-    for name, (shape, _, numpy) in CALLS.items():
-        x = rng.normal(size=(n, *shape(n))) * 10.0 ** rng.integers(-3, 3, (n, *shape(n)))
-        operands[name] = np.asarray(jnp.asarray(x, dtype))
-        like = numpy(np.zeros((n, *shape(n))))
-        cotangents[name] = np.asarray(jnp.asarray(rng.normal(size=like.shape), dtype))
-
-    def there_and_back(name, algorithm, x, ct):
-        call = partial(CALLS[name][1], axis_name="x", algorithm=algorithm, wire=wire)
-        y, pull_back = jax.vjp(call, x)
-        return y, pull_back(ct)[0]
-
-    def program(xs, cts):
-        return {
-            name: {
-                a: there_and_back(name, a, xs[name], cts[name])
-                for a in every(name, n)[:: 3 if name == "pmean" else 1]  # a sum, divided
-            }
-            for name in CALLS
-        }
-
-    done = per_rank(mesh, program, operands, cotangents, check_vma=False)
-    for name, (shape, _, numpy) in CALLS.items():
-        x, ct = (np.asarray(some[name], float) for some in (operands, cotangents))
-        back = transposed(name, numpy, shape(n), ct)
-        other = {"all_gather": "psum_scatter", "psum_scatter": "all_gather"}.get(name, name)
-        for algorithm, (y, of_x) in done[name].items():
-            check(y, numpy(x), x, name, algorithm, n, dtype, wire)
-            check(of_x, back, ct, other, algorithm, n, dtype, wire)
-            if name in ("psum", "pmean", "all_gather"):
-                assert all((y[r] == y[0]).all() for r in range(n)), (name, algorithm)
+def algorithm_of(case):
+    """The name of the algorithm. An exchange by a ring is "pairwise"."""
+    if case["function"] == "all_to_all" and case["algorithm"] == "ring":
+        return "pairwise"
+    return case["algorithm"]
 
 
-@pytest.mark.parametrize("n", mostly_exhaustive(SIZES, lambda n: n == 3))
-def test_all_ranks_have_the_bits_that_the_owner_of_a_sum_sent(n):
-    """With few numbers, which a compiler may add a second time where they are decoded."""
-    x = np.random.default_rng(n).normal(size=(n, 16, 2)).astype(np.float32)
-    for algorithm in ("direct", "ring"):
-        done = per_rank(
-            make_mesh(n),
-            lambda x, a=algorithm: [ringcoll.psum(y, "x", algorithm=a, wire="int8") for y in x],
+def ranks_of(case):
+    mesh, _, groups = PLACES[case["place"]]
+    return (len(groups[0]),) if groups else mesh
+
+
+def operands_of(case):
+    """All ranks' operands, and weights of results; float64."""
+    mesh, n = make_mesh(*PLACES[case["place"]][0]), prod(ranks_of(case))
+    shape, options = FORMS[case["function"]][case["form"]]
+    x = jax.ShapeDtypeStruct(shape(n), jnp.float32)
+    mapped = partial(getattr(lax, case["function"]), axis_name="i", **options)
+    every = jax.ShapeDtypeStruct((n, *x.shape), jnp.float32)
+    result = jax.eval_shape(jax.vmap(mapped, axis_name="i"), every)
+    return [coded(mesh, of, case["codes"]) for of in (x.shape, result.shape[1:])]
+
+
+def run(case, module, x, w):
+    function, (_, axes, groups) = case["function"], PLACES[case["place"]]
+    options = FORMS[function][case["form"]][1] | ({"axis_index_groups": groups} if groups else {})
+    if module is ringcoll:
+        wire = Wire(case["codes"], case["block"])
+        options |= {"algorithm": algorithm_of(case), "wire": wire}
+    call = partial(getattr(module, function), axis_name=axes, **options)
+    return WAYS[case["way"]](call, x, w)
+
+
+def allowed(case, exact, largest, total):
+    """The error that is allowed: one rounding where contributions are encoded once; or the bound.
+
+    `largest` is the largest magnitude of a rank, `total` the sum of all ranks' largest.
+    """
+    is_back = case["way"] == "gradient"
+    what, n = case["function"], prod(ranks_of(case))
+    what = TRANSPOSE.get(what, what) if is_back else what
+    eps = float(jnp.finfo(case["dtype"]).eps)
+    algorithm = case["algorithm"]
+    if n == 1:
+        return 0
+    if is_back and what in ("psum", "pmean") and case["check_vma"]:
+        return n * eps * total  # by lax, without a wire: JAX's own sum of the weights
+    if what in TRANSPOSE.values() or what == "all_to_all":
+        once = ("lax",) if len(ranks_of(case)) > 1 else ("auto", "lax", "direct")
+        if what != "psum_scatter" or algorithm in once:
+            # A scale is smaller by 2**-22, so that its largest code does not overflow.
+            return eps / 2 * abs(exact) + 2.0**-20 * (total if what in SUMS else largest)
+    algorithm = "direct" if algorithm in ("auto", "lax") else algorithm
+    wire = Wire(case["codes"], case["block"])
+    relative = precision.error_bound(what, algorithm, ranks_of(case), eps, wire=wire)
+    assert relative < 1.6 * n  # it says something
+    return relative * total / (n if what == "pmean" else 1)
+
+
+def check(case, found, exact, largest, total):
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
+        assert ours.dtype == case["dtype"], case
+        assert ours.shape == theirs.shape, case
+        scale = 4 if case["way"] == "tree" else 1
+        error = abs(np.asarray(ours, np.float64) - theirs)
+        limit = allowed(case, theirs, scale * largest, scale * total)
+        assert (error <= limit).all(), (case, error.max(), limit)
+        if case["function"] in ("psum", "pmean", "all_gather") and case["way"] == "value":
+            ranks = PLACES[case["place"]][2] or [range(len(ours))]
+            for group in map(list, ranks):
+                assert (ours[group] == ours[group[0]]).all(), case
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_call_is_within_its_bound(seed):
+    def program_of(case):
+        return PLACES[case["place"]][0], case["check_vma"]
+
+    cases = sorted(covering(FACTORS, forbidden, seed), key=program_of)
+    for (shape, check_vma), group in groupby(cases, program_of):
+        some, mesh = list(group), make_mesh(*shape)
+        operands = [operands_of(case) for case in some]
+        ours, theirs = (
+            per_rank(
+                mesh,
+                lambda xs, some=some, module=module: [
+                    run(case, module, *of) for case, of in zip(some, xs, strict=True)
+                ],
+                [
+                    [np.asarray(x, case["dtype"] if module is ringcoll else "float32") for x in of]
+                    for case, of in zip(some, operands, strict=True)
+                ],
+                check_vma=check_vma,
+            )
+            for module in (ringcoll, lax)
+        )
+        for case, found, exact, of in zip(some, ours, theirs, operands, strict=True):
+            by_rank = [np.abs(x).reshape(mesh.size, -1).max(1) for x in of]
+            check(case, found, exact, max(x.max() for x in by_rank), max(x.sum() for x in by_rank))
+
+
+@pytest.mark.parametrize("algorithm", ["lax", "direct", "ring"])
+def test_a_sum_is_rounded_once_to_the_dtype_of_the_operand(algorithm):
+    """Two ranks encode each contribution once. Received values are wide, whatever they become."""
+    x = np.array(
+        jnp.asarray(np.random.default_rng(0).uniform(-1.7, 1.7, (2, 2, 512)), jnp.bfloat16)
+    )
+    x[..., ::2] = 1.7265625  # the largest in every block
+    call = partial(ringcoll.psum_scatter, axis_name="x", wire=Wire("int8", 8), algorithm=algorithm)
+    found = np.asarray(per_rank(make_mesh(2), call, x), np.float64)
+    scale = 1.7265625 * (1 - 2.0**-22) / 127
+    coded = np.round(x.astype(np.float64) / scale) * scale
+    for rank in (0, 1):
+        own = coded if algorithm == "lax" else x.astype(np.float64)  # the others do not send it
+        exact = own[rank, rank] + coded[1 - rank, rank]
+        assert (abs(found[rank] - exact) <= 2.0**-9 * abs(exact) + 2.0**-20).all()
+
+
+@pytest.mark.parametrize("unroll", [24, 1])
+def test_sums_of_decoded_values_are_as_wide_as_asked(unroll, monkeypatch):
+    """2**30 + 1 - 2**30 needs more digits than float32 has."""
+    monkeypatch.setattr(as_bytes, "UNROLL_UP_TO", unroll)
+    x = np.float32([2**30, 1, -(2**30)]).reshape(3, 1, 1) * np.ones((3, 3, 2), np.float32)
+    with jax.enable_x64(True):
+        options = {"wire": "int8", "accumulate_dtype": "float64", "axis_name": "x"}
+        scattered = per_rank(
+            make_mesh(3),
+            lambda x: {
+                by: ringcoll.psum_scatter(x, algorithm=by, **options) for by in ("lax", "direct")
+            },
             x,
         )
-        assert all((y == y[0]).all() for y in done), algorithm
+    for by, sums in scattered.items():
+        # By "direct" the other two subtract what they have from what was decoded.
+        np.testing.assert_allclose(sums[1], 1, rtol=1e-2, err_msg=by)
 
 
-def transposed(name, numpy, shape, ct):
-    """NumPy's gradients for the cotangents of all ranks, by the matrix of the collective."""
-    n = len(ct)
-    if name in ("psum", "pmean"):
-        return numpy(ct)
-    size = n * prod(shape)
-    columns = [numpy(one.reshape(n, *shape)).reshape(-1) for one in np.eye(size)]
-    return (np.stack(columns) @ ct.reshape(-1)).reshape(n, *shape)
+@pytest.mark.parametrize("algorithm", ["direct", "ring"])
+def test_all_ranks_have_the_bits_that_the_owner_of_a_sum_sent(algorithm):
+    """With few numbers, which a compiler may add a second time where they are decoded."""
+    x = np.random.default_rng(3).normal(size=(3, 8, 2)).astype(np.float32)
+    call = partial(ringcoll.psum, axis_name="x", algorithm=algorithm, wire="int8")
+    sums = per_rank(make_mesh(3), lambda x: [call(y) for y in x], x)
+    assert all((y == y[0]).all() for y in sums)
 
 
-def check(found, exact, operands, name, algorithm, n, dtype, wire):
-    largest = abs(operands).reshape(n, -1).max(1)
-    largest = largest.sum() if name in SUMS else largest.max()
-    relative = bound(name, algorithm, n, dtype, wire)
-    err = abs(np.asarray(found, float) - exact).max()
-    assert err <= relative * largest + 2.0**-120, (name, algorithm, err / largest, relative)
-    if n == 1:
-        assert err == 0
-    else:
-        assert relative < 1.6 * n  # it says something
-
-
-@pytest.mark.parametrize("check_vma", mostly_exhaustive((True, False), bool))
-def test_contributions_are_encoded_once(check_vma):
-    """The data are codes times a scale, so one encoding is exact, and a second one is not."""
-    mesh, rng = make_mesh(4), np.random.default_rng(0)
-    x = rng.integers(-16, 16, (4, 8, 24)).astype(np.float32)
-    x[..., ::4] = 127  # in every block of 4
-    x = np.asarray(jnp.asarray(x, jnp.bfloat16))
-    wire = Wire("int8", 4)
-
-    def program(x):
-        sums = partial(ringcoll.psum_scatter, axis_name="x", tiled=True, wire=wire)
-        whole = partial(ringcoll.all_gather, axis_name="x", tiled=True, wire=wire)
-        swap = partial(
-            ringcoll.all_to_all, axis_name="x", split_axis=0, concat_axis=0, tiled=True, wire=wire
-        )
-        return (
-            {a: sums(x, algorithm=a) for a in ("auto", "lax", "direct", "ring")},
-            {a: whole(x, algorithm=a) for a in every("all_gather", 4)},
-            {a: swap(x, algorithm=a) for a in every("all_to_all", 4)},
-        )
-
-    sums, wholes, swapped = per_rank(mesh, program, x, check_vma=check_vma)
-    exact = x.astype(np.float32)
-    total = np.stack(np.split(exact.sum(0), 4))
-    for algorithm, y in sums.items():
-        is_exact = (abs(np.asarray(y, np.float32) - total) < 1e-3).all()
-        assert is_exact == (algorithm != "ring"), algorithm
-    for algorithm, y in wholes.items():
-        assert (np.asarray(y, np.float32) == exact.reshape(-1, 24)).all(), algorithm
-    expected = np.stack([np.concatenate([np.split(r, 4)[d] for r in exact]) for d in range(4)])
-    for algorithm, y in swapped.items():
-        assert (np.asarray(y, np.float32) == expected).all(), algorithm
-
-
-KINDS = {"collective-permute", "all-gather", "all-to-all", "all-reduce", "reduce-scatter"}
-OPERATION = re.compile(rf"= \(?(\w+)\[([\d,]*)\].*? ({'|'.join(sorted(KINDS))})(?:-start)?\(")
-
-
-def sent(text):
-    """The messages of a compiled program: (kind, dtype, elements)."""
-    found = OPERATION.findall(text)
-    return [
-        (kind, dtype, prod(map(int, filter(None, dims.split(","))))) for dtype, dims, kind in found
-    ]
-
-
-@pytest.mark.parametrize("collective", ["all_gather", "psum_scatter", "psum", "all_to_all"])
-def test_what_travels_is_bytes_as_many_as_priced(collective):
-    """In the compiled program: no compiler moves the decoding before the message."""
-    n, wire = 8, Wire("int8")
-    shape = {"all_gather": (64, 128)}.get(collective, (64 * n, 128))
-    dims = {"split_axis": 0, "concat_axis": 0} if collective == "all_to_all" else {}
-    tiled = {} if collective == "psum" else {"tiled": True}
-    shard = prod(shape) // (1 if collective == "all_gather" else n)
-
-    def compiled(algorithm):
-        call = partial(
-            getattr(ringcoll, collective),
-            axis_name="x",
-            algorithm=algorithm,
-            wire=wire,
-            **dims,
-            **tiled,
-        )
-        x = jax.ShapeDtypeStruct((n, *shape), jnp.bfloat16)
-        mapped = jax.shard_map(
-            lambda x: 2 * call(2 * x[0])[None],
-            mesh=make_mesh(n),
-            in_specs=jax.P("x"),
-            out_specs=jax.P("x"),
-            check_vma=False,
-        )
-        return sent(jax.jit(mapped).lower(x).compile().as_text())
-
-    direct = "pairwise" if collective == "all_to_all" else "direct"
-    found = compiled(direct)
-    assert {(kind, dtype) for kind, dtype, _ in found} == {("collective-permute", "u8")}
-    nbytes = sum(size for *_, size in found)
-    assert nbytes == pricing.wire_bytes(collective, direct, (n,), shard, 2, wire=wire)
-    assert nbytes <= 0.53 * pricing.wire_bytes(collective, direct, (n,), shard, 2)
-    assert {dtype for _, dtype, _ in compiled("lax")} == {"u8"}
-
-
-def test_transforms_groups_axes_and_pytrees():
-    """vmap, scan, remat, groups, two axes, joined leaves, wide sums: within the bound."""
-    mesh, wire, rng = make_mesh(2, 4), Wire("int8", 16), np.random.default_rng(0)
-    x = rng.normal(size=(8, 3, 40)).astype(np.float32)
-    total = partial(ringcoll.psum, axis_name=("x", "y"), wire=wire)
-
-    def program(x):
-        def turn(carry, row):
-            return carry + total(row), total(row)
-
-        return {
-            "two axes": total(x),
-            "vmap": jax.vmap(total)(x),
-            "scan": lax.scan(turn, jnp.zeros(40), x)[1],
-            "remat": jax.checkpoint(total)(x),
-            "wide": ringcoll.psum(x, ("x", "y"), wire=wire, accumulate_dtype="float32"),
-            # They share no scale, although one message of all would put several into one block.
-            "leaves": jnp.stack(total([1e9 * x[0][:34], *x], algorithm="direct")[1:]),
-            "narrow": total(x.astype(jnp.bfloat16)).astype(jnp.float32),
-            "mean": 8 * ringcoll.pmean(x, ("x", "y"), wire="int8"),
-        }
-
-    def eager(x):
-        return {"eager": total(x)}
-
-    for run, options in (
-        (program, {"check_vma": True}),
-        (program, {"check_vma": False}),
-        (eager, {"jit": False}),
-    ):
-        done = per_rank(mesh, run, x, **options)
-        limit = precision.error_bound("psum", "direct", (8,), 2.0**-7, wire=wire)
-        limit *= abs(x).reshape(8, -1).max(1).sum()
-        for name, y in done.items():
-            assert abs(np.asarray(y) - x.sum(0)).max() < limit, name
-            assert (y == y[:1]).all(), name
-
-    groups = [[3, 0, 5, 6], [2, 7, 4, 1]]
-    line, add = make_mesh(8), partial(ringcoll.psum, axis_name="x", axis_index_groups=groups)
-    grouped = per_rank(line, partial(add, wire=wire), x, check_vma=False)
-    assert (
-        grouped == per_rank(line, partial(add, wire=wire, algorithm="ring"), x, check_vma=False)
-    ).mean() < 1
-    for group in groups:
-        assert abs(np.asarray(grouped)[group] - x[group].sum(0)).max() < limit
+def test_leaves_share_messages_and_no_scale():
+    x = np.ones((2, 3, 34), np.float32) * np.float32([1e9, 1, 1]).reshape(1, 3, 1)
+    sums = per_rank(
+        make_mesh(2), lambda x: ringcoll.psum([*x], "x", algorithm="direct", wire="int8"), x
+    )
+    np.testing.assert_allclose(np.stack(sums[1:]), 2, rtol=1e-5)
 
 
 def test_infinities_and_nans_stay():
@@ -277,17 +265,11 @@ def test_infinities_and_nans_stay():
 
     def program(x):
         options = {"axis_name": "x", "wire": Wire("int8", 32)}
-        return [
-            [
-                ringcoll.psum(x, algorithm=a, **options)
-                for a in ("auto", "direct", "ring", "one_shot")
-            ],
-            ringcoll.all_gather(x, **options),
-        ]
+        sums = [ringcoll.psum(x, algorithm=by, **options) for by in ("auto", "ring", "one_shot")]
+        return sums, ringcoll.all_gather(x, **options)
 
     sums, gathered = per_rank(make_mesh(4), program, x)
     for y in sums:
-        assert np.isinf(y[:, 0, 0]).all() or np.isnan(y[:, 0, 0]).all()
         assert not np.isfinite(y[:, [0, 1, 2], [0, 1, 2]]).any()
         assert np.isfinite(y[:, 3]).all()
     special = ~np.isfinite(x)
@@ -295,59 +277,56 @@ def test_infinities_and_nans_stay():
         np.testing.assert_array_equal(y[special], x[special])
 
 
-def test_rounding_at_random_under_every_transform():
-    mesh = make_mesh(4)
-    x = np.random.default_rng(0).normal(size=(4, 6, 8)).astype(np.float32)
-    keys = jax.random.split(jax.random.key(0), 256)
+def test_rounding_at_random_is_right_in_the_mean_forward_and_back():
+    x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
+    keys = jax.random.split(jax.random.key(0), 64)
 
     def program(x):
-        def of(key, x=x, algorithm="auto"):
-            wire = Wire("int8", 16, key)
-            return ringcoll.psum(x, "x", wire=wire, algorithm=algorithm)
+        def total(key, x=x):
+            return ringcoll.psum(x, "x", wire=Wire("int8", 16, key))
 
         def loss(x, key):
-            return (of(key, x) * jnp.arange(8.0)[None]).sum()
+            return (total(key, x) * jnp.arange(8.0)[None]).sum()
 
-        return (
-            jax.vmap(of)(keys),
-            {a: of(keys[0], algorithm=a) for a in ("lax", "ring", "recursive_doubling")},
-            jax.vmap(partial(jax.grad(loss), x))(keys),
-            [ringcoll.psum([x, x[0]], "x", wire=Wire(stochastic=keys[0]))],
+        return jax.vmap(total)(keys), jax.vmap(partial(jax.grad(loss), x))(keys)
+
+    sums, grads = map(np.asarray, per_rank(make_mesh(2), program, x, check_vma=False))
+    assert (sums == sums[:1]).all()
+    assert len(np.unique(sums[0], axis=0)) > 60  # a different key gives different bits
+    step = abs(x).reshape(2, -1).max(1).sum() * 2 / 127
+    assert abs(sums.mean(1) - x.sum(0)).max() < 5 * step / 64**0.5
+    assert abs(grads.mean(1) - 2 * np.arange(8.0)).max() < 5 * 2 * 7 * 2 / 127 / 64**0.5
+
+
+KINDS = "collective_permute|all_gather|all_to_all|all_reduce|reduce_scatter"
+
+
+@pytest.mark.parametrize("function", [*FORMS])
+def test_messages_are_bytes_as_many_as_priced(function):
+    """The compiled programs of TPUs and GPUs: `test_wire_compiled`."""
+    n, wire = 8, Wire("int8", 32)
+    shape, options = FORMS[function][0]
+    algorithm = "pairwise" if function == "all_to_all" else "direct"
+    x = jax.ShapeDtypeStruct((n, 16, *shape(n)[1:]), jnp.bfloat16)
+
+    def sent(algorithm):
+        call = partial(getattr(ringcoll, function), axis_name="x", wire=wire, **options)
+        mapped = jax.shard_map(
+            lambda x: call(2 * x[0], algorithm=algorithm)[None],
+            mesh=make_mesh(n),
+            in_specs=P("x"),
+            out_specs=P("x"),
+            check_vma=False,
         )
+        text = jax.jit(mapped).lower(x).as_text()
+        return re.findall(rf"stablehlo\.({KINDS}).*\(tensor<([\dx]+)x(\w+)>", text)
 
-    for check_vma in (True, False):
-        found = per_rank(mesh, program, x, check_vma=check_vma)
-        many, each, grads, _ = jax.tree.map(np.asarray, found)
-        assert len(np.unique(many[0], axis=0)) > 200  # another key, other bits
-        scale = abs(x).reshape(4, -1).max(1).sum() * 2 / 127
-        assert abs(many.mean(1) - x.sum(0)).max() < 5 * scale / 256**0.5
-        for y in (*each.values(), many):
-            assert (y == y[:1]).all()
-        exact = np.broadcast_to(np.arange(8.0) * (1 if check_vma else 4), x.shape)
-        assert abs(grads.mean(1) - exact).max() < 5 * 4 * 7 * 2 / 127 / 256**0.5
-
-
-def test_a_ragged_exchange_ignores_rows_that_say_nothing():
-    n = 4
-    rows = np.zeros((n, 5, 3), np.float32)
-    rows[:, :2] = np.arange(1, 1 + 2 * n * 3).reshape(n, 2, 3)
-    rows[:, 2:] = np.nan  # which share a block with the others, if they travel
-
-    def send(x):
-        r = lax.axis_index("x")
-        to = (jnp.arange(n) == (r + 1) % n).astype(jnp.int32) * 2
-        came = (jnp.arange(n) == (r - 1) % n).astype(jnp.int32) * 2
-        zeros = jnp.zeros(n, jnp.int32)
-        call = partial(ringcoll.ragged_all_to_all, axis_name="x", wire=Wire("int8", 64), max_send=4)
-        f = lambda x: call(x, jnp.full((5, 3), 7.0), zeros, to, zeros, came)  # noqa: E731
-        y, back = jax.vjp(f, x)
-        return y, back(jnp.ones_like(y))[0]
-
-    y, back = per_rank(make_mesh(n), send, rows)
-    assert abs(y[:, :2] - np.roll(rows, 1, 0)[:, :2]).max() <= 24 / 250
-    assert (y[:, 2:] == 7).all()
-    np.testing.assert_allclose(back[:, :2], 1, rtol=1e-2)
-    assert (back[:, 2:] == 0).all()
+    found = sent(algorithm)
+    assert {(kind, dtype) for kind, _, dtype in found} == {("collective_permute", "ui8")}
+    shard = prod(x.shape[1:]) // (1 if function == "all_gather" else n)
+    nbytes = sum(prod(map(int, dims.split("x"))) for _, dims, _ in found)
+    assert nbytes == pricing.wire_bytes(function, algorithm, (n,), shard, 2, wire=wire)
+    assert {dtype for *_, dtype in sent("lax")} == {"ui8"}
 
 
 REFUSED = {
@@ -357,15 +336,15 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", [*CALLS, "ragged_all_to_all"])
-def test_what_no_wire_carries_is_refused_in_words(name):
+@pytest.mark.parametrize("function", [*FORMS, "ragged_all_to_all"])
+def test_what_no_wire_carries_is_refused(function):
     def refused(x, kind, words, **options):
-        if name == "ragged_all_to_all":
+        if function == "ragged_all_to_all":
             ints = jnp.zeros(2, jnp.int32)
             call = partial(ringcoll.ragged_all_to_all, x, x, ints, ints, ints, ints)
         else:
-            call = partial(CALLS[name][1], x)
-        with pytest.raises(kind, match=rf"ringcoll\.{name}\(.*{re.escape(words)}"):
+            call = partial(getattr(ringcoll, function), x, **FORMS[function][0][1])
+        with pytest.raises(kind, match=rf"ringcoll\.{function}\(.*{re.escape(words)}"):
             call(axis_name="x", **options)
 
     def program(x):
@@ -376,20 +355,24 @@ def test_what_no_wire_carries_is_refused_in_words(name):
             refused(x.astype(dtype), TypeError, words, wire="int8")
         return x
 
-    per_rank(make_mesh(2), program, np.ones((2, 4, 2), np.float32))
+    jax.eval_shape(partial(per_rank_shapes, program), jnp.ones((2, 4, 2)))
 
 
-def test_what_only_lax_can_do_has_no_wire():
+def per_rank_shapes(program, x):
+    return jax.shard_map(
+        lambda x: program(x[0])[None], mesh=make_mesh(2), in_specs=P("x"), out_specs=P("x")
+    )(x)
+
+
+@pytest.mark.parametrize("options", [{"axis_index_groups": [[0], [1, 2]]}, {"axis_name": 0}])
+def test_what_only_lax_can_do_has_no_wire(options):
     def program(x):
-        uneven = [[0], [1, 2]]
-        for options in ({"axis_index_groups": uneven}, {"axis_name": 0}):
-            with pytest.raises(ValueError, match=r"jax\.lax alone can do this call"):
-                ringcoll.psum(x, **{"axis_name": "x", "wire": "int8", **options})
-        return ringcoll.psum(2.0, "x", wire="int8") + x
+        with pytest.raises(ValueError, match=r"jax\.lax alone can do this call"):
+            ringcoll.psum(x, **{"axis_name": "x", "wire": "int8", **options})
+        return ringcoll.psum(2.0, "x", wire="int8") + x  # a constant is not sent
 
-    assert (
-        per_rank(make_mesh(3), program, np.ones((3, 2), np.float32), check_vma=False) == 7
-    ).all()
+    ones = np.ones((3, 2), np.float32)
+    assert (per_rank(make_mesh(3), program, ones, check_vma=False) == 7).all()
 
 
 @pytest.mark.parametrize(("algorithm", "lanes"), [("ring", 1), ("bidirectional_ring", 2)])

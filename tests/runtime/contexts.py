@@ -1,9 +1,10 @@
 """Every collective in one context after another in which JAX lowers, compiles and runs programs.
 
-`test_contexts` runs this file for each context, by "auto" and by a ring. A context returns
-pairs: the rows of all ranks, and what a program of all collectives has made of them. This must be
-what `jax.lax` makes of them under `vmap`, where nothing is sent. (Between devices of a CPU, loops
-with lax's collectives may hang.) A fault may end the process, so each context has its own.
+    python tests/runtime/contexts.py auto,ring callbacks exported
+
+A context returns pairs: the rows of all ranks, and what a program of all collectives has made of
+them. This must be what `jax.lax` makes of them under `vmap`, where nothing is sent. (Between
+devices of a CPU, loops with lax's collectives may hang.) A fault may end the process.
 """
 
 import gc
@@ -299,12 +300,14 @@ def expected(rows):
 
 
 if __name__ == "__main__":
-    for by in ("auto", "ring"):
-        pairs = CONTEXTS[sys.argv[1]](by)
-        assert pairs
-        for rows, results in pairs:
-            assert results
-            right = expected(rows)
-            for name, y in results.items():
-                np.testing.assert_array_equal(y, right[name], f"{name} by {by}")
-    print("as jax.lax")
+    algorithms, *names = sys.argv[1:]
+    for name in names:
+        for by in algorithms.split(","):
+            pairs = CONTEXTS[name](by)
+            assert pairs
+            for rows, results in pairs:
+                assert results
+                right = expected(rows)
+                for collective, y in results.items():
+                    np.testing.assert_array_equal(y, right[collective], f"{collective} by {by}")
+        print(f"{name}: as jax.lax", flush=True)

@@ -5,45 +5,33 @@ data are integers, or are compared bit by bit, so results must be equal.
 """
 
 from dataclasses import replace
+from functools import partial
+from itertools import groupby, product
+from math import prod
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from covering import SEEDS, covering
 from jax import lax
-from support import SIZES, distinct, make_mesh, mostly_exhaustive, per_rank, runnable
+from support import distinct, exists, make_mesh, mostly_exhaustive, per_rank, runnable
 
 from ringcoll import algorithms
+from ringcoll.algorithms import GATHERS
 from ringcoll.runtime import engine, turns
-from ringcoll.runtime.barriers import Summing
+from ringcoll.runtime.barriers import Beforehand, Pairing, Summing
 from ringcoll.runtime.contributions import Contributions
+from ringcoll.runtime.cpu.when_ready import WhenReady
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
 from ringcoll.schedules.schedule import Move, Schedule, stretches
+from ringcoll.schedules.tour import tour
 
 FORMS = {"unrolled": 24, "loop": 2}  # UNROLL_UP_TO; with 8 devices, no stretch is longer than 7
 
 #: A ring that sends offset 1 again at the end: backward, its sum is there before the loop.
 RESENT = Schedule((6,), (*((Move(1, (t,)),) for t in range(4)), (Move(4, (1,)),))).check()
-
-
-#: Every shape unrolled, and as a loop if a stretch is long enough.
-CASES = [
-    *((shape, "unrolled", True) for shape in [*((n,) for n in SIZES), (4, 2), (2, 2, 2)]),
-    *((shape, "unrolled", False) for shape in [(5,), (4, 2)]),
-    *((shape, "loop", True) for shape in [(5,), (6,), (8,), (4, 2), (2, 4)]),
-    *((shape, "loop", False) for shape in [(6,), (4, 2)]),
-]
-#: Odd and even, on one axis and on two, typed or not.
-USUAL = [
-    *(((3,), "unrolled", True), ((8,), "unrolled", True), ((4, 2), "unrolled", False)),
-    *(((6,), "loop", True), ((4, 2), "loop", False)),
-]
-
-
-everywhere = pytest.mark.parametrize(
-    ("shape", "form", "check_vma"), mostly_exhaustive(CASES, lambda *case: case in USUAL)
-)
 
 
 def schedules(shape, form):
@@ -92,59 +80,148 @@ def diary(schedule, ranks, own, order):
     return book[..., 0], book[..., 1], book[..., 2:]
 
 
-@everywhere
-def test_gather_visits_every_origin_once_in_its_round(shape, form, check_vma, monkeypatch):
-    monkeypatch.setattr(engine, "UNROLL_UP_TO", FORMS[form])
-    every, n = schedules(shape, form), int(np.prod(shape))
-    assert every
-    x = np.random.default_rng(0).integers(2**30, size=(n, 6, 3), dtype=np.int32)
+# -- the table: what is run, by which schedule, in which order --
 
-    def program(x):
-        return {
-            f"{type(order).__name__} {a}": diary(s, everyone(shape), list(x[: s.lanes]), order)
-            for a, s in every.items()
-            for order in ((Order(), Summing()) if form == "loop" else (Order(),))
-        }
 
-    results = per_rank(make_mesh(*shape), program, x, check_vma=check_vma)
-    for name, (times, when, values) in results.items():
-        schedule = every[name.split()[1]]
+def gathered(schedule, ranks, x, order):
+    """How often every shard was visited, when, and its value: by lane and origin."""
+    return diary(schedule, ranks, list(x[0, : schedule.lanes]), order)
+
+
+def reduced(schedule, ranks, x, order):
+    """The sums for this rank, and if nothing is looped, the origins that were asked for by lane."""
+    asked = []
+
+    def produce(_, slots):
+        asked.extend(slots)
+        return Contributions([x[slot.origin, slot.lane] for slot in slots])
+
+    sums = engine.reduce(schedule, ranks, produce, lax.add, order=order)
+    limit = engine.UNROLL_UP_TO if order.may_unroll else 0
+    if len(stretches(schedule, limit)) < len(schedule.rounds):  # slots of a loop's own trace
+        return jnp.stack(sums), []
+    by_lane = [[o for o, lane in asked if lane == i] for i in range(schedule.lanes)]
+    return jnp.stack(sums), by_lane
+
+
+def by_turns(schedule, ranks, x, order):
+    def add(slots, received):
+        pairs = zip(slots, received, strict=True)
+        return [r + x[slot.origin, slot.lane] for slot, r in pairs]
+
+    def start(slot):
+        return jnp.zeros_like(x[0, 0])
+
+    return jnp.stack(turns.reduce(schedule, ranks, add, start)), []
+
+
+def toured(schedule, ranks, x, order, halves=False):
+    """What a rank has seen, weighed by origin; and the sums that came home."""
+
+    def visit(carry, shards):
+        contributions = []
+        for value, origin, lane, _, first in shards:
+            carry += (1 + origin) * jnp.sum(value)
+            contributions.append(x[origin, lane, first : first + len(value)] + len(value) * 0)
+        return carry, contributions
+
+    own, nothing = list(x[0, : schedule.lanes]), jnp.int32(0) + ranks.number() * 0
+    checked = tour(schedule)
+    carry, sums = engine.tour(checked, ranks, own, visit, nothing, order=order, halves=halves)
+    return carry, jnp.stack(sums)
+
+
+def exchanged(schedule, ranks, x, order):
+    return jnp.stack(engine.all_to_all(schedule, ranks, list(x[:, 0])))
+
+
+RUNS = {
+    "gather": gathered,
+    "reduce": reduced,
+    "turns": by_turns,
+    "tour": toured,
+    "tour by halves": partial(toured, halves=True),
+    "exchange": exchanged,
+}
+FACTORS = {
+    "run": [*RUNS],
+    "algorithm": [*GATHERS, "pairwise", "resent"],
+    "shape": [(1,), (2,), (3,), (6,), (8,), (4, 2)],
+    "order": [Order, Beforehand, Pairing, Summing, WhenReady],
+    "unroll up to": [24, 2],
+    "check_vma": [True, False],
+}
+
+
+def schedule_of(run, algorithm, shape):
+    """The schedule; None if there is none."""
+    if algorithm == "resent":
+        return RESENT if shape == (6,) and run != "exchange" else None
+    collective = "all_to_all" if run == "exchange" else "all_gather"
+    if algorithm not in algorithms.names(collective) or not exists(collective, algorithm, shape):
+        return None
+    schedule = algorithms.build(collective, algorithm, shape)
+    return schedule if run != "turns" or turns.are_possible(schedule) else None
+
+
+def forbidden(case):
+    options = (
+        [case[key]] if key in case else FACTORS[key] for key in ("run", "algorithm", "shape")
+    )
+    return not any(schedule_of(*some) for some in product(*options))
+
+
+def check(case, found, x):
+    run, shape, name = case["run"], case["shape"], str(case)
+    schedule, n = schedule_of(run, case["algorithm"], shape), prod(shape)
+    lanes = schedule.lanes
+    if run == "gather":
+        times, when, values = found
         assert (times == 1).all(), name
         for rank in range(n):
             np.testing.assert_array_equal(when[rank], rounds_by_origin(schedule, rank), name)
-            np.testing.assert_array_equal(values[rank], x[:, : schedule.lanes].swapaxes(0, 1), name)
-
-
-@everywhere
-def test_reduce_asks_once_for_every_slot_and_sums_all(shape, form, check_vma, monkeypatch):
-    monkeypatch.setattr(engine, "UNROLL_UP_TO", FORMS[form])
-    every, n = schedules(shape, form), int(np.prod(shape))
-    assert every
-    x = np.random.default_rng(0).integers(2**24, size=(n, n, 6), dtype=np.int32)
-
-    def program(x):  # [origin, lane]
-        def reduced(schedule):
-            asked = []
-
-            def produce(_, slots):
-                asked.extend(slots)
-                return Contributions([x[origin, lane] for origin, lane in slots])
-
-            ranks = replace(everyone(shape), shape=schedule.shape)
-            mine = engine.reduce(schedule, ranks, produce, lax.add)
-            if form == "loop":  # its slots are of another trace
-                return mine, []
-            return mine, [[o for o, lane in asked if lane == i] for i in range(len(mine))]
-
-        return {name: reduced(schedule) for name, schedule in every.items()}
-
-    results = per_rank(make_mesh(*shape), program, x, check_vma=check_vma)
-    for name, (mine, asked) in results.items():
-        for lane, total in enumerate(mine):
-            np.testing.assert_array_equal(total, x.sum(0)[:, lane], name)
+            np.testing.assert_array_equal(values[rank], x[:, 0, :lanes].swapaxes(0, 1), name)
+    elif run in ("reduce", "turns"):
+        sums, asked = found
+        lanes *= 1 + (run == "turns")
+        np.testing.assert_array_equal(sums, x.sum(0)[:, :lanes], name)
         for by_lane in asked:
             seen = np.sort(np.stack(by_lane, axis=1))
             np.testing.assert_array_equal(seen, [np.arange(n)] * n, name)
+    elif run == "exchange":
+        for d in range(n):
+            sender = [minus(shape, rank, d) for rank in range(n)]
+            np.testing.assert_array_equal(found[:, d], x[sender, d, 0], name)
+    else:
+        carry, sums = found
+        seen = (x[:, 0, :lanes].sum((1, 2)) * (1 + np.arange(n))).sum()
+        np.testing.assert_array_equal(carry, [seen] * n, name)
+        np.testing.assert_array_equal(sums, x.sum(0)[:, :lanes], name)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_run_by_every_schedule(seed, monkeypatch):
+    def program_of(case):
+        return case["shape"], case["check_vma"]
+
+    cases = sorted(covering(FACTORS, forbidden, seed), key=program_of)
+    for (shape, check_vma), group in groupby(cases, program_of):
+        some, n = list(group), prod(shape)
+        # [rank, origin or target, lane, row]
+        x = np.random.default_rng(0).integers(2**16, size=(n, n, 8, 3), dtype=np.int32)
+
+        def program(x, some=some, shape=shape):
+            results = []
+            for case in some:
+                monkeypatch.setattr(engine, "UNROLL_UP_TO", case["unroll up to"])
+                schedule = schedule_of(case["run"], case["algorithm"], shape)
+                ranks = replace(everyone(shape), shape=schedule.shape)
+                results.append(RUNS[case["run"]](schedule, ranks, x, case["order"]()))
+            return results
+
+        found = per_rank(make_mesh(*shape), program, x, check_vma=check_vma)
+        for case, result in zip(some, found, strict=True):
+            check(case, result, x)
 
 
 def in_both_forms(monkeypatch, trace):
@@ -243,25 +320,6 @@ def test_loops_of_more_ranks_than_devices(shape, monkeypatch):
     assert (times == 1).all()
     by_lane = x[:, 0, : schedule.lanes].T
     np.testing.assert_array_equal(values[..., 0], np.broadcast_to(by_lane, values.shape[:-1]))
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_exchange_carries_every_block_to_its_rank(check_vma):
-    for shape in [(1,), (5,), (8,), (4, 2)]:
-        n = int(np.prod(shape))
-        every = {a: algorithms.build("all_to_all", a, shape) for a in ("pairwise", "bruck")}
-        blocks = np.arange(n * n).reshape(n, n)  # [rank, for rank r + d]
-
-        def program(blocks, shape=shape, every=every):
-            return [
-                engine.all_to_all(s, replace(everyone(shape), shape=s.shape), list(blocks))
-                for s in every.values()
-            ]
-
-        for exchanged in per_rank(make_mesh(*shape), program, blocks, check_vma=check_vma):
-            for d, block in enumerate(exchanged):
-                sender = [minus(shape, rank, d) for rank in range(n)]
-                np.testing.assert_array_equal(block, blocks[sender, d])
 
 
 @pytest.mark.parametrize("unroll", [24, 2])

@@ -4,11 +4,14 @@ import itertools
 from dataclasses import replace
 from math import prod
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import assert_same, make_mesh, per_rank
 
+from ringcoll import Wire
+from ringcoll.costs.wire import CODES
 from ringcoll.runtime.contributions import Key, message
 from ringcoll.runtime.hop import Ppermute, Ranks, as_bits
 from ringcoll.schedules.schedule import Move
@@ -148,11 +151,55 @@ def test_a_hop_over_several_axes_counts_in_the_order_given(order):
         assert arrived[list(number).index(target)] == list(number).index(source)
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, False, "under vmap"])
 def test_who_is_sent_nothing_has_zeros(check_vma):
-    send, x = Ppermute(axes=("x",), pairs=((2, 0), (0, 1))), np.float32([5, 6, 7])
-    arrived = per_rank(make_mesh(3), lambda x: send(x)[0], x, check_vma=check_vma)
-    assert_same(np.asarray(arrived), np.float32([7, 5, 0]))
+    """Also on the axis of a vmap, where JAX itself would fill with NaN, or the least number."""
+    send = Ppermute(axes=("x",), pairs=((2, 0), (0, 1)))
+    dtypes = ("float32", "bfloat16", "int32", "bool", "complex64")
+    xs = {dtype: np.array([5, 6, 7]).astype(jnp.dtype(dtype)) for dtype in dtypes}
+
+    def program(xs):
+        return {dtype: send(x)[0] for dtype, x in xs.items()}
+
+    if check_vma == "under vmap":
+        arrived = jax.device_get(jax.vmap(program, axis_name="x")(xs))
+    else:
+        arrived = per_rank(make_mesh(3), program, xs, check_vma=check_vma)
+    assert_same(arrived, {d: np.array([7, 5, 0]).astype(jnp.dtype(d)) for d in dtypes})
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_what_arrives_by_a_wire_is_decoded_wide(codes):
+    """Whatever the dtype of the message; one message alone, and two lanes; forward and back."""
+    wire, largest = Wire(codes, 4), 127 if codes == "int8" else 7
+    xs = {
+        dtype: np.tile(np.array([largest, 3, -largest, 1]).astype(jnp.dtype(dtype)), (3, 2))
+        * np.array([1, 2, 4]).astype(jnp.dtype(dtype)).reshape(3, 1)
+        for dtype in ("bfloat16", "float16", "float32")
+    }
+    moves = (Move(1, (0,)), Move(-1, (0,), lane=1))
+
+    def program(xs):
+        ranks = Ranks.over(("x",), None)
+        return {
+            (dtype, lanes, back): ranks.hops(
+                "a round", moves[:lanes], [x, 2 * x][:lanes], back=back, wire=wire
+            )
+            for dtype, x in xs.items()
+            for lanes, back in ((1, False), (2, False), (2, True))
+        }
+
+    found = per_rank(make_mesh(3), lambda xs: {str(k): v for k, v in program(xs).items()}, xs)
+    for dtype, x in xs.items():
+        for lanes, back in ((1, False), (2, False), (2, True)):
+            arrived = found[str((dtype, lanes, back))]
+            assert len(arrived) == lanes
+            for lane, y in enumerate(arrived):
+                assert y.dtype == np.float32, (dtype, lanes, back)
+                shift = (1, -1)[lane] * (-1 if back else 1)
+                right = np.roll(np.float32(x), shift, 0) * (lane + 1)
+                # A scale is smaller by 2**-22: in a narrow dtype, that would be lost.
+                np.testing.assert_allclose(y, right * (1 - 2.0**-22), rtol=2.0**-23)
 
 
 @pytest.mark.parametrize(

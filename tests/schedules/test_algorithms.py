@@ -89,11 +89,71 @@ def test_an_algorithm_runs_on_most_sizes_or_says_that_it_refuses_some(collective
     assert len(run) >= 5 if says else len(run) == 16
 
 
-def test_recursive_doubling_runs_on_powers_of_two():
-    run = [n for n in range(1, 65) if exists("all_gather", "recursive_doubling", (n,))]
-    assert run == [1, 2, 4, 8, 16, 32, 64]
-    assert exists("all_gather", "recursive_doubling", (4, 2))
-    assert not exists("all_gather", "recursive_doubling", (4, 3))
+#: Computed on paper: for 1, 2, ... ranks, the rounds, and the shards that a rank sends (by stages:
+#: whole vectors). None: it refuses that number.
+RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
+FEWEST = (0, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4)  # the logarithm, rounded up
+ALL_OTHERS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15)
+ON_PAPER = {
+    ("all_gather", "ring"): (ALL_OTHERS, ALL_OTHERS),
+    ("all_gather", "bidirectional_ring"): (ALL_OTHERS, ALL_OTHERS),
+    ("all_gather", "torus"): (ALL_OTHERS, ALL_OTHERS),
+    ("all_gather", "hamiltonian"): (ALL_OTHERS, ALL_OTHERS),
+    ("all_gather", "two_ended"): ((0, 1, 1, 2, 2, 3, 3, 4, 4, 6, 8), ALL_OTHERS),
+    ("all_gather", "bruck"): (FEWEST, ALL_OTHERS),
+    ("all_gather", "direct"): ((0, *[1] * 10), ALL_OTHERS),
+    ("all_gather", "recursive_doubling"): (
+        (0, 1, None, 2, None, None, None, 3, None, None, 4),
+        (0, 1, None, 3, None, None, None, 7, None, None, 15),
+    ),
+    ("psum", "recursive_doubling"): (FEWEST, (0, 1, 2, 2, 4, 3, 6, 3, 8, 4, 4)),
+    ("psum", "one_shot"): (FEWEST, ALL_OTHERS),
+    ("all_to_all", "pairwise"): (ALL_OTHERS, ALL_OTHERS),
+    ("all_to_all", "bruck"): (FEWEST, (0, 1, 2, 4, 5, 7, 9, 12, 13, 20, 32)),
+}
+#: The same on shapes of several axes, which are not all alike.
+ON_PAPER_BY_SHAPE = {
+    ("all_gather", "ring", (4, 3)): (3 + 2, 11),
+    ("all_gather", "bruck", (4, 3)): (2 + 2, 11),
+    ("all_gather", "direct", (4, 3)): (1 + 1, 11),
+    ("all_gather", "two_ended", (4, 3)): (2 + 1, 11),
+    ("all_gather", "torus", (4, 4)): (3 + 3, 15),
+    ("all_gather", "torus", (4, 1)): (3, 3),
+    ("all_gather", "hamiltonian", (4, 2)): (7, 7),
+    ("all_gather", "recursive_doubling", (4, 2)): (3, 7),
+    ("psum", "recursive_doubling", (4, 6)): (2 + 1 + 2, 2 + 1 + 2),
+    ("psum", "one_shot", (4, 6)): (2 + 3, 3 + 5),
+    ("all_to_all", "pairwise", (4, 3)): (3 + 2, 3 * 3 + 2 * 4),
+    ("all_to_all", "bruck", (4, 3)): (2 + 2, 4 * 3 + 2 * 4),
+}
+
+
+def counted(collective, name, shape):
+    """The rounds and the shards that a rank sends; None if there is no schedule."""
+    if not exists(collective, name, shape):
+        return None, None
+    built = build(collective, name, shape)
+    stages = built if isinstance(built, tuple) else (built,)
+    sent = sum(len(m.offsets) for s in stages for _, m in s.numbered_moves())
+    return sum(len(stage.rounds) for stage in stages), sent / max(
+        [s.lanes for s in stages], default=1
+    )
+
+
+@pytest.mark.parametrize(("collective", "name"), ON_PAPER)
+def test_rounds_and_shards_are_those_on_paper(collective, name):
+    rounds, sent = ON_PAPER[collective, name]
+    for n, *right in zip(RANKS, rounds, sent, strict=True):
+        assert [*counted(collective, name, (n,))] == right, f"{n} ranks"
+    for (of, by, shape), right in ON_PAPER_BY_SHAPE.items():
+        if (of, by) == (collective, name):
+            assert counted(collective, name, shape) == right, shape
+
+
+def test_every_algorithm_is_on_paper():
+    assert {name for c, name in ON_PAPER if c == "all_gather"} == {*GATHERS}
+    assert {name for c, name in ON_PAPER if c == "psum"} == {*STAGED}
+    assert {name for c, name in ON_PAPER if c == "all_to_all"} == {*ALL_TO_ALLS}
 
 
 def test_recursive_doubling_names_algorithms_for_any_number_of_ranks():
@@ -153,10 +213,6 @@ def test_an_algorithm_shows_how_it_is_called():
         assert all(option.default is not option.empty for option in options)
 
 
-def test_lines_of_code_are_counted():
-    assert lines_of_code(lines_of_code) == 7
-
-
 def test_every_public_algorithm_is_listed():
     public = {
         f
@@ -192,18 +248,11 @@ def test_a_new_algorithm_needs_no_other_line(monkeypatch):
 # -- from a name to a schedule --
 
 
-def test_an_all_reduce_by_recursive_doubling_swaps_whole_vectors():
-    doubling, halving = (
-        price("psum", f"{what}_doubling", (8,)) for what in ("recursive", "halving")
-    )
-    assert (doubling.rounds, doubling.messages, doubling.sent) == (3, 3, 3 * 8)  # shards of 1/8
-    assert (halving.rounds, halving.messages, halving.sent) == (6, 6, 2 * 7)
-    assert build("psum", "halving_doubling", (8,)) == build(
-        "all_gather", "recursive_doubling", (8,)
-    )
-    for n in (1, 2, 3, 4, 5, 8):
-        assert exists("psum", "recursive_doubling", (n,))
-        assert exists("psum", "halving_doubling", (n,)) == (n in (1, 2, 4, 8))
+def test_two_all_reduces_have_to_do_with_recursive_doubling():
+    gather = build("all_gather", "recursive_doubling", (8,))
+    assert build("psum", "halving_doubling", (8,)) == gather
+    assert price("psum", "halving_doubling", (8,)).sent == 2 * 7
+    assert price("psum", "recursive_doubling", (8,)).sent == 3 * 8  # shards of 1/8
 
 
 def test_other_names_mean_the_same_and_are_not_listed():

@@ -201,7 +201,7 @@ def mutants(draw, collective, shapes):
 MUTATED_SHAPES = [(2,), (3,), (4,), (5,), (2, 2), (2, 3), (3, 1)]
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=120)
 @given(mutants("all_gather", MUTATED_SHAPES))
 def test_check_passes_exactly_the_schedules_that_run(schedule):
     right = passes(schedule)
@@ -210,7 +210,7 @@ def test_check_passes_exactly_the_schedules_that_run(schedule):
     assert right == runs(reduced, schedule)  # a reduce-scatter is a gather backward
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=120)
 @given(mutants("all_to_all", MUTATED_SHAPES))
 def test_check_of_all_to_all_passes_exactly_the_schedules_that_run(schedule):
     event(str(passes(schedule)))
