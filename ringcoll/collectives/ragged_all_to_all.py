@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.interpreters import ad
 from jax.typing import ArrayLike
 
@@ -172,7 +172,8 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         at, to = at + calls * operand.shape[1], to + calls * output.shape[1]
         most = None if self.max_send is None else size * self.max_send
         merged = replace(self, max_send=most, calls=size * self.calls)
-        flat = [x.reshape(-1, *x.shape[2:]) for x in (operand, output, at, sends, to, gets)]
+        whole = (operand, output, at, sends, to, gets)
+        flat = [lax.collapse(x, 0, 2) for x in whole]  # a row may have no elements
         (y,) = merged(*flat)
         return [y.reshape(output.shape)], [0]
 

@@ -156,7 +156,7 @@ FACTORS = {
 def schedule_of(run, algorithm, shape):
     """The schedule; None if there is none."""
     if algorithm == "resent":
-        return RESENT if shape == (6,) and run != "exchange" else None
+        return RESENT if shape == (6,) and run not in ("exchange", "turns") else None
     collective = "all_to_all" if run == "exchange" else "all_gather"
     if algorithm not in algorithms.names(collective) or not exists(collective, algorithm, shape):
         return None
