@@ -205,13 +205,13 @@ def run(case, operand, output, ct, *numbers):
         batch = jnp.stack([operand, operand], -1)
         return [jax.vmap(function, (-1, None, 0, 0, 0, 0))(batch, output, *both)]
     if case["way"] == "jvp":
-        return [jax.jvp(lambda x: of_arrays(x, output), (operand,), (operand + 1,))[1]]
+        return [jax.jvp(lambda x: of_arrays(x, output), (operand,), (-operand,))[1]]
     if case["way"] == "gradient":
         return [*jax.vjp(of_arrays, operand, output)[1](ct), *back_of(operand)(ct)]
     if case["way"] == "twice":
         return jax.vjp(lambda ct: back_of(operand)(ct)[0], ct)[1](operand)
     step = lambda carry, cts: (carry, jax.vmap(back_of(operand))(cts)[0])  # noqa: E731
-    return [lax.scan(step, 0, jnp.stack([ct, 2 * ct])[None])[1][0]]
+    return [lax.scan(step, 0, jnp.stack([ct, -ct])[None])[1][0]]
 
 
 def expected(case, operand, output, ct, *numbers):
@@ -224,14 +224,13 @@ def expected(case, operand, output, ct, *numbers):
         fewer = [numbers[0], numbers[1] // 2, numbers[2], numbers[3] // 2]
         return [np.stack([moved(operand, output, *some) for some in (numbers, fewer)], 1)]
     if case["way"] == "jvp":
-        return [moved(operand + operand.dtype.type(1), blank, *numbers)]
+        return [moved(-operand, blank, *numbers)]
     if case["way"] == "gradient":
         of_operand, of_output = pulled_back(ct, rows, numbers)
         return [of_operand, of_output, of_operand]
     if case["way"] == "twice":
         return [moved(operand, blank, *numbers)]
-    of_operand, _ = pulled_back(ct, rows, numbers)
-    return [np.stack([of_operand, 2 * of_operand], 1)]
+    return [np.stack([pulled_back(some, rows, numbers)[0] for some in (ct, -ct)], 1)]
 
 
 def check(case, found, exact):

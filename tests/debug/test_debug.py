@@ -171,32 +171,6 @@ def test_marks_change_no_result_and_every_rank_notes_every_round(algorithm, chec
     assert not LOG.last  # and not without a deadline, though it was jitted under one
 
 
-def test_messages_of_every_dtype_are_marked():
-    """The mark reads a number of each message; keys have none, and messages of size 0."""
-    dtypes = ("complex64", "bool", "int4", "uint32", "float8_e5m2", "bfloat16")
-    xs = {dtype: jnp.asarray(data((8, 3), jnp.dtype(dtype))) for dtype in dtypes}
-    xs |= {"keys": jax.random.split(jax.random.key(0), 8), "of size 0": jnp.ones((8, 0))}
-
-    def program(xs):
-        turned = ringcoll.ppermute(xs, "x", [(0, 1), (1, 2)])
-        gathered = {
-            by: ringcoll.all_gather(xs, "x", tiled=True, algorithm=by) for by in ("ring", "lax")
-        }
-        total = ringcoll.psum({"sum": xs["complex64"], "count": xs["bool"]}, "x", algorithm="ring")
-        return turned, gathered, total
-
-    def numbers(results):
-        is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
-        return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, results)
-
-    plain = jax.jit(mapped(program))(xs)
-    with debug.deadline(300):
-        watched = jax.jit(mapped(program))(xs)
-    assert_same(numbers(watched), numbers(plain))
-    names = {where.partition("/")[0].removeprefix("ringcoll.") for where in marks()}
-    assert names == {"ppermute", "all_gather(ring)", "all_gather(lax)", "psum(ring)"}
-
-
 def test_every_way_of_running_notes(monkeypatch):
     monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
     x = jnp.ones((8, 3))

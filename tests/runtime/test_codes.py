@@ -1,4 +1,4 @@
-"""Encoding and decoding of one message: bounds on hostile data, and rounding at random."""
+"""Encoding and decoding of one message: bounds on hostile data."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from ringcoll.runtime.wire import decode, encode
 BLOCK = 32
 TINY = 2.0**-126
 #: Shapes whose blocks are flat, flat and padded, down columns, and one short block.
-SHAPES = [(4, 96), (7, 13), (2 * BLOCK, 128), (3,), (), (BLOCK, 1024)]
+SHAPES = [(4, 96), (7, 13), (2 * BLOCK, 128), (3,), (), (2 * BLOCK, 256)]
 
 
 def blocks_of(x, block):
@@ -59,28 +59,26 @@ def hostile(shape, dtype):
 
 @pytest.mark.parametrize(("codes", "dtype"), crossed([*CODES], ["bfloat16", "float16", "float32"]))
 def test_values_come_back_within_the_bound_of_their_block(codes, dtype):
-    for wire in (Wire(codes, BLOCK), Wire(codes, BLOCK, jax.random.key(1))):
+    wire, about = Wire(codes, BLOCK), jnp.finfo(dtype)
 
-        def there_and_back(x, wire=wire):
-            message = encode(wire, x)
-            return message, decode(wire, message, x.shape, x.dtype)
+    def there_and_back(x):
+        message = encode(wire, x)
+        return message, decode(wire, message, x.shape, x.dtype)
 
-        data = [hostile(shape, dtype) for shape in SHAPES]
-        each = jax.vmap(there_and_back)
-        stacks = [np.stack([*some.values()]) for some in data]
-        done = jax.jit(lambda xs, f=each: [f(x) for x in xs])(stacks)
-        about = jnp.finfo(dtype)
-        lost = 2 * TINY + float(about.smallest_subnormal)
-        for before, after in zip(data, done, strict=True):
-            for (name, x), message, y in zip(before.items(), *after, strict=True):
-                assert message.dtype == jnp.uint8
-                assert message.size == wire.nbytes(x.size), name
-                rounded = wire.error + float(about.eps) / 2
-                bound = rounded * largest_in_block(x, BLOCK) + lost
-                err = abs(np.asarray(y, float) - np.asarray(x, float))
-                assert (err <= bound).all(), (name, x.shape, (err / bound).max())
-                if "zeros" in name:
-                    assert not np.asarray(y).any()
+    data = [hostile(shape, dtype) for shape in SHAPES]
+    stacks = [np.stack([*some.values()]) for some in data]
+    done = jax.jit(lambda xs: [jax.vmap(there_and_back)(x) for x in xs])(stacks)
+    lost = 2 * TINY + float(about.smallest_subnormal)
+    for before, after in zip(data, done, strict=True):
+        for (name, x), message, y in zip(before.items(), *after, strict=True):
+            assert message.dtype == jnp.uint8
+            assert message.size == wire.nbytes(x.size), name
+            rounded = wire.error + float(about.eps) / 2
+            bound = rounded * largest_in_block(x, BLOCK) + lost
+            err = abs(np.asarray(y, float) - np.asarray(x, float))
+            assert (err <= bound).all(), (name, x.shape, (err / bound).max())
+            if "zeros" in name:
+                assert not np.asarray(y).any()
 
 
 def test_a_message_of_nothing_is_a_scale():
@@ -96,47 +94,12 @@ def test_a_message_of_nothing_is_a_scale():
 def test_infinities_and_nans_arrive_and_leave_other_blocks_alone(codes):
     x = np.random.default_rng(0).normal(size=(6, BLOCK)).astype(np.float32)
     x[1, 3], x[2, 4], x[3, 5], x[3, 6], x[3, 7] = np.inf, -np.inf, np.nan, np.inf, -np.inf
-    for wire in (Wire(codes, BLOCK), Wire(codes, BLOCK, jax.random.key(0))):
-        y = np.asarray(jax.jit(lambda x, w=wire: decode(w, encode(w, x), x.shape, x.dtype))(x))
-        finite = np.isfinite(x)
-        np.testing.assert_array_equal(y[~finite], x[~finite])
-        with_some = ~finite.all(1)
-        assert np.isnan(y[with_some][finite[with_some]]).all()
-        assert np.isfinite(y[~with_some]).all()
-
-
-def codes_apart(values, codes):
-    """How far the codes around each value are apart, by the definition of a float."""
-    if codes == "int8":
-        return np.ones_like(values)
-    about = jnp.finfo(codes)
-    least = np.maximum(abs(values), float(about.tiny))
-    return 2.0 ** np.floor(np.log2(least)) * float(about.eps)
-
-
-@pytest.mark.parametrize("codes", CODES)
-def test_rounding_at_random_is_right_in_the_mean_and_within_a_step(codes):
-    x = np.random.default_rng(0).normal(size=BLOCK * 4).astype(np.float32)
-    x[::7] *= 1e-3
-    x[1::7] *= 1e-5  # of a float8, codes of fewer digits
-    keys = jax.random.split(jax.random.key(0), 4000)
-
-    def one(key):
-        wire = Wire(codes, BLOCK, key)
-        return decode(wire, encode(wire, x), x.shape, x.dtype)
-
-    found = np.asarray(jax.jit(jax.vmap(one))(keys), float)
-    scale = largest_in_block(x, BLOCK) / CODES[codes].largest
-    step = scale * codes_apart(x / scale, codes)
-    assert (abs(found - x) <= step * (1 + 1e-4)).all()
-    # The deviation of a mean of 4000 is at most step / 2 / sqrt(4000). Allow five of these.
-    assert (abs(found.mean(0) - x) <= step * (2.5 / 4000**0.5)).all()
-    whole = scale * CODES[codes].step
-    nearest = Wire(codes, BLOCK)
-    rounded = jax.jit(lambda x: decode(nearest, encode(nearest, x), x.shape, x.dtype))
-    exact = np.asarray(rounded(x), float)
-    assert (abs(exact - x) <= whole * (0.5 * (1 + 2**-6))).all()
-    assert abs(exact - x).mean() < 0.9 * abs(found - x).mean()  # of a step: 1/4, and 1/3
+    wire, finite = Wire(codes, BLOCK), np.isfinite(x)
+    y = np.asarray(jax.jit(lambda x: decode(wire, encode(wire, x), x.shape, x.dtype))(x))
+    np.testing.assert_array_equal(y[~finite], x[~finite])
+    with_some = ~finite.all(1)
+    assert np.isnan(y[with_some][finite[with_some]]).all()
+    assert np.isfinite(y[~with_some]).all()
 
 
 def test_a_wire_says_what_is_wrong_with_it():
