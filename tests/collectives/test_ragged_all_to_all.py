@@ -232,6 +232,8 @@ def expected(case, operand, output, ct, *numbers):
 def check(case, found, exact):
     for ours, right in zip(found, exact, strict=True):
         if case["wire"] is None:
+            if case["way"] not in ("value", "vmap"):  # -0.0 is 0.0 where gradients are added
+                ours, right = (x + np.zeros((), x.dtype) for x in (ours, right))
             assert_same({str(case): ours}, {str(case): right})
             continue
         assert ours.dtype == right.dtype, case
