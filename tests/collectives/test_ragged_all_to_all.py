@@ -290,7 +290,7 @@ def lowered(program, *xs):
 
 
 @pytest.mark.parametrize("slices", [1, 3])
-def test_messages_are_those_of_the_price_and_as_small_as_max_send_says(slices):
+def test_messages_are_as_priced(slices):
     numbers = uneven(4, slices)
     xs, most = (*arrays(4, numbers), *numbers), int(numbers[1].reshape(4, 4, slices).sum(2).max())
     for algorithm in runnable("all_to_all", 4):
@@ -315,7 +315,7 @@ def test_a_program_checks_only_what_may_be_wrong():
 
 
 @pytest.mark.parametrize(("dtype", "lost"), [("float32", np.nan), ("int8", -128), ("uint8", 255)])
-def test_elsewhere_than_on_cpu_rows_that_do_not_fit_are_seen(dtype, lost):
+def test_rows_that_do_not_fit_off_cpu(dtype, lost):
     """Two ranks, two slices each. A block holds three rows, but the first gets four."""
     at, sizes = np.array([[4, 0], [6, 2]], np.int32), np.array([[2, 2], [1, 1]], np.int32)
     blocks, output = jnp.array([1, 2, 3, 4, 5, 0], dtype), jnp.full(8, 9, dtype)
@@ -348,7 +348,7 @@ def test_more_rows_than_max_send_are_refused_by_all_ranks(slices):
     jax.effects_barrier()  # JAX waits for callbacks, and no longer for those that raised
 
 
-def test_compilers_keep_the_check_also_if_offsets_are_constants():
+def test_compilers_keep_the_check():
     def program(x):
         zeros, sizes = jnp.zeros(2, jnp.int32), jnp.array([2, 0])
         return call(x, jnp.zeros_like(x), zeros, sizes, zeros, sizes, max_send=1)
@@ -357,7 +357,7 @@ def test_compilers_keep_the_check_also_if_offsets_are_constants():
     assert "callback" in jax.jit(mapped).lower(data((6, 2))).compile().as_text()
 
 
-def test_rows_that_are_sent_twice_to_a_rank_may_be_more_than_there_are():
+def test_rows_that_are_sent_twice():
     """Two slices have the same rows. By default a block has no room for both."""
     operand, output = data((1, 3, 2)), np.zeros((1, 6, 2), np.float32)
     numbers = [np.array([x], np.int32) for x in ([0, 0], [3, 3], [0, 3], [3, 3])]

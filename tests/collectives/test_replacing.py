@@ -64,7 +64,7 @@ def _is_put_back():
 RING = 2 * (N - 1)  # messages of an all-reduce
 
 
-def test_calls_of_others_are_ours_inside_and_lax_s_outside():
+def test_calls_of_a_module():
     for total in (BY_MODULE.total, BY_MODULE.mean):
         assert permutes(total) == 0
         with ringcoll.replacing(jax.lax, algorithm="ring"):
@@ -72,7 +72,7 @@ def test_calls_of_others_are_ours_inside_and_lax_s_outside():
         assert permutes(total) == 0
 
 
-def test_a_module_that_has_a_copy_is_passed_too():
+def test_a_module_with_a_copy():
     with ringcoll.replacing(jax.lax, algorithm="ring"):
         assert permutes(BY_NAME.total) == 0
         with ringcoll.replacing(jax.lax, BY_NAME, algorithm="ring"):
@@ -85,7 +85,7 @@ def test_a_module_that_has_a_copy_is_passed_too():
         assert permutes(BY_MODULE.total) == 0
 
 
-def test_the_innermost_that_names_a_function_decides():
+def test_nested_regions():
     with ringcoll.replacing(jax.lax, algorithm="ring"):
         with ringcoll.replacing(jax.lax, algorithm="recursive_doubling", only="pmean"):
             assert permutes(BY_MODULE.mean) == 2
@@ -99,7 +99,7 @@ def test_the_innermost_that_names_a_function_decides():
         assert permutes(BY_MODULE.mean) == RING
 
 
-def test_what_says_auto_goes_by_what_is_set_around_it_and_a_call_s_own_word_wins():
+def test_which_algorithm_is_used():
     with ringcoll.replacing(jax.lax):
         assert permutes(BY_MODULE.total) == 0
         with ringcoll.algorithm("ring"):
@@ -115,7 +115,7 @@ def test_what_says_auto_goes_by_what_is_set_around_it_and_a_call_s_own_word_wins
         assert permutes(lambda x: jax.lax.ppermute(x, "x", [(0, 1)])) == 1
 
 
-def test_sums_are_wide_if_it_says_so():
+def test_accumulate_dtype():
     x = np.array([[1], [256], [1]], jnp.bfloat16)  # the ring adds them up from the second
     for wide, sums in ((None, 256), ("float32", 258)):
         with ringcoll.replacing(jax.lax, algorithm="ring", accumulate_dtype=wide):
@@ -125,7 +125,7 @@ def test_sums_are_wide_if_it_says_so():
         assert float(greatest[1, 0]) == 256
 
 
-def test_an_exception_puts_all_back_and_a_decorator_opens_a_region_for_every_call():
+def test_exceptions_and_decorators():
     with pytest.raises(ZeroDivisionError), ringcoll.replacing(jax.lax, BY_NAME):
         raise ZeroDivisionError
     assert jax.lax.psum is built_in.psum
@@ -148,7 +148,7 @@ def waiting(**options):
             yield permutes(BY_MODULE.total), permutes(BY_MODULE.mean)
 
 
-def test_regions_of_generators_close_in_any_order_and_on_any_thread():
+def test_regions_of_generators():
     first, second = waiting(algorithm="ring"), waiting(algorithm="recursive_doubling", only="psum")
     assert next(first) == (RING, RING)
     assert next(second) == (2, RING)
@@ -164,7 +164,7 @@ def test_regions_of_generators_close_in_any_order_and_on_any_thread():
         assert permutes(BY_MODULE.mean) == RING
 
 
-def test_what_someone_sets_inside_stays():
+def test_assignments_inside_stay():
     def own(x, axis_name):
         return x
 
@@ -191,7 +191,7 @@ def test_a_region_holds_for_all_threads():
     assert elsewhere(sends) == sends() == 0
 
 
-def test_jit_traces_again_inside_also_what_it_has_traced_outside():
+def test_jit_traces_again():
     traced = []
 
     @jax.jit
@@ -221,7 +221,7 @@ def test_jit_traces_again_inside_also_what_it_has_traced_outside():
         assert program.lower(x).as_text().count("stablehlo.collective_permute") == 0
 
 
-def test_a_gradient_goes_by_the_algorithm_of_its_function_and_a_custom_one_by_its_region():
+def test_algorithms_of_gradients():
     @jax.custom_vjp
     def own(x):
         return jax.lax.psum(x, "x")
@@ -243,7 +243,7 @@ def test_a_gradient_goes_by_the_algorithm_of_its_function_and_a_custom_one_by_it
 
 
 @pytest.mark.parametrize("algorithm", ["bruck", "lax"])
-def test_every_function_is_ours_and_none_calls_itself(algorithm, monkeypatch):
+def test_every_function(algorithm, monkeypatch):
     """Forward, backward, and under a deadline, whose check of all ranks gathers too."""
     n = 4
     mesh = make_mesh(n)
@@ -287,6 +287,6 @@ def test_every_function_is_ours_and_none_calls_itself(algorithm, monkeypatch):
         ((jax.lax,), {"accumulate_dtype": "f33"}, TypeError, "='f33' is not a dtype"),
     ],
 )
-def test_what_is_wrong_is_refused_and_nothing_is_replaced(arguments, options, kind, words):
+def test_refusals(arguments, options, kind, words):
     with pytest.raises(kind, match=words), ringcoll.replacing(*arguments, **options):
         raise AssertionError

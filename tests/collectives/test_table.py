@@ -115,7 +115,7 @@ def test_the_shipped_table_knows_one_host_from_several():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("hosts", [2, 3, 4, 64])
-def test_between_hosts_a_sum_that_is_sometimes_wrong_is_not_taken(hosts, dtype):
+def test_sums_of_lax_between_hosts(hosts, dtype):
     for nbytes in (1, 2**12, 2**17, 2**20, 2**24):
         call = "psum_scatter", "cpu", hosts, nbytes, dtype
         assert SHIPPED.pick(*call, "0.10.2", hosts=hosts) != "lax"
@@ -237,7 +237,7 @@ def test_a_bad_table_says_what_is_wrong(text, message):
         (None, "is not a regular file"),  # a pipe, of which nobody writes the other end
     ],
 )
-def test_a_file_that_is_no_text_is_named(tmp_path, content, message):
+def test_a_file_that_is_not_text(tmp_path, content, message):
     path = tmp_path / "mine.json"
     if content is None:
         os.mkfifo(path)

@@ -207,7 +207,7 @@ def test_every_call_is_within_its_bound(seed):
 
 
 @pytest.mark.parametrize("algorithm", ["lax", "direct", "ring"])
-def test_a_sum_is_rounded_once_to_the_dtype_of_the_operand(algorithm):
+def test_a_sum_is_rounded_once(algorithm):
     """Two ranks encode each contribution once. Received values are wide, whatever they become."""
     x = np.array(
         jnp.asarray(np.random.default_rng(0).uniform(-1.7, 1.7, (2, 2, 512)), jnp.bfloat16)
@@ -243,7 +243,7 @@ def test_sums_of_decoded_values_are_as_wide_as_asked(unroll, monkeypatch):
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
-def test_all_ranks_have_the_bits_that_the_owner_of_a_sum_sent(algorithm):
+def test_all_ranks_have_the_same_bits(algorithm):
     """With few numbers, which a compiler may add a second time where they are decoded."""
     x = np.random.default_rng(3).normal(size=(3, 8, 2)).astype(np.float32)
     call = partial(ringcoll.psum, axis_name="x", algorithm=algorithm, wire="int8")
@@ -277,7 +277,7 @@ def test_infinities_and_nans_stay():
         np.testing.assert_array_equal(y[special], x[special])
 
 
-def test_rounding_at_random_is_right_in_the_mean_forward_and_back():
+def test_rounding_at_random():
     x = np.random.default_rng(0).normal(size=(2, 6, 8)).astype(np.float32)
     keys = jax.random.split(jax.random.key(0), 64)
 

@@ -208,7 +208,7 @@ def of_each(algorithm):
         lambda *case: case == ("ring", False),
     ),
 )
-def test_marks_change_no_result_and_every_rank_notes_every_round(algorithm, check_vma):
+def test_marks_change_no_result(algorithm, check_vma):
     x = jnp.asarray(data((32, 3), jnp.bfloat16))
     step = jax.jit(jax.value_and_grad(
         lambda x: jnp.sum(mapped(of_each(algorithm), check_vma=check_vma)(x) ** 2)
@@ -232,7 +232,7 @@ def test_marks_change_no_result_and_every_rank_notes_every_round(algorithm, chec
     assert not LOG.last  # and not without a deadline, though it was jitted under one
 
 
-def test_every_way_of_running_notes(monkeypatch):
+def test_marks_in_every_mode(monkeypatch):
     monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
     x = jnp.ones((8, 3))
 
@@ -288,7 +288,7 @@ def test_all_that_a_table_can_choose_is_marked(collective):
                 assert f"ringcoll.{collective}({algorithm.split('+')[0]})/all_gather" in found
 
 
-def test_without_a_deadline_not_an_instruction_changes(monkeypatch):
+def test_no_marks_without_a_deadline(monkeypatch):
     def text():
         jax.clear_caches()
         x = jax.ShapeDtypeStruct((32, 3), jnp.float32)
@@ -311,7 +311,7 @@ def test_without_a_deadline_not_an_instruction_changes(monkeypatch):
     assert text() == (jaxpr, lowered)
 
 
-def test_axes_left_to_the_compiler_are_not_marked_and_work():
+def test_automatic_axes_are_not_marked():
     mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     run = jax.shard_map(
         lambda x: ringcoll.psum(x, "x", algorithm="recursive_doubling"), mesh=mesh, in_specs=P("x"),
@@ -322,7 +322,7 @@ def test_axes_left_to_the_compiler_are_not_marked_and_work():
     assert not LOG.last
 
 
-def test_a_deadline_waits_for_dispatched_work_and_leaves_no_thread():
+def test_a_deadline_waits_for_dispatched_work():
     program = jax.jit(mapped(lambda x: lax.fori_loop(0, 200, lambda _, x: ringcoll.pmax(
         x, "x", algorithm="recursive_doubling"), x)))  # fmt: skip
 
@@ -373,7 +373,7 @@ def left(program, then, grace):
     return results[0]
 
 
-def test_an_exception_beside_a_healthy_step_reports_no_stuck_rank(held, capfd):
+def test_an_exception_without_a_stuck_rank(held, capfd):
     program, let = held
     results = left(program, threading.Timer(0.2, let.set).start, grace=60)
     assert not LOG.stuck()
@@ -381,7 +381,7 @@ def test_an_exception_beside_a_healthy_step_reports_no_stuck_rank(held, capfd):
     assert results.tolist() == [[1] * 3] * 8
 
 
-def test_an_exception_beside_a_rank_that_stays_stuck_says_where_it_is(held, capfd):
+def test_an_exception_with_a_stuck_rank(held, capfd):
     program, let = held
     results = left(program, lambda: None, grace=0)
     printed = capfd.readouterr().err
@@ -391,7 +391,7 @@ def test_an_exception_beside_a_rank_that_stays_stuck_says_where_it_is(held, capf
     assert results.tolist() == [[1] * 3] * 8
 
 
-def test_a_deadline_fires_when_its_time_is_up_and_ends_after_the_grace(monkeypatch, capfd):
+def test_a_deadline_ends_the_process(monkeypatch, capfd):
     timers, done = [], []
 
     class Timer:
@@ -417,7 +417,7 @@ def test_an_exception_passes(capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_a_generator_may_wait_in_a_deadline_until_python_exits():
+def test_a_deadline_in_a_generator_at_exit():
     ended = python(
         "-c",
         """
@@ -440,13 +440,13 @@ next(waits)
         ({"seconds": 1, "grace": -1}, "grace=-1; pass a number of seconds, from 0 to"),
     ],
 )
-def test_a_deadline_out_of_range_is_refused(arguments, complaint):
+def test_refusals_of_deadline(arguments, complaint):
     with pytest.raises(ValueError, match=complaint), debug.deadline(**arguments):
         pass
 
 
 @pytest.mark.parametrize("is_set", [True, False])
-def test_the_choice_of_a_table_between_hosts_is_named(is_set, monkeypatch):
+def test_the_choice_of_a_table_between_hosts(is_set, monkeypatch):
     monkeypatch.setattr(by_schedule, "on_hosts", lambda mesh, *_: OnHosts(mesh.size, 1))
     table = Table(
         (

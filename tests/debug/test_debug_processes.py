@@ -83,7 +83,7 @@ def run(script):
         return launch.together(launch.python(at, 2, "-c", script), [1, 1], seconds=200)
 
 
-def test_processes_that_differ_are_refused_on_every_one_in_the_same_words(ends):
+def test_processes_that_differ(ends):
     found = ends["has"]
     assert [end.status for end in found] == [0, 0, 0], found
     messages = [
@@ -119,7 +119,7 @@ def test_processes_that_differ_are_refused_on_every_one_in_the_same_words(ends):
     assert "no program, but ValueError" in lines["has a call that is refused"][1]
 
 
-def test_where_one_is_killed_the_others_end_and_say_where_they_were(ends):
+def test_one_process_is_killed(ends):
     *others, killed = ends["is killed in the middle"]
     assert others[0].status == STATUS
     assert killed.status == -9
@@ -131,7 +131,7 @@ def test_where_one_is_killed_the_others_end_and_say_where_they_were(ends):
         assert end.text.split(where)[1].split("/round ")[0] in ("reduce_scatter", "all_gather")
 
 
-def test_where_one_never_arrives_all_end_and_say_where_they_were(ends):
+def test_one_process_never_arrives(ends):
     waits, sleeps = ends["never arrives"]
     for end in (waits, sleeps):
         assert end.status == STATUS, end
@@ -153,7 +153,7 @@ def test_messages_of_other_dtypes_are_not_exchanged(ends):
         assert "values" not in end.text
 
 
-def test_a_process_with_a_stuck_rank_runs_its_exit_hooks(ends):
+def test_exit_hooks_of_a_stuck_process(ends):
     left, gone = ends[HOOK]
     assert gone.status == 1
     assert left.status == STATUS, left

@@ -98,7 +98,7 @@ def test_a_difference_between_programs_shows(one, other, monkeypatch):
     assert first.program != second.program
 
 
-def test_a_program_on_devices_of_its_own_is_the_same_on_every_process():
+def test_local_devices_do_not_matter():
     orders = (make_mesh(4).devices, make_mesh(4).devices[::-1])
     assert len({str(described(mapped(total, Mesh(each, "x")), X)) for each in orders}) == 1
 
@@ -129,7 +129,7 @@ def test_a_difference_of_the_environment_shows(monkeypatch):
     assert environment() == before
 
 
-def test_static_arguments_and_compiler_options_are_no_hindrance():
+def test_static_arguments_and_compiler_options():
     def step(x, activation, times=1):
         return mapped(lambda x: activation(total(x)) * times)(x)
 
@@ -187,7 +187,7 @@ print(*environment(), *found.calls, *found.arguments, *found.program, sep="\\n")
 """
 
 
-def test_the_text_has_nothing_that_differs_by_process(monkeypatch):
+def test_the_text_is_the_same_in_every_process(monkeypatch):
     texts = []
     for seed in "12":
         monkeypatch.setenv("PYTHONHASHSEED", seed)

@@ -91,7 +91,7 @@ def test_a_message_of_nothing_is_a_scale():
 
 
 @pytest.mark.parametrize("codes", CODES)
-def test_infinities_and_nans_arrive_and_leave_other_blocks_alone(codes):
+def test_infinities_and_nans_of_a_block(codes):
     x = np.random.default_rng(0).normal(size=(6, BLOCK)).astype(np.float32)
     x[1, 3], x[2, 4], x[3, 5], x[3, 6], x[3, 7] = np.inf, -np.inf, np.nan, np.inf, -np.inf
     wire, finite = Wire(codes, BLOCK), np.isfinite(x)

@@ -323,7 +323,7 @@ def test_loops_of_more_ranks_than_devices(shape, monkeypatch):
 
 
 @pytest.mark.parametrize("unroll", [24, 2])
-def test_what_was_received_is_combined_with_what_is_mine_in_that_order(unroll, monkeypatch):
+def test_the_order_of_combine(unroll, monkeypatch):
     """On a ring, received sums are doubled, so the number of the rank k ahead counts 2**k times."""
     monkeypatch.setattr(engine, "UNROLL_UP_TO", unroll)
 
@@ -383,7 +383,7 @@ def test_stretches(n):
         assert looped("torus", n, n) == [(0, n - 1), (n - 1, 2 * n - 2)]
 
 
-def test_turns_are_possible_where_every_lane_forwards_its_one_shard():
+def test_which_schedules_have_turns():
     def possible(n):
         every = runnable("all_gather", n)
         built = {a: algorithms.build("all_gather", a, (n,)) for a in every}

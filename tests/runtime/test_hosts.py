@@ -56,7 +56,7 @@ def test_how_ranks_lie_on_hosts(processes, axes, groups, expected):
     assert on_hosts(mesh_on(processes), tuple(axes), groups) == expected
 
 
-def test_where_devices_are_not_known_there_is_one_host():
+def test_unknown_devices_are_one_host():
     """Inside of another `shard_map`, where a program is lowered for names and sizes alone."""
     table = Table(
         (
@@ -81,7 +81,7 @@ def test_where_devices_are_not_known_there_is_one_host():
 @pytest.mark.parametrize(
     ("processes", "lie", "is_between"), [(2, 2, True), (2, 1, False), (1, 2, False)]
 )
-def test_between_hosts_another_way_is_taken(processes, lie, is_between, monkeypatch):
+def test_by_hosts(processes, lie, is_between, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     monkeypatch.setattr(hosts, "on_hosts", lambda known, axes: OnHosts(lie, None))
 

@@ -261,7 +261,7 @@ def test_a_program_without_loops_stays_as_it_is(monkeypatch):
     assert apart == plain
 
 
-def test_where_an_axis_is_the_compiler_s_nothing_changes(monkeypatch):
+def test_automatic_axes_change_nothing(monkeypatch):
     """Within, all axes are manual; around it, nobody knows where the first element is."""
 
     def over(axis, function, **mesh):
@@ -276,7 +276,7 @@ def test_where_an_axis_is_the_compiler_s_nothing_changes(monkeypatch):
     assert apart == plain
 
 
-def test_a_change_that_fails_leaves_the_program_as_it_was(monkeypatch, caplog):
+def test_a_failed_change_changes_nothing(monkeypatch, caplog):
     def program(x):
         return loop(x), ring(x), jax.jit(loop)(x * 2), ring(x + 1)
 

@@ -79,7 +79,7 @@ def test_what_is_late_is_computed_first(steps):
     assert len([of for of in needs[sent] | {sent} if all_of[of].opcode == "fusion"]) >= steps
 
 
-def test_a_product_does_not_wait_for_memory_to_be_cleared():
+def test_products_do_not_wait_for_empty_buffers():
     all_of, needs = program(
         lambda x, w: ringcoll.all_gather_matmul(x, w, "x", algorithm="ring"),
         (P("x"), P(None, "x")),
@@ -114,7 +114,7 @@ def test_nothing_is_changed(dtype, shape):
     assert int(WhenReady().after(jnp.int32(7), [x, x])) == 7
 
 
-def test_nothing_is_done_within_a_process_or_where_elements_may_be_anywhere(monkeypatch):
+def test_where_work_is_not_ordered(monkeypatch):
     found = []
 
     def call(x):

@@ -34,7 +34,7 @@ def test_every_place_has_an_index_of_its_own():
     assert len({first, second, index}) == 3
 
 
-def test_along_the_last_dimension_indices_are_as_they_were_computed():
+def test_indices_along_the_last_dimension():
     found, index = indices(1)
     assert found == [index, index]
 
@@ -116,14 +116,14 @@ def test_a_collective_slices_a_long_dimension_at_an_int64(name, size):
     check_starts(text)
 
 
-def test_so_does_the_gradient_of_a_gather_whose_result_is_the_same_on_all_ranks():
+def test_the_gradient_of_an_invarying_gather_slices_at_an_int64():
     gather = partial(ringcoll.all_gather, axis_name="x", tiled=True, to="invarying")
     text = lowered(lambda x: jax.vjp(gather, x)[1](gather(x)), (2**30,), check_vma=True)
     check_starts(text)
 
 
 @pytest.mark.parametrize("name", LONG_MATMULS)
-def test_so_do_matmuls_and_their_gradients(name):
+def test_matmuls_and_gradients_slice_at_an_int64(name):
     shards, function = LONG_MATMULS[name]
 
     def every_algorithm(x, w):
@@ -142,7 +142,7 @@ def test_slices_at_int64s_are_the_same_slices(monkeypatch):
     check(make_mesh(3), "x", MAIN, lambda case, n: case.algorithms(n)[:2])
 
 
-def test_so_are_those_of_matmuls(monkeypatch):
+def test_slices_of_matmuls_at_int64s(monkeypatch):
     def run(x, w):
         results = []
         for function in (ringcoll.all_gather_matmul, ringcoll.matmul_reduce_scatter):

@@ -41,7 +41,7 @@ def chosen(hosts, own):
     [[1, 1], [1, 1, 1], [2, 2]],
     ids=lambda own: "+".join(map(str, own)),
 )
-def test_every_rank_has_what_numpy_has_and_the_bits_of_one_process(devices, tmp_path):
+def test_processes_compute_as_one(devices, tmp_path):
     n = sum(devices)
     found, of_one = over_processes(devices, tmp_path), in_one_process(n)
     assert found.keys() == of_one.keys()

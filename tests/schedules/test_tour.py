@@ -63,7 +63,7 @@ def test_every_rank_adds_once_to_every_shard(name):
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 64])
-def test_on_a_ring_nothing_waits_and_one_more_hop_goes_home(n):
+def test_rounds_of_a_tour_on_a_ring(n):
     """Each rank holds its own sum and one more, in each direction; n rounds follow the first."""
     for name, lanes in (("ring", 1), ("bidirectional_ring", 2)):
         checked = tour(algorithms.build("all_gather", name, (n,)))
@@ -79,7 +79,7 @@ def test_a_cut_tour_goes_back_as_it_came():
 
 
 @pytest.mark.parametrize("name", GATHERS)
-def test_by_a_cut_tour_every_rank_that_needs_a_shard_adds_to_it(name):
+def test_who_adds_in_a_cut_tour(name):
     """Also where the way there forwards shards that the way back would leave out."""
     for shape in SHAPES:
         if not exists("all_gather", name, shape) or (n := int(np.prod(shape))) > 8:
