@@ -111,5 +111,9 @@ def test_errors_of_check():
     ring = algorithms.ring(4)
     with pytest.raises(ScheduleError, match="one shape"):
         Tour(ring, algorithms.ring(5)).check()
+    with pytest.raises(ScheduleError, match="offset 3 never arrives"):
+        Tour(cut(ring, frozenset({1, 2})), ring).check()
+    with pytest.raises(ScheduleError, match="offset 3 never arrives"):
+        Tour(ring, cut(ring, frozenset({1, 2}))).check()
     with pytest.raises(ScheduleError, match="never comes home"):
         Tour(ring, cut(ring, frozenset({1}))).check({1})
