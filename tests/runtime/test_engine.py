@@ -74,7 +74,8 @@ def diary(schedule, ranks, own, order):
         return clock + 1, book
 
     blank = jnp.zeros((schedule.lanes, ranks.size, 2 + own[0].size), jnp.int32)
-    start = (jnp.int32(0), blank + ranks.number() * 0)  # varying, as what is written into it
+    zero = ranks.number() * 0  # varying, as all that is computed from it
+    start = zero, blank + zero
     ranks = replace(ranks, shape=schedule.shape)
     book = engine.gather(schedule, ranks, own, visit, start, order=order)[1]
     return book[..., 0], book[..., 1], book[..., 2:]
