@@ -290,39 +290,6 @@ def test_user_visitors_and_their_gradients(shape, check_vma, monkeypatch):
             np.testing.assert_array_equal(np.stack(slope, 1), expected, name)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("shape", [(30,), (4, 4)], ids=str)
-def test_loops_of_more_ranks_than_devices(shape, monkeypatch):
-    # vmap axes instead of a mesh: the engine does not know. Only so many ranks have a
-    # torus whose lanes loop at the same time, or a ring longer than UNROLL_UP_TO as it is.
-    n = int(np.prod(shape))
-    if len(shape) > 1:
-        monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
-    schedule = algorithms.build("all_gather", "torus", shape)
-    assert len(stretches(schedule, engine.UNROLL_UP_TO)) == len(shape)
-    x = np.random.default_rng(0).integers(2**24, size=(n, n, 6), dtype=np.int32)
-
-    def program(x):
-        ranks = replace(everyone(shape), shape=schedule.shape)
-        shards = list(x[0, : schedule.lanes, None])
-
-        def produce(_, slots):
-            return Contributions([x[origin, lane] for origin, lane in slots])
-
-        mine = engine.reduce(schedule, ranks, produce, lax.add)
-        return mine, diary(schedule, ranks, shards, Order())
-
-    for name in reversed("xyz"[: len(shape)]):
-        program = jax.vmap(program, axis_name=name)
-    results = jax.jit(program)(x.reshape(*shape, n, 6))
-    flat = jax.tree.map(lambda y: np.asarray(y).reshape(n, *y.shape[len(shape) :]), results)
-    mine, (times, _, values) = flat
-    np.testing.assert_array_equal(np.stack(mine, 1), x.sum(0)[:, : schedule.lanes])
-    assert (times == 1).all()
-    by_lane = x[:, 0, : schedule.lanes].T
-    np.testing.assert_array_equal(values[..., 0], np.broadcast_to(by_lane, values.shape[:-1]))
-
-
 @pytest.mark.parametrize("unroll", [24, 2])
 def test_the_order_of_combine(unroll, monkeypatch):
     """On a ring, received sums are doubled, so the number of the rank k ahead counts 2**k times."""
