@@ -13,7 +13,7 @@ from support import assert_same, make_mesh, per_rank
 from ringcoll import Wire
 from ringcoll.costs.wire import CODES
 from ringcoll.runtime.contributions import Key, message
-from ringcoll.runtime.hop import Ppermute, Ranks, as_bits
+from ringcoll.runtime.hop import Ppermute, Ranks, as_bits, multiply_add
 from ringcoll.schedules.schedule import Move
 
 # The mesh, the axes in the order given, and how a schedule may cut the ranks.
@@ -227,3 +227,13 @@ def test_a_message_has_the_widest_dtype_of_its_shards():
         assert_same(np.asarray(message(held, some)), of_some)
     of_rounds = message(held, [keys[:1], keys[1:2]])  # one message narrow, and one wide
     assert_same(np.asarray(of_rounds), np.stack([np.float32(held[key])[None] for key in keys[:2]]))
+
+
+@pytest.mark.parametrize(
+    ("factor", "addend", "operations"), [(1, 0, 0), (3, 0, 1), (1, 2, 1), (3, 2, 2)]
+)
+def test_indices_take_no_operation_that_changes_nothing(factor, addend, operations):
+    """Every shard has such an index: these operations are half of a program."""
+    traced = jax.make_jaxpr(lambda index: multiply_add(index, factor, addend))(np.int32(5))
+    assert len(traced.jaxpr.eqns) == operations
+    assert int(multiply_add(jnp.int32(5), factor, addend)) == 5 * factor + addend
