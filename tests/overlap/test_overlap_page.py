@@ -187,6 +187,7 @@ def test_what_is_under_the_pointer_is_told(opened):
     assert not page.locator("#tip").is_visible()
 
 
+@pytest.mark.exhaustive
 @needs_a_browser
 def test_it_fits_a_phone_in_light_and_dark(opened):
     grounds = set()

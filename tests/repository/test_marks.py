@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from support import HERE, crossed, mostly_exhaustive
+from support import crossed, mostly_exhaustive
 
 
 def usual(cases):
@@ -21,7 +21,3 @@ def test_what_is_not_usual_is_exhaustive():
     assert usual(cases) == [(2, "b")]
     assert [mark.name for mark in cases[0].marks] == ["exhaustive"]
     assert usual(mostly_exhaustive("ab", lambda letter: letter == "a")) == [("a",)]
-
-
-def test_ci_runs_what_is_exhaustive():
-    assert '-m pytest -n 2 -m ""\n' in (HERE / ".ci" / "run").read_text(encoding="utf-8")
