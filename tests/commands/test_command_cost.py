@@ -233,9 +233,6 @@ def test_hosts(capsys):
         ("all_gather --ranks 8 --outer h200", "--outer is the network between hosts: give --local"),
         ("all_gather --ranks 2x2x2", "a torus of 2x2x2: v5e has links along 2 axes; give another"),
         ("all_gather --algorithm recursive_doubling --ranks 3", "a power of two, got 3 ranks"),
-        ("all_gather --ranks 4 --plot /none/such.svg", "--plot /none/such.svg: [Errno 2] No such"),
-        ("all_gather --ranks 4 --plot times.xyz", "--plot times.xyz: Format 'xyz' is not"),
-        ("all_gather --ranks 8 --network 2..8x4", "'2..8x4' is not a shape"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
@@ -248,11 +245,7 @@ def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
     ("arguments", "complaint"),
     [
         ("--alpha -1", "argument --alpha: '-1' is not a number of seconds; write 3e-6, or 0"),
-        ("--outer-beta nan", "argument --outer-beta: 'nan' is not a number of seconds"),
-        ("--gamma fast", "argument --gamma: 'fast' is not a number of seconds"),
         ("--local 0", "argument --local: '0' is not a number above 0"),
-        ("--local -2", "argument --local: '-2' is not a number above 0"),
-        ("--network 2..4", "argument --network: '2..4' is not a shape"),
         ("--function ringcoll.cost:DEVICES", "is a mappingproxy; name a function"),
     ],
 )

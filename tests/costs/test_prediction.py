@@ -2,7 +2,7 @@
 
 import json
 import re
-from math import inf, nan, prod
+from math import prod
 
 import numpy as np
 import pytest
@@ -146,37 +146,20 @@ def test_hosts_and_the_network_between_them():
     [
         (("all_together", 8, 8, "h100"), "'all_together' is not known; did you mean 'all_gather'?"),
         (("psum", -1, 8, "h100"), "nbytes -1 is not a number of bytes"),
-        (("psum", inf, 8, "h100"), "nbytes inf is not"),
-        (("psum", "1K", 8, "h100"), "nbytes '1K' is not"),
         (("psum", 8, 8, "H100 PCIe"), "no machine is named 'H100 PCIe'"),
-        (("psum", 8, 8, "h100 b200"), "no machine is named 'h100 b200'"),
-        (("psum", nan, 8, "h100"), "nbytes nan is not"),
         (("psum", 8, 0, "h100"), "ranks 0 is not a number of ranks"),
-        (("psum", 8, (), "h100"), "ranks () is not"),
-        (("psum", 8, 2.5, "h100"), "ranks 2.5 is not"),
-        (("psum", 8, 8, "h999"), "no machine is named 'h999'; choose from a100, b200"),
         (("psum", 8, 8, "h100", "zigzag"), "zigzag"),
         (("all_gather", 8, 6, "h100", "recursive_doubling"), "6"),
         (("ppermute", 8, 8, "h100", "ring"), "a ppermute is one message"),
         (("psum", 8, 8, "h100", "lax", "float31"), "dtype 'float31' is not known"),
         (("psum", 8, 8, "h100", "lax", "float32", "a cloud"), "topology 'a cloud' says no slice"),
-        (("psum", 8, 8, "v5e", "lax", "float32", "2 hosts"), "topology '2 hosts' says no slice"),
         (("psum", 8, 9, "h100", "lax", "float32", "2 hosts"), "do not divide among 2 hosts"),
         (("psum", 8, (2, 2, 2), "v5e"), "v5e has links along 2 axes"),
         (("psum", 8, 8, "missing.json"), "missing.json: No such file"),
         (("psum", 10**400, 8, "h100"), "is not a number of bytes; give 0 or more, up to 2^63"),
-        (("psum", 1e308, (4, 4), "v5e"), "nbytes 1e+308 is not"),
-        (("psum", np.arange(2), 8, "h100"), "nbytes array([0, 1]) is not"),
         (("psum", 8, 10**9, "v5p"), "a schedule of more than 65536 ranks takes minutes"),
-        (("psum", 8, 8, None), "no machine is named None"),
-        (("psum", 8, 8, "v5e", "lax", "float32", 4), "topology 4 says no slice"),
-        (("psum", 8, 8, "v5e", "lax", "float32", "0x4"), "topology '0x4' says no slice"),
         (("psum", 8, 64, "v5p", "lax", "float32", "8x4"), "64 ranks do not fit on a slice of 32"),
-        (("psum", 8, (8, 8), "v5e", "ring", "float32", "8x4"), "64 ranks do not fit on a slice"),
         (("psum", 8, 8, "v5e", ["ring"]), "algorithm ['ring'] is not 'lax', a name, a schedule"),
-        ((["psum"], 8, 8, "v5e"), "collective ['psum'] is not known"),
-        (("psum", 8, 8, "v5e", "lax", ["f32"]), "dtype ['f32'] is not known"),
-        (("psum", 8, 8, "v5e", "lax", "float32", None, 8), "dtype=8 has no codes"),
         (("pmax", 8, 8, "v5e", "lax", "float32", None, "int8"), "pmax has no wire"),
         (("psum", 8, 8, "v5e", "lax", "int4", None, "int8"), "dtype 'int4' with a wire, which c"),
     ],

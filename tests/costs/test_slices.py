@@ -13,7 +13,7 @@ from ringcoll import overlap
 from ringcoll.__main__ import main
 from ringcoll.algorithms import build
 from ringcoll.cost import DEVICES
-from ringcoll.costs.routes import MOST_DISTANCES, _some, on_torus
+from ringcoll.costs.routes import on_torus
 from ringcoll.costs.slices import along, closed, rings
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import Network
@@ -113,12 +113,6 @@ def reach_of(sent):
         if one[1] > max((s for _, s in reach[i + 1 :]), default=0)
     ]
     return [tuple(kept)] if len(kept) > 1 else []
-
-
-def test_of_many_distances_a_few_are_looked_at():
-    assert _some([1, 2, 5]) == [1, 2, 5]
-    few = _some(list(range(1, 51)))
-    assert (few[0], few[-1], len(few) <= MOST_DISTANCES) == (1, 50, True)
 
 
 def test_axes_are_told_one_by_one():

@@ -180,20 +180,6 @@ def test_motion_is_reduced_on_request(opened):
     assert page.evaluate(TIME) == pytest.approx(2.995)
 
 
-@pytest.mark.exhaustive
-def test_a_legend_is_whole_where_its_picture_scrolls(opened):
-    page = opened("torus")
-    page.set_viewport_size(dict(zip(("width", "height"), PHONE, strict=True)))
-    page.click("#larger")
-    assert page.evaluate(
-        """(width) => [...document.querySelectorAll("#legend span")].every((one) => {
-      const box = one.getBoundingClientRect();
-      return box.left >= 0 && box.right <= width;
-    })""",
-        PHONE[0],
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "cell"),
     mostly_exhaustive([("ring", 2), ("stages", 0)], lambda name, _: name == "ring"),

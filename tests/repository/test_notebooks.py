@@ -83,10 +83,6 @@ def names(code):
     return bound, {*needed(top)} - bound
 
 
-def test_what_a_cell_needs_of_others_is_found():
-    assert names("def f(x):\n    y = a + x\n    return y\nb = f(c)") == ({"f", "b"}, {"a", "c"})
-
-
 def test_a_page_has_a_badge_where_the_repository_has_an_address():
     notebook = notebooks.read(SOURCES[0])
     page = notebooks.as_markdown(notebook, "lessons/a.md", "https://github.com/us/ringcoll.git")
