@@ -167,7 +167,7 @@ BARE = start("s"), done("next", "s"), dot("y", "next")
 def with_another(text, *lines):
     """The program, with further lines before the end of its entry."""
     head, last = text.rsplit("  ROOT ", 1)
-    return f"{head}  {chr(10).join(lines)}\n  ROOT {last}"
+    return f"{head}  {(chr(10) + '  ').join(lines)}\n  ROOT {last}"
 
 
 @pytest.mark.parametrize(
@@ -220,6 +220,20 @@ def test_with_times_a_row_sums_its_runs():
     details = report.details()
     assert "each: 1.00 MB, 1 hop, 1001.0 us on the wire; 600.0 us of compute, 0.2 GFLOP" in details
     assert "each: 1.50 MB, 750.0 us on the wire; 0.0 us of compute, 0.0 GFLOP" in details
+
+
+def test_the_details_of_a_line_are_means_of_its_runs_and_the_most_hops():
+    """Seven messages of 1 MB to a neighbour, 1001 us, and one of 0.1 MB over two links, 202 us."""
+    at = ', metadata={op_name="f/ppermute" source_file="a.py" source_line=9}'
+    body = start("s") + at, dot("y"), done("next", "s")
+    small = start("far", "v", "source_target_pairs={{0,2}}").replace(SHAPE, SMALL) + at
+    others = (*OPERANDS, small, done("e", "far").replace(SHAPE, SMALL))
+    text = with_another(loop("", *body), *others)
+    report = overlap.report(text, chip=CHIP)
+    assert report.rows[0].at == report.rows[1].at == "a.py:9 ppermute"
+    details = "each: 0.89 MB, 2 hops, 901.1 us on the wire; 875.0 us of compute, 0.2 GFLOP under it"
+    assert details in report.details()
+    assert details not in str(report)
 
 
 # -- FLOPs: two for each multiply-add --
