@@ -10,7 +10,7 @@ import pytest
 from support import SIZES, runnable
 
 from ringcoll.__main__ import main
-from ringcoll.algorithms import COLLECTIVES, GATHERS, ring
+from ringcoll.algorithms import COLLECTIVES, ring
 from ringcoll.costs.counts import price_tour
 from ringcoll.draw import as_page, as_text, frames, plan
 from ringcoll.draw.captions import parts, sentence
@@ -62,12 +62,6 @@ def test_a_sent_sum_is_given_away_but_a_sent_shard_is_kept():
     assert (message.receiver, message.pieces[0].column) == (1, 3)
     _, first, *_ = frames(plan("all_gather", "ring", (4,)))
     assert [sorted(cell) for cell in first.held[2][0]] == [[], [1], [2], []]
-
-
-def test_stages_of_several_lanes_and_one_rank():
-    stages = (GATHERS["bidirectional_ring"](3), ring(1), ring(2))
-    *_, last = frames(plan("psum", stages, (6,)))
-    assert last.held == (((frozenset(range(6)),),),) * 6
 
 
 def broken(carries, *rounds):

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import stat
 import threading
 
@@ -49,27 +48,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
     with pytest.raises(OSError, match="No space left"):
         TABLE.save(path)
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("table.json", "old")]
-
-
-@pytest.fixture
-def no_room():
-    """Like a full disk: no file may grow beyond a few bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.mark.usefixtures("no_room")
-@pytest.mark.parametrize("option", ["svg", "html"])
-def test_a_command_that_finds_no_room_leaves_the_old_file(tmp_path, capsys, option):
-    path = tmp_path / f"ring.{option}"
-    path.write_text("old")
-    with pytest.raises(SystemExit, match="2"):
-        main(["draw", "psum", "--algorithm", "ring", "-n", "3", f"--{option}", str(path)])
-    printed = capsys.readouterr().err.splitlines()[-1]
-    assert f"error: --{option} {path}: [Errno 27] File too large" in printed
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [(path.name, "old")]
 
 
 def test_pipes_and_standard_output_are_written_to(tmp_path):

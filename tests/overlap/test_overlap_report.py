@@ -1,6 +1,5 @@
 """Reports: what they take, refuse, print, write and draw; the assertion; the command."""
 
-import builtins
 import json
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -19,7 +18,6 @@ from ringcoll.overlap.chart import LOOKS
 from ringcoll.overlap.inline import as_svg
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.timeline import Segment
-from ringcoll.overlap.tracks import dealt
 
 SVG = "{http://www.w3.org/2000/svg}"
 HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
@@ -170,26 +168,6 @@ def test_timelines_are_drawn_one_above_the_other(tmp_path):
     titles = [line for line in path.read_text(encoding="utf-8").split("\n") if " on 4 x " in line]
     assert [report.name in title for title in titles] == [True, False]
     assert ["below" in title for title in titles] == [False, True]
-
-
-def test_two_directions_at_once_are_drawn_apart(tmp_path):
-    back = start("t", pairs="source_target_pairs={{1,0},{2,1},{3,2},{0,3}}")
-    both = overlap.report(program(start("s"), back, done("d", "s"), done("e", "t")), chip=CHIP)
-    wires = [segment for segment in both.segments if segment.row == "wire"]
-    assert len(dealt(wires)) == 2
-    assert len(dealt([*wires[:1], *wires[:1], *wires[1:]])) == 3
-
-
-def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
-    def without(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return imported(name, *args, **kwargs)
-
-    imported = builtins.__import__
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib: pip install -e '.\[bench"):
-        overlap.report(HIDDEN, chip=CHIP).draw(tmp_path / "timeline.svg")
 
 
 def untiled(text):
