@@ -5,7 +5,6 @@ See `hlo_texts`: a transfer takes 1001 us, a matmul 1000 us, an addition 300 us.
 
 import re
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hlo_texts import (
@@ -25,7 +24,6 @@ from hlo_texts import (
 from ringcoll import overlap
 from ringcoll.overlap import transfers
 from ringcoll.overlap.hlo import parse
-from ringcoll.overlap.network import Network
 
 
 def totals(*lines, **options):
@@ -55,21 +53,6 @@ def test_each_direction_is_a_queue():
 def test_the_wire_works_on_while_another_transfer_is_waited_for():
     lines = [start("s"), start("t"), done("d", "s"), dot("y", "d"), done("e", "t")]
     assert totals(*lines) == (1001 + 1001, 1000, 0, 1001 + 1)
-
-
-def test_a_link_that_carries_more_messages_than_any_has_hops_sets_the_time():
-    # All six pass the link (1, 1, 1) -> (1, 2, 1), and none takes more than four hops.
-    places = tuple(product(range(3), range(4), range(3)))
-    near = [(x, y, 1) for y in (0, 1) for x in range(3)]
-    far = [(1, y, z) for y in (2, 3) for z in range(3)]
-    pairs = ",".join(
-        f"{{{places.index(a)},{places.index(b)}}}" for a, b in zip(near, far, strict=True)
-    )
-    text = program(start("s", pairs=f"source_target_pairs={{{pairs}}}"), done("d", "s"))
-    network = Network(places, (False,) * 3)
-    report = overlap.report(overlap.Program(text, network=network), chip=CHIP)
-    assert [row.hops for row in report.rows] == [4]
-    assert us(report, "total") == (6000 + 4,)
 
 
 @pytest.mark.parametrize(
