@@ -166,3 +166,11 @@ def test_a_wire_sends_its_codes_and_scales():
     assert summed == predict("pmean", 1280, 4, ring, wire=wire) == 2 * 3 / 4 * 360
     assert predict("psum_scatter", 1280, 4, ring, wire=wire) == 3 / 4 * 360
     assert (wire.nbytes(64), wire.nbytes(65), wire.nbytes(1)) == (72, 3 * (22 + 4), 5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "half_a_step"),
+    [("int8", 0.5 / 127), ("float8_e4m3fn", 16 / 448), ("float8_e5m2", 4096 / 57344)],
+)
+def test_a_code_errs_by_half_a_step_of_its_block(dtype, half_a_step):
+    assert Wire(dtype).error == pytest.approx(half_a_step * 65 / 64)  # 1/64 for rounding twice
