@@ -216,6 +216,7 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
         assert wrong["broken"] > 7 * rows[0]["count"]  # on every rank
 
 
+@pytest.mark.exhaustive
 def test_messages_of_codes_run_beside_the_others_and_keep_to_their_bound(tmp_path, capsys):
     chosen = ["--collective", "psum,pmax,all_to_all", "--algorithm", "ring,pairwise,auto"]
     flags = ["-b", "4K", "-e", "4K", "-n", "2", "-g", "3", "-d", "bfloat16,int32"]
