@@ -191,3 +191,27 @@ def test_update_saves_claims_and_writes_the_page(monkeypatch, tmp_path, capsys):
     )
     assert "written: page.md" in capsys.readouterr().out
     assert main(["claims", "--table", "t"]) == 0
+
+
+def test_a_digest_of_a_model_is_of_its_flags_and_its_code(monkeypatch, tmp_path):
+    first = digest_after(monkeypatch, SCALE)
+    other = tmp_path / "other.py"
+    for module in (recorded_claims.scale, recorded_claims.cost, recorded_claims.machine):
+        code = Path(module.__file__).read_text(encoding="utf-8")
+        other.write_text(code + "\nchanged = True\n")
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "__file__", str(other))
+            assert digest_after(patch, SCALE) != first
+    assert digest_after(monkeypatch, SCALE) == first
+    flags = {**dict(SCALE.flags), "ranks": "8"}
+    assert recorded_claims.digest(ClaimedProgram.of(SCALE.run, flags)) != first
+
+
+@pytest.mark.exhaustive
+def test_a_program_without_any_claim_is_red(monkeypatch, capsys):
+    scale = [one for one in recorded_claims.load() if one.which.run == "scale"]
+    first, *others = [one for one in scale if "by" not in dict(one.which.flags)]
+    monkeypatch.setattr(recorded_claims, "load", lambda: others)
+    assert main(["claims", "--table", "an all-reduce at scale"]) == 1
+    assert "1 of these have no claim for any version" in capsys.readouterr().out
+    assert first.which not in check_claims.here(others)
