@@ -247,6 +247,19 @@ def test_sums_of_decoded_values_are_as_wide_as_asked(unroll, monkeypatch):
         np.testing.assert_allclose(sums[1], 1, rtol=1e-2, err_msg=by)
 
 
+def test_beyond_a_number_of_ranks_programs_do_not_grow(monkeypatch):
+    monkeypatch.setattr(as_bytes, "UNROLL_UP_TO", 2)
+
+    def operations(n):
+        call = partial(ringcoll.psum_scatter, axis_name="x", algorithm="lax", wire="int8")
+        mapped = jax.shard_map(call, mesh=make_mesh(n), in_specs=P(), out_specs=P("x"))
+        return jax.jit(mapped).lower(jnp.ones((n, 8))).as_text().count(" stablehlo.")
+
+    # Each block is cut out and stacked. It is encoded and decoded together with the others.
+    assert operations(6) - operations(3) <= 2 * 3
+    assert operations(2) - operations(1) > 20  # up to that number, by itself
+
+
 @pytest.mark.parametrize("algorithm", ["direct", "ring"])
 def test_all_ranks_have_the_same_bits(algorithm):
     """With few numbers, which a compiler may add a second time where they are decoded."""
