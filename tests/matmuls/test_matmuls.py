@@ -184,20 +184,27 @@ FORBIDDEN: list[Callable[..., Any]] = [
 ]
 
 
-RULES = [(tuple(signature(rule).parameters), rule) for rule in FORBIDDEN]
-
-
-def forbidden(case: Case) -> bool:
-    """Whether a case, or a part of one, cannot be."""
-    return any(
-        rule(*(case[name] for name in names))
-        for names, rule in RULES
-        if all(name in case for name in names)
-    )
+#: What takes seconds to compile, and so is left to the exhaustive tier.
+SLOW: list[Callable[..., Any]] = [
+    lambda ranks, gradients, transform: prod(ranks[0]) > 3 and gradients and transform != "none",
+    lambda ranks, gradients, path: prod(ranks[0]) > 4 and gradients and path == "loops",
+]
 
 
 @lru_cache
 def cases_of(table: str, seed: int) -> list[Case]:
+    """The cases of a table; more values, and all that is slow, if the seed is not 0."""
+    rules = FORBIDDEN if seed else FORBIDDEN + SLOW
+    named = [(tuple(signature(rule).parameters), rule) for rule in rules]
+
+    def forbidden(case: Case) -> bool:
+        """Whether a case, or a part of one, cannot be."""
+        return any(
+            rule(*(case[name] for name in names))
+            for names, rule in named
+            if all(name in case for name in names)
+        )
+
     more = MORE if seed else {}
     factors = {name: values + more.get(name, []) for name, values in TABLES[table].items()}
     return covering(factors, forbidden, seed)
