@@ -52,7 +52,7 @@ def sharded(options):
             (all_reduce, "halving_doubling", jnp.bfloat16, jnp.float32),
             (sharded, "auto", jnp.float32, None),
         ],
-        lambda form, algorithm, *_: form is sharded or algorithm == "recursive_doubling",
+        lambda form, *_: form is sharded,
     ),
 )
 def test_as_one_rank(form, algorithm, dtype, wide):
