@@ -185,6 +185,15 @@ FORBIDDEN: list[Callable[..., Any]] = [
 ]
 
 
+#: Cases that were wrong once.
+WERE_WRONG = [
+    {  # the gradient of w, which is wider than the result, was rounded as the result is
+        **{"form": "sum on every rank", "ranks": ((3,), "x"), "algorithm": "ring"},
+        **{"dtypes": (BF16, F32), "preferred": BF16, "accumulate": F32, "precision": None},
+        **{"path": "usual", "transform": "none", "length": 3, "same": None},
+        **{"check_vma": True, "gradients": True},
+    }
+]
 #: What takes seconds to compile, and so is left to the exhaustive tier.
 SLOW: list[Callable[..., Any]] = [
     lambda ranks, gradients, transform: prod(ranks[0]) > 3 and gradients and transform != "none",
@@ -494,8 +503,8 @@ def check_program(call: Call, program: list[Any]) -> None:
 
 
 def calls_of(ranks: Any, seed: int) -> list[Call]:
-    cases = [case for table in TABLES for case in cases_of(table, seed) if case["ranks"] == ranks]
-    return [Call(case, i) for i, case in enumerate(cases)]
+    cases = [case for table in TABLES for case in cases_of(table, seed)] + WERE_WRONG
+    return [Call(case, i) for i, case in enumerate(cases) if case["ranks"] == ranks]
 
 
 @pytest.mark.parametrize(
