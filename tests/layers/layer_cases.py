@@ -105,10 +105,10 @@ def compared(
     exact: bool = False,
     jit: bool = True,
     check: Callable[[Any, Any], None],
-) -> list[Any]:
+) -> tuple[Any, Any, list[Any]]:
     """Compare results and gradients with those of one device in float64, by `check`.
 
-    Returns the programs inside `shard_map`, forward and backward.
+    Returns our result, the gradients, and the programs inside `shard_map`, forward and backward.
     """
     mine, other = with_gradients(ours, exact), with_gradients(theirs, exact)
 
@@ -119,7 +119,7 @@ def compared(
     traced = jax.jit(mine).trace(*operands)
     found = traced.lower().compile()(*operands) if jit else mine(*operands)
     check(*jax.device_get((found, jax.jit(in_float64)(*operands))))
-    return list(programs(traced.jaxpr.jaxpr, "shard_map"))
+    return *found, list(programs(traced.jaxpr.jaxpr, "shard_map"))
 
 
 def widened(x: Any) -> Any:
@@ -211,3 +211,10 @@ def messages(jaxprs: list[Any], *names: str) -> set[str]:
 
 def is_float(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def hops(jaxpr: Any) -> int:
+    """How often a program sends; each turn of a loop counts."""
+    inner = ((e, x) for e in jaxpr.eqns for x in e.params.values() if hasattr(x, "eqns"))
+    below = sum(hops(x) * e.params.get("length", 1) for e, x in inner)
+    return below + sum(e.primitive.name == "ringcoll_ppermute" for e in jaxpr.eqns)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
+from layer_cases import hops
 from support import make_mesh, mostly_exhaustive
-from test_matmul_structure import hops
 
 from ringcoll import overlap
 from ringcoll.layers import context_parallel as cp

@@ -25,9 +25,13 @@ D, F, T = 6, 4, 7
 FORMS = ["gather", "ring", "bidirectional_ring", "ragged_all_to_all"]
 #: A program takes seconds to compile, so the usual table has few values of what costs most.
 USUAL = {
-    "mesh": ["one rank", "the second of three axes", "two axes in the other order"],
+    "mesh": ["the second of three axes", "two axes in the other order"],
     "algorithm": ["auto", "ring", "bidirectional_ring", "ragged_all_to_all"],
-    "tokens": [(T,), (2, 4), (0,)],
+    "top_k": [3, 1],
+    "routing": ["two there", "random"],
+    "max_send": ["filled", None],
+    "tokens": [(2, 4), (0,)],
+    "way": ["jit", "remat of vmap of all"],
 }
 
 
@@ -181,29 +185,23 @@ def check(case):
         **given,
         **options,
     )
-    results = []
+
+    wide = jnp.promote_types(jnp.promote_types(dtype, params["router"].dtype), jnp.float32)
 
     def compare(found, expected):
+        # Rounded are hidden numbers, their products, results and sums, forward and back.
+        near = partial(close, terms=1000 * n, narrowest=wide)
         (y, loss), gradients = found
         (y_right, loss_right), gradients_right = expected
-        # Logits of float32 operands are float32.
-        wide = jnp.promote_types(jnp.promote_types(dtype, params["router"].dtype), jnp.float32)
-        terms = 1000 * n
-        close(loss, loss_right, terms, narrowest=wide)
-        # Rounded are hidden numbers, their products, results and sums, forward and back.
-        close(y, y_right, terms, roundings=6, narrowest=wide)
-        close(gradients, gradients_right, terms, roundings=12, narrowest=dtype)
-        results.append(found)
+        near((y, loss), (y_right, loss_right), roundings=6)
+        near(gradients, gradients_right, roundings=12)
 
-    seen = compared(ours, partial(reference.moe, **options), (params,), check=compare)
-    (y, loss), gradients = results[0]
-    assert y.dtype == dtype
-    assert loss.dtype == jnp.promote_types(
-        jnp.promote_types(dtype, params["router"].dtype), jnp.float32
-    )
+    right = partial(reference.moe, **options)
+    (y, loss), gradients, programs = compared(ours, right, (params,), check=compare)
+    assert (y.dtype, loss.dtype) == (dtype, wide)
     assert dtypes(gradients) == dtypes(params)
     if case["precision"]:
-        assert jax.lax.Precision.HIGHEST in precisions(seen)
+        assert jax.lax.Precision.HIGHEST in precisions(programs)
 
 
 def test_halves_of_a_round_that_are_multiplied_apart_change_nothing(monkeypatch):
@@ -301,14 +299,10 @@ def test_halves_are_multiplied_apart_if_they_compute_longer_than_they_read(kind,
     assert halves_pay(Mixture(ranks, tokens, 64 // ranks, 8, 4096, 4096, 2), kind) == pays
 
 
-def test_specs_of_leaves_without_experts_are_refused():
-    leaf = jax.ShapeDtypeStruct((6, 5), jnp.float32)
-    with pytest.raises(
-        ValueError, match=r"mlp/up has 2 dimensions; experts need their own dimension"
-    ):
-        ep.partition_specs({"mlp": {"up": leaf}}, "x")
-    stacked = jax.ShapeDtypeStruct((3, 4, 6, 5), jnp.float32)
-    assert ep.partition_specs({"up": stacked}, "x") == {"up": P(None, "x", None, None)}
+def test_specs_of_experts_that_are_stacked():
+    stacked = {"up": jax.ShapeDtypeStruct((3, 4, 6, 5), jnp.float32), "router": np.ones((6, 4))}
+    specs = {"up": P(None, "x", None, "y"), "router": P()}
+    assert ep.partition_specs(stacked, "x", features="y") == specs
 
 
 @pytest.mark.exhaustive

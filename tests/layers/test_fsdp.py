@@ -204,17 +204,12 @@ def check_linear(case):
             return y.reshape(count, first, *y.shape[1:])
         return jnp.broadcast_to(y[None], (count, *y.shape))
 
-    results = []
-
-    def check(found, expected):
-        equal(found, expected)
-        results.append(found)
-
-    program = compared(lambda of: mapped(*of), right, ((params, x),), exact=True, check=check)
-    y, gradients = results[0]
+    y, gradients, programs = compared(
+        lambda of: mapped(*of), right, ((params, x),), exact=True, check=equal
+    )
     assert y.dtype == dtype
     assert dtypes(gradients) == dtypes((params, x))
-    assert precisions(program) == {case["precision"] and jax.lax.Precision.HIGHEST}
+    assert precisions(programs) == {case["precision"] and jax.lax.Precision.HIGHEST}
 
 
 BLOCKS = {

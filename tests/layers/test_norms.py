@@ -69,7 +69,6 @@ def check_norm(case):
         out_specs=spec,
         check_vma=case["check_vma"],
     )
-    results = []
 
     def compare(found, expected):
         (y, gradients), (right, gradients_right) = found, expected
@@ -77,16 +76,14 @@ def check_norm(case):
         # Under `check_vma=False` JAX divides the cotangent by the ranks that share it.
         narrowest = "float32" if case["check_vma"] and x.dtype != np.float64 else x.dtype
         close(gradients, gradients_right, terms=10_000, roundings=3, narrowest=narrowest)
-        results.append(found)
 
-    compared(
+    y, gradients, _ = compared(
         lambda of: mapped(*of),
         lambda of: theirs(*of),
         ((params, x),),
         jit=case["way"] != "eager",
         check=compare,
     )
-    y, gradients = results[0]
     assert y.dtype == x.dtype
     assert dtypes(gradients) == dtypes((params, x))
 

@@ -134,28 +134,21 @@ def check_linear(case):
         out_specs=out,
         check_vma=case["check_vma"],
     )
-    results = []
-
-    def check(found, expected):
-        (equal if exact else partial(close, terms=1000))(found, expected)
-        results.append(found)
-
-    shown = compared(
+    y, gradients, programs = compared(
         lambda of: mapped(*of),
         lambda of: partial(theirs, **given)(*of),
         ((params, x),),
         exact=exact,
         jit=case["way"] != "eager",
-        check=check,
+        check=equal if exact else partial(close, terms=1000),
     )
-    y, gradients = results[0]
     assert y.dtype == (case["preferred_element_type"] or dtype)
     assert dtypes(gradients) == dtypes((params, x))
     if case["way"] != "eager":
         wanted = case["precision"]
-        assert precisions(shown) == {wanted and jax.lax.Precision(wanted)}
+        assert precisions(programs) == {wanted and jax.lax.Precision(wanted)}
         if case["preferred_element_type"] is None and case["accumulate_dtype"] is None:
-            assert messages(shown) <= {dtype, *dtypes(params)}
+            assert messages(programs) <= {dtype, *dtypes(params)}
 
 
 HEADS = {
@@ -238,23 +231,18 @@ def check_attention(case):
         base = case["rotary_base"]
         return reference.attention(params, x, case["causal"], positions, base)
 
-    results = []
-
-    def check(found, expected):
-        # Queries, keys, values, weights, heads and the result are rounded, forward and back.
-        single = np.float64 if attend else np.float32
-        close(found, expected, terms=10_000, roundings=8, narrowest=single)
-        results.append(found)
-
-    operands = ((params, x),) if positions is None else ((params, x), positions)
-    seen = compared(
-        lambda floats, positions=None: mapped(*floats, positions), right, operands, check=check
+    # Queries, keys, values, weights, heads and the result are rounded, forward and back.
+    single = np.float64 if attend else np.float32
+    y, gradients, programs = compared(
+        lambda floats, positions=None: mapped(*floats, positions),
+        right,
+        ((params, x),) if positions is None else ((params, x), positions),
+        check=partial(close, terms=10_000, roundings=8, narrowest=single),
     )
-    y, gradients = results[0]
     assert y.dtype == dtype
     assert dtypes(gradients) == dtypes((params, x))
     if case["precision"]:
-        assert jax.lax.Precision.HIGHEST in precisions(seen)
+        assert jax.lax.Precision.HIGHEST in precisions(programs)
 
 
 @jax.tree_util.register_dataclass

@@ -104,21 +104,14 @@ def check(case):
         out_specs=out,
         check_vma=case["check_vma"],
     )
-    results = []
-
-    def compare(found, expected):
-        (equal if exact else partial(close, terms=1000, roundings=3))(found, expected)
-        results.append(found)
-
-    programs = compared(
+    y, gradients, programs = compared(
         lambda floats, *others: mapped(*floats, *others),
         lambda floats, *others: theirs(*floats[layer == "cross_entropy" :], *others),
         (floats, *others),
         exact=exact,
         jit=case["way"] != "eager",
-        check=compare,
+        check=equal if exact else partial(close, terms=1000, roundings=3),
     )
-    y, gradients = results[0]
     assert y.dtype == result
     assert dtypes(gradients) == dtypes(floats)
     if case["way"] != "eager":
