@@ -122,11 +122,12 @@ TABLE = {
 }
 #: A program takes seconds to compile, so the usual table has few values of what costs most.
 USUAL = {
-    "mesh": ["five ranks", "the first of two axes", "two axes in the other order"],
-    "algorithm": ["ring", "bidirectional_ring", "lax", "ulysses", ("ring", "ulysses")],
+    "mesh": ["the second of three axes", "two axes in the other order"],
+    "algorithm": ["ring", "bidirectional_ring", "lax", ("ring", "ulysses")],
     "window": [None, 5, 1],
     "length": [6, 22],
     "batch": [2, 0],
+    "heads": [(4, 8), (1, 2)],
     "dtype": ["float64", "bfloat16"],
     "way": ["jit", "remat", "vmap"],
 }

@@ -190,11 +190,10 @@ def check(case):
 
     def compare(found, expected):
         # Rounded are hidden numbers, their products, results and sums, forward and back.
-        near = partial(close, terms=1000 * n, narrowest=wide)
         (y, loss), gradients = found
         (y_right, loss_right), gradients_right = expected
-        near((y, loss), (y_right, loss_right), roundings=6)
-        near(gradients, gradients_right, roundings=12)
+        close((y, loss), (y_right, loss_right), 1000 * n, roundings=6, narrowest=wide)
+        close(gradients, gradients_right, 1000 * n, roundings=12, narrowest=dtype)
 
     right = partial(reference.moe, **options)
     (y, loss), gradients, programs = compared(ours, right, (params,), check=compare)

@@ -170,10 +170,8 @@ def test_linear(seed):
 def check_linear(case):
     place, rng = Place(case["mesh"]), np.random.default_rng(4)
     axes, n, dtype = place.axes, place.n, case["dtype"]
-    mine = (axes,) if isinstance(axes, str) else axes
     replicas = place.others if case["replicas"] else ()
-    ranks = mine + replicas
-    count = n * (place.replicas if replicas else 1)
+    ranks, count = place.mesh.axis_names, place.mesh.size
     first, *rest = case["rows"]
     rows = first * count if case["is_sharded"] else first
     x = values(rng, (rows, *rest, 2 * n), "bfloat16").astype(dtype)

@@ -65,7 +65,7 @@ def test_tensor_parallel_layers():
 
     specs = tensor_parallel.partition_specs(params, "x")
     x = normal(2, 16, 32).astype(dtype)
-    same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x), (1, 8))
+    same_on_all(block, (specs, P(None, "x")), P(None, "x"), (params, x), (1, 4))
 
 
 def test_gradients_of_what_a_formula_closes_over():

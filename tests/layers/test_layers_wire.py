@@ -14,7 +14,7 @@ from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_fsdp_sends_bytes_and_only_where_it_is_asked_to(check_vma):
     mesh, rng = make_mesh(2, 2), np.random.default_rng(0)
     params = {"w": rng.normal(size=(64, 64)).astype(np.float32), "b": np.ones(64, np.float32)}

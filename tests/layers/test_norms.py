@@ -33,13 +33,13 @@ from ringcoll.layers import tensor_parallel as tp
 D = 8
 NORMS = {
     "norm": ["rms_norm", "layer_norm", "layer_norm without bias"],
-    "mesh": ["eight ranks", "the second of three axes", "two axes", "one rank"],
+    "mesh": ["five ranks", "the second of three axes", "two axes in the other order"],
     "is_sharded": [True, False],
     "check_vma": [True, False],
     "dtype": ["bfloat16", "float32", "float64"],
-    "of_params": ["float32", "bfloat16", "float64"],
+    "of_params": ["float32", "bfloat16"],
     "epsilon": [None, 9.0],
-    "batch": [2, None, 1, 0],
+    "batch": [2, None, 0],
 }
 
 

@@ -42,7 +42,7 @@ FACTORS = {
     "dtype": ["float64", "bfloat16", "float32"],
     "ids": ["int32", "uint8", "int64"],
     "precision": [None, "highest"],
-    "batch": [2, None, 1, 0],
+    "batch": [2, None, 0],
 }
 
 
