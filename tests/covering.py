@@ -39,7 +39,9 @@ def covering(
         return {name: factors[name][i] for name, i in chosen.items()}
 
     indices = {name: list(range(len(values))) for name, values in factors.items()}
-    rows = make(indices, pre_filter=lambda row: not forbidden(named(row)), salt=str(seed))
+    rows = make(indices, constraints=_constraints(factors, forbidden), salt=str(seed))
+    if wrong := [case for case in map(named, rows) if forbidden(case)]:
+        raise ValueError(f"it is forbidden, but no three values of it are: {wrong[0]}")
     for a, b in combinations(factors, 2):
         found = {(row[a], row[b]) for row in rows}
         for i, j in product(indices[a], indices[b]):
@@ -47,3 +49,31 @@ def covering(
             if (i, j) not in found and not forbidden(pair):
                 raise ValueError(f"no case has {pair}")
     return [named(row) for row in rows]
+
+
+def _constraints(
+    factors: Mapping[str, Sequence[Any]], forbidden: Callable[[Case], bool]
+) -> list[dict[str, Any]]:
+    """The forbidden pairs, and the forbidden triples without such a pair, as covertable takes them.
+
+    They are computed once, because covertable asks about them many times.
+    """
+    found = []
+    for names in (*combinations(factors, 2), *combinations(factors, 3)):
+        indices = product(*(range(len(factors[name])) for name in names))
+        values = {at: {n: factors[n][i] for n, i in zip(names, at, strict=True)} for at in indices}
+        wrong = {at for at, case in values.items() if forbidden(case)}
+        if len(names) == 3:
+            pairs = {at: map(dict, combinations(values[at].items(), 2)) for at in wrong}
+            wrong = {at for at, some in pairs.items() if not any(map(forbidden, some))}
+        if wrong:
+            found.append(
+                {
+                    "operator": "fn",
+                    "requires": list(names),
+                    "evaluate": lambda row, names=names, wrong=wrong: (
+                        tuple(row[name] for name in names) not in wrong
+                    ),
+                }
+            )
+    return found
