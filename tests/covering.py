@@ -5,12 +5,12 @@ Interactions and Implications for Software Testing", 2004), so pairs find them a
 the price of every combination.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
+from random import Random
 from typing import Any
 
 import pytest
-from covertable import make
 
 Case = dict[str, Any]
 
@@ -35,45 +35,43 @@ def covering(
             value with which it can be.
     """
 
-    def named(chosen: Mapping[str, int]) -> Case:
+    rng = Random(seed)
+
+    def pairs(case: Case) -> Iterator[tuple]:
+        return combinations(sorted(case.items()), 2)
+
+    def complete(part: Case, names: list[str]) -> Case | None:
+        """A case with this part, in which many pairs are new; None if there is none."""
+        if not names:
+            return part
+        at = indices[names[0]]
+        new = {i: sum(tuple(sorted([(names[0], i), each])) in missing for each in part.items())
+               for i in at}  # fmt: skip
+        for i in sorted(rng.sample(at, len(at)), key=new.get, reverse=True):
+            longer = part | {names[0]: i}
+            if not forbidden(named(longer)) and (case := complete(longer, names[1:])):
+                return case
+        return None
+
+    def named(chosen: Case) -> Case:
         return {name: factors[name][i] for name, i in chosen.items()}
 
-    indices = {name: list(range(len(values))) for name, values in factors.items()}
-    rows = make(indices, constraints=_constraints(factors, forbidden), salt=str(seed))
-    if wrong := [case for case in map(named, rows) if forbidden(case)]:
-        raise ValueError(f"it is forbidden, but no three values of it are: {wrong[0]}")
-    for a, b in combinations(factors, 2):
-        found = {(row[a], row[b]) for row in rows}
-        for i, j in product(indices[a], indices[b]):
-            pair = named({a: i, b: j})
-            if (i, j) not in found and not forbidden(pair):
-                raise ValueError(f"no case has {pair}")
-    return [named(row) for row in rows]
-
-
-def _constraints(
-    factors: Mapping[str, Sequence[Any]], forbidden: Callable[[Case], bool]
-) -> list[dict[str, Any]]:
-    """The forbidden pairs, and the forbidden triples without such a pair, as covertable takes them.
-
-    They are computed once, because covertable asks about them many times.
-    """
-    found = []
-    for names in (*combinations(factors, 2), *combinations(factors, 3)):
-        indices = product(*(range(len(factors[name])) for name in names))
-        values = {at: {n: factors[n][i] for n, i in zip(names, at, strict=True)} for at in indices}
-        wrong = {at for at, case in values.items() if forbidden(case)}
-        if len(names) == 3:
-            pairs = {at: map(dict, combinations(values[at].items(), 2)) for at in wrong}
-            wrong = {at for at, some in pairs.items() if not any(map(forbidden, some))}
-        if wrong:
-            found.append(
-                {
-                    "operator": "fn",
-                    "requires": list(names),
-                    "evaluate": lambda row, names=names, wrong=wrong: (
-                        tuple(row[name] for name in names) not in wrong
-                    ),
-                }
-            )
-    return found
+    indices = {name: range(len(values)) for name, values in factors.items()}
+    every = [
+        tuple(sorted([(a, i), (b, j)]))
+        for a, b in combinations(factors, 2)
+        for i, j in product(indices[a], indices[b])
+    ]
+    rng.shuffle(every)
+    missing = {pair: None for pair in every if not forbidden(named(dict(pair)))}
+    cases = []
+    while missing:
+        pair = dict(next(iter(missing)))
+        rest = [name for name in factors if name not in pair]
+        case = complete(pair, rng.sample(rest, len(rest)))
+        if case is None:
+            raise ValueError(f"no case has {named(pair)}")
+        for covered in pairs(case):
+            missing.pop(covered, None)
+        cases.append(named(case))
+    return [{name: case[name] for name in factors} for case in cases]

@@ -24,6 +24,8 @@ from ringcoll.collectives.table import LAX, LAX_AS_BITS, TableRow
 SUMS = ("psum", "pmean", "psum_scatter")
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
 PERMUTES = ("ppermute", "pshuffle")
+#: The collective that sends the gradient, if it is a different one.
+BACK = {"all_gather": "psum_scatter", "psum_scatter": "all_gather", "pbroadcast": "psum"}
 #: Ranks in an order that no mesh has.
 SHUFFLED = (3, 0, 5, 6, 2, 7, 4, 1)
 #: Meshes of two axes, by the number of ranks.
@@ -195,11 +197,21 @@ class Call:
     def operands(self, seed: str) -> dict[str, np.ndarray]:
         """All ranks' leaves, `[ranks, *shape]`; with a batch `[ranks, 2, *shape]`."""
         before = (prod(self.mesh), *((2,) if self.mode in BATCHED else ()))
-        wide = self.accumulate is not None
         return {
-            name: numbers((*before, *shape), dtype, wide, f"{seed} {name} {self.case}")
+            name: numbers(
+                (*before, *shape), dtype, self.is_wide(dtype), f"{seed} {name} {self.case}"
+            )
             for name, (dtype, shape) in self.leaves().items()
         }
+
+    def is_wide(self, dtype: str) -> bool:
+        """Whether sums of this dtype have a wider one."""
+        return (
+            self.accumulate is not None
+            and dtype != "key"
+            and self.mode not in OF_THE_AXIS  # JAX adds the cotangents of a vmap itself
+            and jnp.dtype(self.accumulate).itemsize > jnp.dtype(dtype).itemsize
+        )
 
     def is_differentiated(self, name: str) -> bool:
         """Whether a leaf has a derivative."""
@@ -211,6 +223,8 @@ class Call:
 
     def right(self, of: Callable, x: np.ndarray) -> np.ndarray:
         """All ranks' right results of `case.expected` or `case.gradient`, of each of a batch."""
+        if self.axes == "none" and self.case.name in ("all_gather", "psum_scatter"):
+            return x  # as in lax, which adds no dimension then
         wide = x
         if self.accumulate and jnp.issubdtype(x.dtype, jnp.floating):
             wide = x.astype(self.accumulate)
@@ -234,8 +248,11 @@ class Call:
             return LAX
         return picked
 
-    def price(self, collective: str, names: Sequence[str]) -> Counter[str]:
-        """The messages and bytes of a collective of some leaves: forward, or as a transpose."""
+    def price(self, names: Sequence[str], back: bool = False) -> Counter[str]:
+        """The messages and bytes for some leaves: forward, or of the transpose."""
+        collective = self.case.collective
+        if back:
+            collective = BACK.get(collective, collective)
         batch = 2 if self.mode in ("vmap", "vmap of the last") else 1
         packs: dict[str, tuple[str, int]] = {}
         for name in names:
@@ -243,8 +260,11 @@ class Call:
             place = dtype if collective in ALL_REDUCES else name  # there, leaves are joined
             packs[place] = dtype, packs.get(place, (dtype, 0))[1] + batch * prod(shape)
         paid = Counter(messages=0, bytes=0)
+        if self.axes == "none":
+            return paid
         for dtype, size in packs.values():
-            itemsize = 8 if dtype == "key" else jnp.dtype(dtype).itemsize
+            itemsize = 4 if dtype == "key" else jnp.dtype(dtype).itemsize
+            size = 2 * size if dtype == "key" else size
             if collective in PERMUTES:
                 paid.update(messages=1, bytes=size * itemsize)
                 continue
@@ -253,10 +273,14 @@ class Call:
                 itemsize = 4  # counted in int32
             if dtype == "complex64" and collective == "pbroadcast":
                 parts = 2  # its bits, of real and imaginary parts
-            if self.accumulate and collective in SUMS and self.is_differentiated(names[0]):
+            is_float = dtype != "key" and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+            if self.accumulate and collective in SUMS and is_float:
                 wide = jnp.dtype(self.accumulate).itemsize
                 # A mean is rounded after the division.
                 itemsize = wide if collective == "pmean" else itemsize
+            if back and collective != self.case.collective:  # the operand has the result's size
+                n = prod(self.shape)
+                size = {"psum_scatter": size * n, "all_gather": size // n}.get(collective, size)
             by = self.picked(collective, dtype)
             for _ in range(parts):
                 paid.update(price(collective, by, self.shape, size, itemsize // parts, wide))

@@ -46,6 +46,7 @@ def messages(text: str) -> list[Message]:
         line = text[operation.end() : text.index("\n", operation.end())]
         pairs = line.partition("source_target_pairs = dense<")[2].partition("> :")[0]
         ends = [int(i) for i in re.findall(r"\d+", pairs)]
+        ends = ends * 2 if len(ends) == 1 else ends  # equal numbers are written once
         result = _RESULT.search(text, operation.end())  # after a region, if there is one
         assert result is not None
         shape = tuple(map(int, result[1].split("x")[:-1]))

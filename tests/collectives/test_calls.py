@@ -7,7 +7,7 @@ sends (by the price of the algorithm). Calls that need as many devices are one p
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -17,55 +17,68 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls import ALL_REDUCES, AUTO, AXES, MODES, OF_THE_AXIS, PERMUTES, Call, numbers
-from cases import CASES
+from calls import AUTO, AXES, MODES, OF_THE_AXIS, PERMUTES, SUMS, Call, numbers
+from cases import CASES, Case
 from covering import SEEDS, covering
 from sent import PERMUTE, messages, total
 from support import assert_same, every_rank, exists
 
 import ringcoll.lax
 from ringcoll.collectives import by_schedule
-from ringcoll.collectives.table import BUILT_INS, LAX, choices, halves
+from ringcoll.collectives.table import LAX, choices
 from ringcoll.runtime import engine
 from ringcoll.runtime.value_types import varying
 
+NUMBERS = ["float32", "bfloat16", "float8_e5m2", "int32", "mixed"]
 COMMON: dict[str, Sequence[Any]] = {
     "ranks": [1, 2, 3, 4, 5, 8],
-    "axes": [*AXES],
+    "axes": ["x", "xy", "yx", "y of two"],
     "groups": ["none", "even", "scattered"],
-    "dtype": [
-        *("float32", "bfloat16", "float8_e5m2", "int32", "bool", "complex64", "key", "mixed")
-    ],
+    "dtype": [*NUMBERS, "bool", "complex64", "key"],
     "size": ["usual", "zero"],
     "mode": [*MODES],
     "check_vma": [False, True],
     "program": ["usual", "loops", "x64"],
 }
 OWN = ["own function", "own schedule", "own table"]
-WIDE = {"accumulate": [None, "float32", "float64"], "order": [None, "tree"]}
+WIDE = {
+    "axes": [*AXES],
+    "accumulate": [None, "float32", "float64"],
+    "order": [None, "tree"],
+}
 
 
-def of(*names: str) -> list:
+def of(*names: str) -> list[Case]:
     return [case for case in CASES if case.name in names]
 
 
 def by(collective: str, *own: str) -> list[str]:
-    """The names of algorithms; of those that gather as bits, only one."""
+    """The names of algorithms; of those that gather as bits, only the ring's."""
     named = [name for name in choices(collective) if "+" not in name or name.startswith("ring+")]
     return ["auto", *named, *own]
 
 
+#: The factors of each function, or of functions that are alike; those of `COMMON` too.
 TABLES: dict[str, dict[str, Sequence[Any]]] = {
     "all_gather": {"case": of("all_gather"), "algorithm": by("all_gather", *OWN), **WIDE},
-    "psum_scatter": {"case": of("psum_scatter"), "algorithm": by("psum_scatter", *OWN), **WIDE},
-    "all-reduce": {
-        "case": of("psum", "pmean"),
-        "algorithm": by("psum", *OWN, "own stages"),
+    "psum_scatter": {
+        "case": of("psum_scatter"),
+        "algorithm": by("psum_scatter", *OWN),
+        "dtype": [*NUMBERS, "complex64"],
         **WIDE,
     },
-    "extrema": {
+    "psum and pmean": {
+        "case": of("psum", "pmean"),
+        "algorithm": by("psum", *OWN, "own stages"),
+        "groups": [*COMMON["groups"], "uneven"],
+        "dtype": [*NUMBERS, "bool", "complex64"],
+        **WIDE,
+    },
+    "pmax and pmin": {
         "case": of("pmax", "pmin"),
         "algorithm": by("psum", *OWN, "own stages"),
+        "groups": [*COMMON["groups"], "uneven"],
+        "dtype": [*NUMBERS, "bool"],
     },
     "all_to_all": {
         "case": of("all_to_all", "pswapaxes"),
@@ -74,91 +87,85 @@ TABLES: dict[str, dict[str, Sequence[Any]]] = {
     "pbroadcast": {
         "case": of("pbroadcast"),
         "algorithm": by("pbroadcast", *OWN, "own stages"),
+        "groups": ["none"],
     },
-    "permute": {"case": of(*PERMUTES)},
+    "permutes": {"case": of(*PERMUTES), "groups": ["none"]},
 }
-for name in ("all-reduce", "extrema"):
-    TABLES[name] |= {"groups": [*COMMON["groups"], "uneven"]}
-for name in ("pbroadcast", "permute"):
-    TABLES[name] |= {"groups": ["none"]}
 
-
-def may_run(call: dict[str, Any]) -> bool:
-    """Whether an algorithm runs on this number of ranks."""
-    if call["algorithm"] in ("auto", *BUILT_INS) or call["algorithm"].startswith("own"):
-        return True
-    wanted = ("case", "ranks", "axes", "groups", "algorithm")
-    shape = Call(**{name: call[name] for name in wanted}).shape
-    return exists(call["case"].collective, halves(call["algorithm"]).reduces, shape)
-
-
-#: What cannot be. A rule about factors that a part of a case does not have says nothing.
-FORBIDDEN = {
-    "no axes: few functions take that": lambda c: (
-        c["axes"] == "none"
-        and c["case"].name not in ("psum", "pmean", "all_gather", "psum_scatter")
-    ),
-    "no axes: each rank is alone": lambda c: c["axes"] == "none" and c["ranks"] != 1,
-    "no axes have no groups": lambda c: c["axes"] == "none" and c["groups"] != "none",
-    "there is a group of others": lambda c: c["groups"] == "uneven" and c["ranks"] < 2,
-    "uneven groups are lax's": lambda c: (
+POWERS_OF_TWO = ("recursive_doubling", "halving_doubling")
+#: What cannot be, and why. A rule says nothing of a part of a case without the factors it names.
+FORBIDDEN: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "without axes, each rank is alone": lambda c: c["axes"] == "none" and c["ranks"] > 1,
+    "without axes, there are no groups": lambda c: c["axes"] == "none" and c["groups"] != "none",
+    "groups of several sizes": lambda c: c["groups"] == "uneven" and c["ranks"] == 1,
+    "such groups are lax's": lambda c: (
         c["groups"] == "uneven" and c["algorithm"] not in ("auto", LAX)
     ),
-    "lax has no groups in a vmap": lambda c: c["groups"] != "none" and c["mode"] in OF_THE_AXIS,
-    "lax has no groups of sums, if types are checked": lambda c: (
-        c["groups"] != "none" and c["check_vma"] and c["case"].name in ALL_REDUCES
-    ),
-    "lax has no groups of an invariant": lambda c: (
+    "lax has no groups along a vmap": lambda c: c["groups"] != "none" and c["mode"] in OF_THE_AXIS,
+    "JAX types no axis of a vmap": lambda c: c["check_vma"] and c["mode"] in OF_THE_AXIS,
+    "lax has no groups to an invariant": lambda c: (
         c["groups"] != "none" and "to" in c["case"].options(1)
-    ),
-    "lax does not add bools": lambda c: c["dtype"] == "bool" and c["case"].name == "psum_scatter",
-    "no sum of keys": lambda c: c["dtype"] == "key" and c["case"].name in REFUSE_KEYS,
-    "complex numbers have no order": lambda c: (
-        c["dtype"] == "complex64" and c["case"].name in ("pmax", "pmin")
     ),
     "accumulate_dtype is real": lambda c: c["accumulate"] and c["dtype"] == "complex64",
     "float64 needs x64": lambda c: c["accumulate"] == "float64" and c["program"] != "x64",
-    "the algorithm has a schedule": lambda c: not may_run(c),
-    "a vmap of x has one axis": lambda c: c["mode"] == "vmap of x" and c["axes"] != "x",
-    "a vmap of y has an y": lambda c: c["mode"] == "vmap of y" and c["axes"] in ("x", "none"),
-    "one permute along a mesh and a vmap": lambda c: (
-        c["mode"] == "vmap of y" and c["axes"] in ("xy", "yx") and c["case"].name in PERMUTES
+    "there is no y, or it is not the last axis": lambda c: (
+        c["axes"]
+        in {"vmap of x": ("xy", "yx", "y of two", "none"), "vmap of y": ("x", "none")}.get(
+            c["mode"], ()
+        )
     ),
-    "a schedule of ranks that are not on the mesh": lambda c: (
+    "XLA multiplies by a reciprocal there": lambda c: (
+        c["mode"] in OF_THE_AXIS
+        and c["ranks"] in (3, 5)
+        and c["dtype"] in ("int32", "mixed")
+        and c["case"].name == "pmean"
+    ),
+    "a schedule for ranks that a mesh does not have": lambda c: (
         c["mode"] == "vmap of y"
         and c["axes"] in ("xy", "yx")
         and c["algorithm"] in ("own schedule", "own stages")
     ),
-    "zero of a scalar": lambda c: c["size"] == "zero" and c["case"].shape(1) == (),
-    "a tree of order": lambda c: c["order"] and c["ranks"] in (3, 5),
-    "no axes have no order": lambda c: c["order"] and c["axes"] == "none",
-    "one order in uneven groups": lambda c: c["order"] and c["groups"] == "uneven",
-    "order along a mesh and a vmap": lambda c: (
+    "a scalar has a size": lambda c: c["size"] == "zero" and c["case"].shape(1) == (),
+    "a tree of 8 leaves": lambda c: c["order"] and c["ranks"] in (3, 5),
+    "a tree has an axis": lambda c: c["order"] and c["axes"] == "none",
+    "a tree has groups of one size": lambda c: c["order"] and c["groups"] == "uneven",
+    "a tree along a mesh and a vmap": lambda c: (
         c["order"] and c["mode"] == "vmap of y" and c["axes"] in ("xy", "yx")
     ),
-    "some algorithms add by the tree": lambda c: (
-        c["order"] and not adds_by_the_tree(c["algorithm"])
-    ),
 }
-REFUSE_KEYS = ("psum", "pmean", "pmax", "pmin", "psum_scatter")
 
 
-def adds_by_the_tree(algorithm: str) -> bool:
-    return algorithm in ("auto", LAX, "recursive_doubling", "halving_doubling")
+def calls_of(table: str, seed: int) -> list[Call]:
+    """The calls of a table."""
+
+    collective = TABLES[table]["case"][0].collective
+    named = TABLES[table].get("algorithm", ())
+    of_powers = [name for name in POWERS_OF_TWO if name in named]
+    of_powers = [name for name in of_powers if not exists(collective, name, (3,))]
+    of_this_table = {
+        "these need a power of two": lambda c: c["algorithm"] in of_powers and c["ranks"] in (3, 5),
+        "these add by a tree": lambda c: (
+            c["order"] and c["algorithm"] not in ("auto", LAX, *of_powers)
+        ),
+        "lax has no groups of sums, if types are checked": lambda c: (
+            table == "psum and pmean" and c["groups"] != "none" and c["check_vma"]
+        ),
+        "a permutation along a mesh and a vmap": lambda c: (
+            table == "permutes" and c["mode"] == "vmap of y" and c["axes"] in ("xy", "yx")
+        ),
+    }
+
+    def is_forbidden(case: dict[str, Any]) -> bool:
+        return any(_says(rule, case) for rule in (FORBIDDEN | of_this_table).values())
+
+    return [Call(**row) for row in covering(COMMON | TABLES[table], is_forbidden, seed)]
 
 
-def is_forbidden(case: dict[str, Any]) -> bool:
-    def says(rule: Any) -> bool:
-        try:
-            return bool(rule(case))
-        except KeyError:
-            return False
-
-    return any(says(rule) for rule in FORBIDDEN.values())
-
-
-def calls_of(name: str, seed: int) -> list[Call]:
-    return [Call(**row) for row in covering(COMMON | TABLES[name], is_forbidden, seed)]
+def _says(rule: Callable, case: dict[str, Any]) -> bool:
+    try:
+        return bool(rule(case))
+    except KeyError:
+        return False
 
 
 # ---- the program of a call
@@ -219,8 +226,11 @@ def right_and_given(call: Call) -> tuple[dict[str, Any], list[dict]]:
     right: dict[str, Any] = {"result": {"none": None, "empty": (), "of": [y]}}
     moving = [name for name in x if call.is_differentiated(name)]
     t = {name: leaf for name, leaf in call.operands("t").items() if name in moving}
-    wide = call.accumulate is not None
-    ct = {name: numbers(y[name].shape, y[name].dtype.name, wide, f"ct {name}") for name in moving}
+    dtypes = {name: dtype for name, (dtype, _) in call.leaves().items()}
+    ct = {
+        name: numbers(y[name].shape, dtypes[name], call.is_wide(dtypes[name]), f"ct {name}")
+        for name in moving
+    }
     if moving:
         right["tangent"] = {name: call.right(case.expected, t[name]) for name in moving}
         right["gradient"] = {name: call.right(case.gradient, ct[name]) for name in moving}
@@ -247,7 +257,14 @@ def check(calls: Sequence[Call], program: str, jit: bool = True) -> None:
     ]
 
     def everything(operands: list) -> list:
-        return [mapped(i, call)(*operands[i]) for i, call in enumerate(calls)]
+        results = []
+        for i, call in enumerate(calls):
+            try:
+                results.append(mapped(i, call)(*operands[i]))
+            except Exception as error:
+                error.add_note(str(call))
+                raise
+        return results
 
     limit = {"loops": 1}.get(program, engine.UNROLL_UP_TO)
     with (
@@ -258,45 +275,46 @@ def check(calls: Sequence[Call], program: str, jit: bool = True) -> None:
         if jit:
             lowered = jax.jit(everything).lower(folds)
             results = lowered.compile()(folds)
-            check_sent(calls, lowered.as_text(debug_info=True))
+            sent = sent_by(lowered.as_text(debug_info=True))
         else:
             results = everything(folds)
     wrong = []
-    for call, right, result in zip(calls, rights, jax.device_get(results), strict=True):
+    for i, result in enumerate(jax.device_get(results)):
         try:
-            assert_same(jax.tree.map(partial(unfolded, call), result), right)
+            assert_same(jax.tree.map(partial(unfolded, calls[i]), result), rights[i])
+            if jit:
+                check_sent(calls[i], sent[i])
         except AssertionError as error:
-            wrong.append(f"{call}\n{error}")
+            wrong.append(f"{calls[i]}\n{error}")
     assert not wrong, f"{len(wrong)} of {len(calls)} calls:\n" + "\n\n".join(wrong)
 
 
 def unfolded(call: Call, x: np.ndarray) -> np.ndarray:
-    x = x.reshape(-1, *x.shape[2:]) if call.mode in OF_THE_AXIS else x
+    x = x.reshape(len(x) * call.vmapped, *x.shape[2:]) if call.mode in OF_THE_AXIS else x
     return np.ascontiguousarray(x).view(np.uint64)[..., 0] if call.dtype == "key" else x
 
 
-def check_sent(calls: Sequence[Call], text: str) -> None:
-    """Compare what a program sends with the price, call by call."""
+def sent_by(text: str) -> dict[int, dict[str, list]]:
+    """What each call of a program sends: forward, for tangents, and back."""
     sent: dict[int, dict[str, list]] = defaultdict(lambda: defaultdict(list))
     for message in messages(text):
         number = int(re.search(r"call (\d+)\b", message.name)[1])
         ways = [way for way in ("tangent", "back") if f"/{way}/" in message.name]
         sent[number][ways[0] if ways else "forward"].append(message)
-    for number, call in enumerate(calls):
-        try:
-            check_call_sent(call, sent[number])
-        except AssertionError as error:
-            raise AssertionError(f"{call}\n{error}") from error
+    return sent
 
 
-def check_call_sent(call: Call, sent: dict[str, list]) -> None:
+def check_sent(call: Call, sent: dict[str, list]) -> None:
+    """Compare what a call sends with its price."""
     names = [*call.leaves()]
     moving = [name for name in names if call.is_differentiated(name)]
     collective = call.case.collective
-    expected = {"forward": call.price(collective, names)}
-    expected["tangent"] = call.price(collective, moving)
-    expected["back"] = call.price(BACK.get(collective, collective), moving)
-    if call.check_vma and (collective in ALL_REDUCES or "to" in call.case.options(1)):
+    expected = {
+        "forward": call.price(names),
+        "tangent": call.price(moving),
+        "back": call.price(moving, back=True),
+    }
+    if call.check_vma and (collective in SUMS[:2] or "to" in call.case.options(1)):
         expected["back"] = total([])  # types say that all ranks have the same cotangent
     on_mesh = call.mode not in OF_THE_AXIS
     for way, paid in expected.items():
@@ -316,10 +334,6 @@ def check_names(call: Call, sent: list) -> None:
     """Each message has the name of the algorithm that picked it; the built-in is the built-in."""
     found = {re.search(r"ringcoll\.(\w+)(?:\(([^()]+)\))?", m.name) for m in sent}
     del found
-
-
-#: The collective by which the gradient is sent.
-BACK = {"all_gather": "psum_scatter", "psum_scatter": "all_gather", "pbroadcast": "psum"}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
