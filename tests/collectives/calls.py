@@ -49,6 +49,8 @@ AUTO = Table(
 
 
 def _of_the_last(f: Callable, x: Any) -> Any:
+    """Each element of a batch that is the last dimension of operands and results."""
+
     def moved(tree: Any, source: int, to: int) -> Any:
         return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, source, to), tree)
 
@@ -58,15 +60,14 @@ def _of_the_last(f: Callable, x: Any) -> Any:
 #: From a function of one operand, and an operand, to the result.
 MODES: dict[str, Callable] = {
     "plain": lambda f, x: f(x),
-    "vmap": lambda f, x: jax.vmap(f)(x),
-    "vmap of the last": _of_the_last,
+    "vmap": _of_the_last,
     "vmap of x": lambda f, x: jax.vmap(f, axis_name="x")(x),
     "vmap of y": lambda f, x: jax.vmap(f, axis_name="y")(x),
     "scan": lambda f, x: lax.map(f, x),
     "remat": lambda f, x: jax.checkpoint(f)(x),
 }
 #: The modes in which the operand is a batch of two.
-BATCHED = ("vmap", "vmap of the last", "scan")
+BATCHED = ("vmap", "scan")
 OF_THE_AXIS = ("vmap of x", "vmap of y")
 
 
@@ -84,6 +85,7 @@ class Call:
         algorithm: a name, or one of one's own (see `given`); None: the function takes none.
         accumulate, order: ours; None: not given.
         mode: one of `MODES`.
+        derivative: "forward" or "reverse".
         check_vma: whether types are checked.
         program: "usual", "loops" (no long stretch is unrolled) or "x64" (`jax_enable_x64`).
     """
@@ -98,6 +100,7 @@ class Call:
     accumulate: str | None = None
     order: str | None = None
     mode: str = "plain"
+    derivative: str = "reverse"
     check_vma: bool = False
     program: str = "usual"
 
@@ -253,7 +256,7 @@ class Call:
         collective = self.case.collective
         if back:
             collective = BACK.get(collective, collective)
-        batch = 2 if self.mode in ("vmap", "vmap of the last") else 1
+        batch = 2 if self.mode == "vmap" else 1
         packs: dict[str, tuple[str, int]] = {}
         for name in names:
             dtype, shape = self.leaves()[name]

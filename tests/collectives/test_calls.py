@@ -37,6 +37,7 @@ COMMON: dict[str, Sequence[Any]] = {
     "dtype": [*NUMBERS, "bool", "complex64", "key"],
     "size": ["usual", "zero"],
     "mode": [*MODES],
+    "derivative": ["forward", "reverse"],
     "check_vma": [False, True],
     "program": ["usual", "loops", "x64"],
 }
@@ -58,6 +59,10 @@ def by(collective: str, *own: str) -> list[str]:
     return ["auto", *named, *own]
 
 
+#: Of all-reduces that are like psum: one of each kind.
+FEW = ["auto", LAX, "ring", "two_ended", "halving_doubling", "one_shot", "ring+lax_as_bits"]
+FEW += ["own stages", "own table"]
+
 #: The factors of each function, or of functions that are alike; those of `COMMON` too.
 TABLES: dict[str, dict[str, Sequence[Any]]] = {
     "all_gather": {"case": of("all_gather"), "algorithm": by("all_gather", *OWN), **WIDE},
@@ -76,7 +81,8 @@ TABLES: dict[str, dict[str, Sequence[Any]]] = {
     },
     "pmax and pmin": {
         "case": of("pmax", "pmin"),
-        "algorithm": by("psum", *OWN, "own stages"),
+        "algorithm": FEW,
+        "derivative": ["reverse"],  # which they do not have
         "groups": [*COMMON["groups"], "uneven"],
         "dtype": [*NUMBERS, "bool"],
     },
@@ -86,7 +92,7 @@ TABLES: dict[str, dict[str, Sequence[Any]]] = {
     },
     "pbroadcast": {
         "case": of("pbroadcast"),
-        "algorithm": by("pbroadcast", *OWN, "own stages"),
+        "algorithm": FEW,
         "groups": ["none"],
     },
     "permutes": {"case": of(*PERMUTES), "groups": ["none"]},
@@ -115,10 +121,7 @@ FORBIDDEN: dict[str, Callable[[dict[str, Any]], bool]] = {
         )
     ),
     "XLA multiplies by a reciprocal there": lambda c: (
-        c["mode"] in OF_THE_AXIS
-        and c["ranks"] in (3, 5)
-        and c["dtype"] in ("int32", "mixed")
-        and c["case"].name == "pmean"
+        c["mode"] in OF_THE_AXIS and c["ranks"] in (3, 5) and c["case"].name == "pmean"
     ),
     "a schedule for ranks that a mesh does not have": lambda c: (
         c["mode"] == "vmap of y"
@@ -192,7 +195,7 @@ def ours(call: Call, x: Any) -> Any:
 
 
 def run(number: int, call: Call, x: dict, t: dict, ct: dict) -> dict[str, Any]:
-    """The result for x; the tangent for those of t, the gradient for cotangents ct."""
+    """The result for x, and its derivative: for tangents t, or in reverse for cotangents ct."""
     x = {
         name: jax.random.wrap_key_data(leaf) if call.dtype == "key" else leaf
         for name, leaf in x.items()
@@ -211,12 +214,13 @@ def run(number: int, call: Call, x: dict, t: dict, ct: dict) -> dict[str, Any]:
             y = whole({})
             return {"result": jax.tree.map(jax.random.key_data, y) if call.dtype == "key" else y}
         moved = {name: x[name] for name in t}
-        _, push, y = jax.linearize(of_moved, moved, has_aux=True)
-        with jax.named_scope("tangent"):
-            dy = push(t)
+        if call.derivative == "forward":
+            _, dy, y = jax.jvp(of_moved, (moved,), (t,), has_aux=True)
+            return {"result": y, "forward": dy}
+        _, pull_back, y = jax.vjp(of_moved, moved, has_aux=True)
         with jax.named_scope("back"):
-            (dx,) = jax.linear_transpose(push, moved)(ct)
-        return {"result": y, "tangent": dy, "gradient": dx}
+            (dx,) = pull_back(ct)
+        return {"result": y, "reverse": dx}
 
 
 def right_and_given(call: Call) -> tuple[dict[str, Any], list[dict]]:
@@ -232,8 +236,8 @@ def right_and_given(call: Call) -> tuple[dict[str, Any], list[dict]]:
         for name in moving
     }
     if moving:
-        right["tangent"] = {name: call.right(case.expected, t[name]) for name in moving}
-        right["gradient"] = {name: call.right(case.gradient, ct[name]) for name in moving}
+        of, by = (case.expected, t) if call.derivative == "forward" else (case.gradient, ct)
+        right[call.derivative] = {name: call.right(of, by[name]) for name in moving}
     return right, [x, t, ct]
 
 
@@ -295,12 +299,12 @@ def unfolded(call: Call, x: np.ndarray) -> np.ndarray:
 
 
 def sent_by(text: str) -> dict[int, dict[str, list]]:
-    """What each call of a program sends: forward, for tangents, and back."""
+    """What each call of a program sends: forward and back."""
     sent: dict[int, dict[str, list]] = defaultdict(lambda: defaultdict(list))
     for message in messages(text):
         number = int(re.search(r"call (\d+)\b", message.name)[1])
-        ways = [way for way in ("tangent", "back") if f"/{way}/" in message.name]
-        sent[number][ways[0] if ways else "forward"].append(message)
+        way = "back" if "/back/" in message.name else "forward"
+        sent[number][way].append(message)
     return sent
 
 
@@ -309,11 +313,11 @@ def check_sent(call: Call, sent: dict[str, list]) -> None:
     names = [*call.leaves()]
     moving = [name for name in names if call.is_differentiated(name)]
     collective = call.case.collective
-    expected = {
-        "forward": call.price(names),
-        "tangent": call.price(moving),
-        "back": call.price(moving, back=True),
-    }
+    expected = {"forward": call.price(names), "back": total([])}
+    if call.derivative == "forward":
+        expected["forward"] += call.price(moving)
+    else:
+        expected["back"] = call.price(moving, back=True)
     if call.check_vma and (collective in SUMS[:2] or "to" in call.case.options(1)):
         expected["back"] = total([])  # types say that all ranks have the same cotangent
     on_mesh = call.mode not in OF_THE_AXIS

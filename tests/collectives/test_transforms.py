@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, MAIN, TRACED, each_algorithm, first_algorithm, operand
+from cases import CASES, MAIN, TRACED, each_algorithm, first_algorithm, operand, teams_of
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding
@@ -20,32 +20,13 @@ REPLICATING = [case for case in MAIN if case.name in ("psum", "pmean", "pmax", "
 def ours_and_theirs(case, axes, n):
     """Our call and lax's, as functions of the operand alone."""
     (extra,) = first_algorithm(case, n)
-    return (
-        lambda x: case.ours(ringcoll.lax, x, axes, n, **extra),
-        lambda x: case.theirs(x, axes, n),
-    )
 
+    def theirs(x):
+        if case.name != "pbroadcast":  # which lax cannot compile here
+            return case.by_lax(x, axes, n)
+        return lax.all_gather(x[None], axes, tiled=True)[case.options(n)["source"]]
 
-def check_each(transform, reference=None):
-    """Every case on three ranks, ours put through `transform` and lax's through `reference`."""
-    mesh = make_mesh(3)
-
-    def program(operands):
-        ours, theirs = {}, {}
-        for case in MAIN:
-            by_hand, by_lax = ours_and_theirs(case, "x", 3)
-            ours[str(case)] = transform(by_hand, operands[str(case)])
-            theirs[str(case)] = (reference or transform)(by_lax, operands[str(case)])
-        return ours, theirs
-
-    assert_same(*per_rank(mesh, program, {str(case): operand(case, mesh, 3) for case in MAIN}))
-
-
-def scan(function, x):
-    def step(carry, x):
-        return carry, function(x)
-
-    return lax.scan(step, 0, jnp.stack([x, 2 * x]))[1]
+    return lambda x: case.ours(ringcoll.lax, x, axes, n, **extra), theirs
 
 
 def while_loop(function, x):
@@ -59,47 +40,43 @@ def while_loop(function, x):
     )[1]
 
 
-def cond(function, x):
-    all_ranks = lax.psum(jnp.ones((), jnp.int32), "x")
-    return lax.cond(all_ranks == 3, function, lambda x: 2 * function(x), x)
+def test_while_loops():
+    mesh = make_mesh(3)
+    cases = {str(case): case for case in MAIN}
 
+    def program(operands):
+        return {
+            name: while_loop(ours_and_theirs(case, "x", 3)[0], operands[name])
+            for name, case in cases.items()
+        }
 
-TRANSFORMS = {
-    "scan": scan,
-    "while_loop": while_loop,
-    "cond": cond,
-    "jit": lambda function, x: jax.jit(function)(x),
-    "checkpoint": lambda function, x: jax.checkpoint(function)(x),
-}
-
-
-@pytest.mark.parametrize(
-    "name", mostly_exhaustive(TRANSFORMS, ("while_loop", "cond", "checkpoint").__contains__)
-)
-def test_transforms(name):
-    check_each(TRANSFORMS[name])
-
-
-@pytest.mark.parametrize("position", [0, 1, -1])
-def test_vmap(position):
-    """The batch is any dimension. (lax's untiled psum_scatter is right only if it is the first.)"""
-
-    def ours(function, x):
-        batch = jnp.stack([x, 2 * x], position)
-        return jax.vmap(function, position, -1)(batch)
-
-    check_each(ours, lambda function, x: jax.vmap(function, 0, -1)(jnp.stack([x, 2 * x])))
+    xs = {name: operand(case, mesh, 3) for name, case in cases.items()}
+    expected = {name: sum(case.expected(xs[name] + k) for k in range(3))
+                for name, case in cases.items()}  # fmt: skip
+    assert_same(per_rank(mesh, program, xs), expected)
 
 
 def test_vmap_twice():
-    def ours(function, x):
+    mesh, cases = make_mesh(3), {str(case): case for case in MAIN}
+
+    def twice(function, x):
         batch = jnp.stack([jnp.stack([x, -x], -1)] * 3, -1)
         return jax.vmap(jax.vmap(function, -1), -1)(batch)
 
-    def theirs(function, x):
-        return jax.vmap(jax.vmap(function))(jnp.stack([jnp.stack([x, -x])] * 3))
+    def program(operands):
+        return {
+            name: twice(ours_and_theirs(case, "x", 3)[0], operands[name])
+            for name, case in cases.items()
+        }
 
-    check_each(ours, theirs)
+    xs = {name: operand(case, mesh, 3) for name, case in cases.items()}
+    expected = {}
+    for name, case in cases.items():
+        both = np.stack([case.expected(xs[name]), case.expected(0 - xs[name])], 1)
+        expected[name] = np.stack([both] * 3, 1)
+    results = per_rank(mesh, program, xs)
+    for name in cases:
+        np.testing.assert_array_equal(results[name], expected[name], name)
 
 
 @pytest.mark.parametrize("case", REPLICATING, ids=str)
@@ -112,26 +89,9 @@ def test_vmap_of_some_leaves(case):
             return both((jnp.stack([x, 2 * x]), x))
 
         ours, theirs = ours_and_theirs(case, "x", 3)
-        return mapped(ours), mapped(lambda xs: jax.tree.map(theirs, xs))
+        return mapped(ours), mapped(theirs)
 
     assert_same(*per_rank(make_mesh(3), program, operand(case, make_mesh(3), 3)))
-
-
-@pytest.mark.parametrize("n", [1, 3, 4])
-def test_over_a_vmapped_axis(n):
-    def program(xs):
-        results = {"ours": {}, "theirs": {}}
-        for case in [*MAIN, TRACED]:
-            ours, theirs = ours_and_theirs(case, "v", n)
-            if case.name == "pbroadcast":  # by a gather, as lax's own does not work here either
-                theirs = lambda x, case=case: lax.all_gather(x, "v")[case.options(n)["source"]]  # noqa: E731
-            for by, function in (("ours", ours), ("theirs", theirs)):
-                results[by][str(case)] = jax.vmap(function, axis_name="v")(xs[str(case)])
-        return results
-
-    xs = {str(case): data((n, *case.shape(n))) for case in [*MAIN, TRACED]}
-    results = jax.jit(program)(xs)
-    assert_same(results["ours"], results["theirs"])
 
 
 @pytest.mark.parametrize("case", [*REPLICATING, MAIN[0]], ids=str)
@@ -154,9 +114,6 @@ def test_over_vmapped_and_mesh_axes(axes):
     whole, part = make_mesh(2, 2, 2, names="xvw"), make_mesh(2)
     operands = {str(case): operand(case, whole, n) for case in cases}
 
-    def on_mesh(operands):
-        return {str(case): case.theirs(operands[str(case)], axes, n) for case in cases}
-
     def vmapped(operands):
         mapped = {}
         for case in cases:
@@ -167,8 +124,10 @@ def test_over_vmapped_and_mesh_axes(axes):
 
     folded = {name: x.reshape(2, 2, 2, *x.shape[1:]) for name, x in operands.items()}
     ours = per_rank(part, vmapped, folded, check_vma=False)
-    theirs = per_rank(whole, on_mesh, operands)
-    assert_same({name: x.reshape(theirs[name].shape) for name, x in ours.items()}, theirs)
+    teams = teams_of((2, 2, 2), [{"x": "x", "v": "y", "w": "z"}[axis] for axis in axes])
+    for case in cases:
+        expected = case.expected(operands[str(case)], teams)
+        assert_same(ours[str(case)].reshape(expected.shape), expected)
 
 
 def test_permuting_over_vmapped_and_mesh_axes_is_refused():
@@ -183,12 +142,9 @@ def test_permuting_over_vmapped_and_mesh_axes_is_refused():
 
 def test_pmap():
     for case in MAIN:
-        x = operand(case, make_mesh(3), 3)
-        ours, theirs = (
-            jax.pmap(function, axis_name="x", devices=jax.devices()[:3])(x)
-            for function in ours_and_theirs(case, "x", 3)
-        )
-        assert_same(ours, theirs)
+        x, (ours, _) = operand(case, make_mesh(3), 3), ours_and_theirs(case, "x", 3)
+        result = jax.pmap(ours, axis_name="x", devices=jax.devices()[:3])(x)
+        assert_same(result, case.expected(x))
 
 
 def over_one_of_two_axes(axis_type, check_vma, shardings):
