@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from support import assert_same, data, distinct, per_rank
 
 import ringcoll.lax
-from benchmarks.collectives.references import REFERENCES, TRANSPOSES
+from benchmarks.collectives.references import OTHERS, REFERENCES, TRANSPOSES
 from ringcoll.collectives.table import GATHERED_AS_BITS, LAX_AS_BITS, choices
 
 Axes = str | tuple[str, ...] | list[str]
@@ -65,6 +65,10 @@ class Case:
     def gradient(self, ct: np.ndarray, teams: Teams | None = None) -> np.ndarray:
         """The right cotangents of all operands, for the cotangents of all results."""
         return self._of_teams(TRANSPOSES, ct, teams)
+
+    def by_reciprocal(self, x: np.ndarray, teams: Teams | None = None) -> np.ndarray:
+        """The results of a mean, forward or back, where XLA multiplies by a rounded 1/n."""
+        return self._of_teams(OTHERS, x, teams)
 
     def _of_teams(
         self, references: dict[str, Callable], x: np.ndarray, teams: Teams | None
@@ -126,9 +130,9 @@ def _ring(n: int) -> list[tuple[int, int]]:
 
 
 def _gathers() -> list[Case]:
-    variants: list[dict[str, Any]] = [{"axis": axis} for axis in (-2, 0, 2)]
+    variants: list[dict[str, Any]] = [{"axis": axis} for axis in (-2, 2)]
     variants += [{"axis": axis, "tiled": True} for axis in (0, -1)]
-    variants += [{"to": "invarying"}, {"axis": -1, "tiled": True, "to": "invarying"}]
+    variants += [{"axis": -1, "tiled": True, "to": "invarying"}]
 
     def case(options: dict[str, Any]) -> Case:
         ndim = 2 if options.get("tiled") else 3
@@ -154,7 +158,8 @@ def _scatters() -> list[Case]:
     # The scattered dimension is removed; others of size 1 stay.
     options = {"scatter_dimension": 1, "tiled": False}
     ones = Case("psum_scatter", lambda n: (1, n, 1), lambda n: options)
-    return [*(case(dim, tiled) for dim in (-2, 0, 2) for tiled in (False, True)), ones]
+    calls = [(-2, False), (-2, True), (0, True), (2, False)]
+    return [*(case(dim, tiled) for dim, tiled in calls), ones]
 
 
 class _Traced(Case):
@@ -305,4 +310,7 @@ def check(
     for case in cases:
         expected = case.expected(operands[str(case)], teams)
         for extra, result in results[str(case)].items():
+            if case.name == "pmean":  # XLA may multiply by 1/n
+                other = case.by_reciprocal(operands[str(case)], teams)
+                expected = np.where(result == other, other, expected)
             assert_same({f"{case} {extra}": result}, {f"{case} {extra}": expected})

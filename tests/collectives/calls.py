@@ -192,10 +192,11 @@ class Call:
             shape = (*shape[:free], 0, *shape[free + 1 :])
         if self.dtype != "mixed":
             return {"x": (self.dtype, shape)}
-        others = [(5,), ()] if self.case.name in (*ALL_REDUCES, *PERMUTES) else [shape, shape]
-        shapes = dict(zip("abcd", (shape, *others, shape), strict=True))
-        dtypes = dict(zip("abcd", ("bfloat16", "float32", "int32", "float32"), strict=True))
-        return {name: (dtypes[name], shapes[name]) for name in shapes}
+        dtypes = {"a": "bfloat16", "b": "float32", "c": "int32"}
+        if self.case.name not in (*ALL_REDUCES, *PERMUTES):
+            return {name: (dtype, shape) for name, dtype in dtypes.items()}
+        shapes = {"a": shape, "b": (5,), "c": (), "d": shape}  # leaves of one dtype are joined
+        return {name: (dtypes.get(name, "float32"), shapes[name]) for name in shapes}
 
     def operands(self, seed: str) -> dict[str, np.ndarray]:
         """All ranks' leaves, `[ranks, *shape]`; with a batch `[ranks, 2, *shape]`."""
@@ -207,12 +208,18 @@ class Call:
             for name, (dtype, shape) in self.leaves().items()
         }
 
+    @property
+    def is_added_by_jax(self) -> bool:
+        """Whether JAX itself adds cotangents, in their own dtype: those of a replicated result."""
+        is_replicated = self.case.name in ("psum", "pmean") or "to" in self.case.options(1)
+        return self.mode in OF_THE_AXIS or (self.check_vma and is_replicated)
+
     def is_wide(self, dtype: str) -> bool:
         """Whether sums of this dtype have a wider one."""
         return (
             self.accumulate is not None
             and dtype != "key"
-            and self.mode not in OF_THE_AXIS  # JAX adds the cotangents of a vmap itself
+            and not self.is_added_by_jax
             and jnp.dtype(self.accumulate).itemsize > jnp.dtype(dtype).itemsize
         )
 
@@ -226,8 +233,8 @@ class Call:
 
     def right(self, of: Callable, x: np.ndarray) -> np.ndarray:
         """All ranks' right results of `case.expected` or `case.gradient`, of each of a batch."""
-        if self.axes == "none" and self.case.name in ("all_gather", "psum_scatter"):
-            return x  # as in lax, which adds no dimension then
+        if self.axes == "none" and self.case.name != "pmean":
+            return x  # as in lax, which then adds no dimension
         wide = x
         if self.accumulate and jnp.issubdtype(x.dtype, jnp.floating):
             wide = x.astype(self.accumulate)
@@ -246,6 +253,7 @@ class Call:
         if not isinstance(table, Table):
             return given
         row = "psum" if collective in ("pmean", "pmax", "pmin") else collective
+        dtype = "int32" if dtype == "bool" and collective in SUMS else dtype  # they are counted
         picked = table.pick(row, "cpu", prod(self.shape), 0, dtype, jax.__version__)
         if self.order and collective in SUMS and not adds_by_tree(picked, collective, self.shape):
             return LAX

@@ -18,15 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from calls import AUTO, AXES, MODES, OF_THE_AXIS, PERMUTES, SUMS, Call, numbers
-from cases import CASES, Case
+from cases import CASES, MAIN, Case
 from covering import SEEDS, covering
 from sent import PERMUTE, messages, total
-from support import assert_same, every_rank, exists
+from support import assert_same, every_rank, exists, make_mesh, runnable
 
+import ringcoll
 import ringcoll.lax
 from ringcoll.collectives import by_schedule
-from ringcoll.collectives.table import LAX, choices
+from ringcoll.collectives.table import LAX, Table, TableRow, choices, halves
 from ringcoll.runtime import engine
+from ringcoll.runtime.hosts import OnHosts
 from ringcoll.runtime.value_types import varying
 
 NUMBERS = ["float32", "bfloat16", "float8_e5m2", "int32", "mixed"]
@@ -59,9 +61,8 @@ def by(collective: str, *own: str) -> list[str]:
     return ["auto", *named, *own]
 
 
-#: Of all-reduces that are like psum: one of each kind.
-FEW = ["auto", LAX, "ring", "two_ended", "halving_doubling", "one_shot", "ring+lax_as_bits"]
-FEW += ["own stages", "own table"]
+#: Of all-reduces that are like psum: one of each kind; in the exhaustive tier, all.
+FEW = ["auto", LAX, "ring", "halving_doubling", "one_shot", "ring+lax_as_bits"]
 
 #: The factors of each function, or of functions that are alike; those of `COMMON` too.
 TABLES: dict[str, dict[str, Sequence[Any]]] = {
@@ -103,6 +104,7 @@ POWERS_OF_TWO = ("recursive_doubling", "halving_doubling")
 FORBIDDEN: dict[str, Callable[[dict[str, Any]], bool]] = {
     "without axes, each rank is alone": lambda c: c["axes"] == "none" and c["ranks"] > 1,
     "without axes, there are no groups": lambda c: c["axes"] == "none" and c["groups"] != "none",
+    "without axes, lax counts no booleans": lambda c: c["axes"] == "none" and c["dtype"] == "bool",
     "groups of several sizes": lambda c: c["groups"] == "uneven" and c["ranks"] == 1,
     "such groups are lax's": lambda c: (
         c["groups"] == "uneven" and c["algorithm"] not in ("auto", LAX)
@@ -120,8 +122,11 @@ FORBIDDEN: dict[str, Callable[[dict[str, Any]], bool]] = {
             c["mode"], ()
         )
     ),
-    "XLA multiplies by a reciprocal there": lambda c: (
-        c["mode"] in OF_THE_AXIS and c["ranks"] in (3, 5) and c["case"].name == "pmean"
+    "the gradient of a mean adds thirds or fifths": lambda c: (
+        c["derivative"] == "reverse" and c["ranks"] in (3, 5) and c["case"].name == "pmean"
+    ),
+    "lax divides all means by the size of the first group": lambda c: (
+        c["groups"] == "uneven" and c["case"].name == "pmean"
     ),
     "a schedule for ranks that a mesh does not have": lambda c: (
         c["mode"] == "vmap of y"
@@ -142,8 +147,7 @@ def calls_of(table: str, seed: int) -> list[Call]:
     """The calls of a table."""
 
     collective = TABLES[table]["case"][0].collective
-    named = TABLES[table].get("algorithm", ())
-    of_powers = [name for name in POWERS_OF_TWO if name in named]
+    of_powers = [name for name in POWERS_OF_TWO if name in TABLES[table].get("algorithm", ())]
     of_powers = [name for name in of_powers if not exists(collective, name, (3,))]
     of_this_table = {
         "these need a power of two": lambda c: c["algorithm"] in of_powers and c["ranks"] in (3, 5),
@@ -161,7 +165,10 @@ def calls_of(table: str, seed: int) -> list[Call]:
     def is_forbidden(case: dict[str, Any]) -> bool:
         return any(_says(rule, case) for rule in (FORBIDDEN | of_this_table).values())
 
-    return [Call(**row) for row in covering(COMMON | TABLES[table], is_forbidden, seed)]
+    factors = COMMON | TABLES[table]
+    if seed and factors.get("algorithm") is FEW:
+        factors["algorithm"] = by("psum", *OWN, "own stages")
+    return [Call(**row) for row in covering(factors, is_forbidden, seed)]
 
 
 def _says(rule: Callable, case: dict[str, Any]) -> bool:
@@ -223,10 +230,13 @@ def run(number: int, call: Call, x: dict, t: dict, ct: dict) -> dict[str, Any]:
         return {"result": y, "reverse": dx}
 
 
-def right_and_given(call: Call) -> tuple[dict[str, Any], list[dict]]:
+def right_and_given(call: Call, by_reciprocal: bool = False) -> tuple[dict[str, Any], list[dict]]:
     """The right results of `run`, and its operands, of all ranks."""
     case, x = call.case, call.operands("x")
-    y = {name: call.right(case.expected, leaf) for name, leaf in x.items()}
+    expected, gradient = case.expected, case.gradient
+    if by_reciprocal:
+        expected = gradient = case.by_reciprocal
+    y = {name: call.right(expected, leaf) for name, leaf in x.items()}
     right: dict[str, Any] = {"result": {"none": None, "empty": (), "of": [y]}}
     moving = [name for name in x if call.is_differentiated(name)]
     t = {name: leaf for name, leaf in call.operands("t").items() if name in moving}
@@ -236,7 +246,7 @@ def right_and_given(call: Call) -> tuple[dict[str, Any], list[dict]]:
         for name in moving
     }
     if moving:
-        of, by = (case.expected, t) if call.derivative == "forward" else (case.gradient, ct)
+        of, by = (expected, t) if call.derivative == "forward" else (gradient, ct)
         right[call.derivative] = {name: call.right(of, by[name]) for name in moving}
     return right, [x, t, ct]
 
@@ -248,49 +258,57 @@ def folded(call: Call, x: np.ndarray) -> np.ndarray:
     return x.reshape(len(x) // n, n, *x.shape[1:]) if call.mode in OF_THE_AXIS else x
 
 
-def mapped(number: int, call: Call) -> Any:
-    return every_rank(call.make_mesh(), partial(run, number, call), call.check_vma)
-
-
 def check(calls: Sequence[Call], program: str, jit: bool = True) -> None:
     """Compare some calls, as one program."""
-    rights, operands = zip(*map(right_and_given, calls), strict=True)
-    folds = [
-        jax.tree.map(partial(folded, call), given)
-        for call, given in zip(calls, operands, strict=True)
-    ]
-
-    def everything(operands: list) -> list:
-        results = []
-        for i, call in enumerate(calls):
-            try:
-                results.append(mapped(i, call)(*operands[i]))
-            except Exception as error:
-                error.add_note(str(call))
-                raise
-        return results
-
-    limit = {"loops": 1}.get(program, engine.UNROLL_UP_TO)
+    limit = 1 if program == "loops" else engine.UNROLL_UP_TO
     with (
         mock.patch.object(by_schedule, "default_table", return_value=AUTO),
         mock.patch.object(engine, "UNROLL_UP_TO", limit),
         jax.enable_x64(True) if program == "x64" else nullcontext(),
     ):
-        if jit:
-            lowered = jax.jit(everything).lower(folds)
-            results = lowered.compile()(folds)
-            sent = sent_by(lowered.as_text(debug_info=True))
-        else:
-            results = everything(folds)
-    wrong = []
-    for i, result in enumerate(jax.device_get(results)):
-        try:
-            assert_same(jax.tree.map(partial(unfolded, calls[i]), result), rights[i])
-            if jit:
-                check_sent(calls[i], sent[i])
-        except AssertionError as error:
-            wrong.append(f"{calls[i]}\n{error}")
+        rights, operands = zip(*map(right_and_given, calls), strict=True)
+        results, text = results_of(calls, operands, jit)
+        sent = sent_by(text)
+        wrong = []
+        for i, (call, right, result) in enumerate(zip(calls, rights, results, strict=True)):
+            try:
+                assert_right(call, jax.tree.map(partial(unfolded, call), result), right)
+                if jit:
+                    check_sent(call, sent[i])
+            except AssertionError as error:
+                wrong.append(f"{call}\n{error}")
     assert not wrong, f"{len(wrong)} of {len(calls)} calls:\n" + "\n\n".join(wrong)
+
+
+def results_of(calls: Sequence[Call], operands: Sequence[list], jit: bool) -> tuple[list, str]:
+    """The results of all ranks, and the lowered program; in eager mode there is none."""
+
+    def everything(operands: list) -> list:
+        results = []
+        for i, call in enumerate(calls):
+            mapped = every_rank(call.make_mesh(), partial(run, i, call), call.check_vma)
+            try:
+                results.append(mapped(*operands[i]))
+            except Exception as error:
+                error.add_note(str(call))
+                raise
+        return results
+
+    folds = [
+        jax.tree.map(partial(folded, call), given)
+        for call, given in zip(calls, operands, strict=True)
+    ]
+    if not jit:
+        return jax.device_get(everything(folds)), ""
+    lowered = jax.jit(everything).lower(folds)
+    return jax.device_get(lowered.compile()(folds)), lowered.as_text(debug_info=True)
+
+
+def assert_right(call: Call, result: Any, right: Any) -> None:
+    if call.case.name == "pmean":
+        other, _ = right_and_given(call, by_reciprocal=True)
+        right = jax.tree.map(lambda x, a, b: np.where(x == b, b, a), result, right, other)
+    assert_same(result, right)
 
 
 def unfolded(call: Call, x: np.ndarray) -> np.ndarray:
@@ -330,14 +348,20 @@ def check_sent(call: Call, sent: dict[str, list]) -> None:
             assert bool(permutes) == bool(paid["messages"]), way
         elif len(AXES[call.axes]) == 1:
             assert not sent[way], way
-    if on_mesh:
-        check_names(call, sent["forward"])
+    if on_mesh and call.algorithm and call.axes != "none" and call.groups != "uneven":
+        check_names(call, sent["forward"], names)
 
 
-def check_names(call: Call, sent: list) -> None:
-    """Each message has the name of the algorithm that picked it; the built-in is the built-in."""
-    found = {re.search(r"ringcoll\.(\w+)(?:\(([^()]+)\))?", m.name) for m in sent}
-    del found
+def check_names(call: Call, sent: list, names: Sequence[str]) -> None:
+    """Profiles show the algorithm that ran; by a built-in, sums have the wide dtype."""
+    dtypes = {call.leaves()[name][0] for name in names}
+    picked = {call.picked(call.case.collective, dtype) for dtype in dtypes}
+    if all(isinstance(each, str) for each in picked):
+        found = {re.search(r"ringcoll\.\w+\(([^()]+)\)", message.name)[1] for message in sent}
+        assert found <= {halves(each).reduces for each in picked}
+    built_in = {message.dtype for message in sent if message.kind != PERMUTE}
+    if picked == {LAX} and call.accumulate and call.case.name in SUMS and not call.order:
+        assert built_in <= {{"float32": "f32", "float64": "f64"}[call.accumulate], "i32"}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -348,3 +372,48 @@ def test_calls(name, seed):
         programs[call.program, call.make_mesh().size].append(call)
     for (program, _), calls in sorted(programs.items(), key=lambda item: item[0]):
         check(calls, program)
+
+
+#: Outside of `jit`, each operation is a program by itself, so there are few of these.
+EAGER: dict[str, Sequence[Any]] = {
+    "case": [case for case in MAIN if case.name in ("psum", "pmin", "all_to_all", "ppermute")],
+    "ranks": [2, 3],
+    "dtype": ["float32", "bfloat16"],
+    "algorithm": [None, "first"],
+    "mode": ["plain", "vmap"],
+    "derivative": ["forward", "reverse"],
+    "check_vma": [False, True],
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_eager_calls(seed):
+    def is_forbidden(call: dict[str, Any]) -> bool:
+        return _says(lambda c: c["algorithm"] and not c["case"].takes_algorithm, call)
+
+    calls = []
+    for row in covering(EAGER, is_forbidden, seed):
+        if row["algorithm"]:
+            row["algorithm"] = runnable(row["case"].collective, row["ranks"])[0]
+        calls.append(Call(**row))
+    check(calls, "usual", jit=False)
+
+
+@pytest.mark.parametrize("name", [case.name for case in MAIN])
+def test_nothing_is_nothing_on_whatever_axis(name):
+    """Of no leaves, most functions of lax do not look at the axis either."""
+    case = next(case for case in MAIN if case.name == name)
+
+    nothing = {"none": None, "empty": ()}
+    assert case.ours(ringcoll.lax, nothing, "no axis", 3) == nothing
+
+
+@pytest.mark.parametrize(("hosts", "algorithm"), [(1, "ring"), (2, "direct")])
+def test_a_table_is_told_of_hosts(hosts, algorithm, monkeypatch):
+    monkeypatch.setattr(by_schedule, "on_hosts", lambda *_: OnHosts(hosts, None))
+    rows = (TableRow("psum", "cpu", "direct", hosts=(2, None)), TableRow("psum", "cpu", "ring"))
+    mapped = every_rank(
+        make_mesh(3), lambda x: ringcoll.psum(x, "x", algorithm=Table(rows)), check_vma=False
+    )
+    sent = messages(jax.jit(mapped).lower(np.ones((3, 3))).as_text(debug_info=True))
+    assert {re.search(r"psum\((\w+)\)", message.name)[1] for message in sent} == {algorithm}

@@ -97,7 +97,7 @@ def outside(run, check_vma, out=None):
 def test_jacobian(check_vma):
     def of(name):
         whole, x = outside(CALLS[name], check_vma), jnp.ones((N, *LINEAR[name].shape(N)))
-        return jax.jacrev(whole)(x), jax.jacfwd(whole)(x)
+        return [mode(whole)(x) for mode in (jax.jacrev, jax.jacfwd)[: 2 - check_vma]]
 
     results = jax.jit(lambda: {name: of(name) for name in LINEAR})()
     for name, jacobians in results.items():
@@ -148,6 +148,7 @@ def batched(run, x, w):
     return jax.vmap(lambda s: jax.grad(cubes(run, w))(s * x))(jnp.arange(1.0, 3.0))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("transform", "factors", "check_vma"),
     [(chosen, 1, True), (chosen, 1, False), (batched, [1, 4], True), (batched, [1, 4], False)],
