@@ -192,11 +192,13 @@ class Call:
             shape = (*shape[:free], 0, *shape[free + 1 :])
         if self.dtype != "mixed":
             return {"x": (self.dtype, shape)}
-        dtypes = {"a": "bfloat16", "b": "float32", "c": "int32"}
-        if self.case.name not in (*ALL_REDUCES, *PERMUTES):
-            return {name: (dtype, shape) for name, dtype in dtypes.items()}
-        shapes = {"a": shape, "b": (5,), "c": (), "d": shape}  # leaves of one dtype are joined
-        return {name: (dtypes.get(name, "float32"), shapes[name]) for name in shapes}
+        dtypes = {"a": "bfloat16", "b": "int32", "c": "bool", "d": "bfloat16"}
+        shapes = {"a": shape, "b": shape, "c": shape}
+        if self.case.name in (*ALL_REDUCES, *PERMUTES):  # there, leaves of one dtype are joined
+            shapes |= {"b": (5,), "c": (), "d": (5,)}
+        if self.case.name == "psum_scatter" or self.axes == "none":
+            del shapes["c"]  # lax adds no booleans, or does not count them
+        return {name: (dtypes[name], shapes[name]) for name in shapes}
 
     def operands(self, seed: str) -> dict[str, np.ndarray]:
         """All ranks' leaves, `[ranks, *shape]`; with a batch `[ranks, 2, *shape]`."""
@@ -253,7 +255,6 @@ class Call:
         if not isinstance(table, Table):
             return given
         row = "psum" if collective in ("pmean", "pmax", "pmin") else collective
-        dtype = "int32" if dtype == "bool" and collective in SUMS else dtype  # they are counted
         picked = table.pick(row, "cpu", prod(self.shape), 0, dtype, jax.__version__)
         if self.order and collective in SUMS and not adds_by_tree(picked, collective, self.shape):
             return LAX
@@ -268,6 +269,8 @@ class Call:
         packs: dict[str, tuple[str, int]] = {}
         for name in names:
             dtype, shape = self.leaves()[name]
+            if dtype == "bool" and collective in ("psum", "pmean"):
+                dtype = "int32"  # in which they are counted
             place = dtype if collective in ALL_REDUCES else name  # there, leaves are joined
             packs[place] = dtype, packs.get(place, (dtype, 0))[1] + batch * prod(shape)
         paid = Counter(messages=0, bytes=0)
@@ -280,8 +283,6 @@ class Call:
                 paid.update(messages=1, bytes=size * itemsize)
                 continue
             wide, parts = None, 1
-            if dtype == "bool" and collective in ("psum", "pmean"):
-                itemsize = 4  # counted in int32
             if dtype == "complex64" and collective == "pbroadcast":
                 parts = 2  # its bits, of real and imaginary parts
             is_float = dtype != "key" and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)

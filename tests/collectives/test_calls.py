@@ -31,19 +31,20 @@ from ringcoll.runtime import engine
 from ringcoll.runtime.hosts import OnHosts
 from ringcoll.runtime.value_types import varying
 
-NUMBERS = ["float32", "bfloat16", "float8_e5m2", "int32", "mixed"]
+#: "mixed" is a tree with whole numbers, and with booleans if lax takes them.
+NUMBERS = ["float32", "bfloat16", "float8_e5m2", "mixed"]
 COMMON: dict[str, Sequence[Any]] = {
     "ranks": [1, 2, 3, 4, 5, 8],
     "axes": ["x", "xy", "yx", "y of two"],
     "groups": ["none", "even", "scattered"],
-    "dtype": [*NUMBERS, "bool", "complex64", "key"],
+    "dtype": [*NUMBERS, "complex64", "key"],
     "size": ["usual", "zero"],
     "mode": [*MODES],
     "derivative": ["forward", "reverse"],
     "check_vma": [False, True],
     "program": ["usual", "loops", "x64"],
 }
-OWN = ["own function", "own schedule", "own table"]
+OWN = ["own schedule", "own table"]
 WIDE = {
     "axes": [*AXES],
     "accumulate": [None, "float32", "float64"],
@@ -75,9 +76,9 @@ TABLES: dict[str, dict[str, Sequence[Any]]] = {
     },
     "psum and pmean": {
         "case": of("psum", "pmean"),
-        "algorithm": by("psum", *OWN, "own stages"),
+        "algorithm": by("psum", *OWN, "own function", "own stages"),
         "groups": [*COMMON["groups"], "uneven"],
-        "dtype": [*NUMBERS, "bool", "complex64"],
+        "dtype": [*NUMBERS, "complex64"],
         **WIDE,
     },
     "pmax and pmin": {
@@ -85,7 +86,7 @@ TABLES: dict[str, dict[str, Sequence[Any]]] = {
         "algorithm": FEW,
         "derivative": ["reverse"],  # which they do not have
         "groups": [*COMMON["groups"], "uneven"],
-        "dtype": [*NUMBERS, "bool"],
+        "dtype": NUMBERS,
     },
     "all_to_all": {
         "case": of("all_to_all", "pswapaxes"),
@@ -104,7 +105,6 @@ POWERS_OF_TWO = ("recursive_doubling", "halving_doubling")
 FORBIDDEN: dict[str, Callable[[dict[str, Any]], bool]] = {
     "without axes, each rank is alone": lambda c: c["axes"] == "none" and c["ranks"] > 1,
     "without axes, there are no groups": lambda c: c["axes"] == "none" and c["groups"] != "none",
-    "without axes, lax counts no booleans": lambda c: c["axes"] == "none" and c["dtype"] == "bool",
     "groups of several sizes": lambda c: c["groups"] == "uneven" and c["ranks"] == 1,
     "such groups are lax's": lambda c: (
         c["groups"] == "uneven" and c["algorithm"] not in ("auto", LAX)
