@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh, mostly_exhaustive
 
 from benchmarks.__main__ import main
-from benchmarks.compiled import block_halves, compiling, grid, program_cache
+from benchmarks.compiled import block_halves, compiling, program_cache
 from benchmarks.compiled.grid import Cell, Times
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.compiled.programs import BUILT_IN, with_gradient
@@ -39,14 +39,6 @@ def test_all_programs_of_a_half_compute_the_same(name):
     for other in results[1:]:
         for expected, actual in zip(results[0], other, strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_the_grid_is_that_of_the_issue():
-    cells = grid.cells(grid.TOPOLOGIES, tuple(grid.FORMS), grid.DIRECTIONS)
-    assert len(cells) == len(set(cells)) == 6 * 6 * 2 * 2 * 4
-    assert grid.cells(["v5e:4x2"], ["gated_mlp"], ["both"], ["128x8192x14336"]) == [
-        Cell("gated_mlp", "both", "v5e:4x2", 14336, 128)
-    ]
 
 
 @pytest.mark.parametrize(

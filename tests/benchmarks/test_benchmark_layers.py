@@ -1,10 +1,9 @@
 """The benchmark of a transformer block: its programs agree, and wrong ones are seen."""
 
 import json
-from importlib.util import find_spec
 
 import pytest
-from support import check_doubling, doubling_times, python
+from support import check_doubling, doubling_times
 
 from benchmarks.__main__ import main
 from benchmarks.compiled import block, layers
@@ -39,18 +38,3 @@ def test_a_wrong_block_is_seen(monkeypatch, capsys):
 def test_a_mesh_that_does_not_fit_is_refused():
     with pytest.raises(SystemExit, match="none of data=2,model=2 is of the 8 devices"):
         main(["layers", "--mesh", "data=2,model=2"])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.tpu_aot
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="libtpu is not installed")
-def test_blocks_are_compiled_for_chips_that_are_not_there(tmp_path):
-    path = tmp_path / "json"
-    chosen = ["--mesh", "data=2,model=2", "--algorithm", "plain,compiler/tuned,auto"]
-    flags = ["--topology", "v5e:2x2", "--shape", "1x256x512x4x4x1024", *chosen, "-J", str(path)]
-    done = python("-m", "benchmarks", "layers", *flags)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(path.read_text())
-    assert [row["algorithm"] for row in rows] == ["plain", "compiler/tuned", "auto"]
-    assert {(row["mesh"], row["direction"]) for row in rows} == {("data=2,model=2", "both")}
-    assert all(0 < row["exposed"] < row["total"] for row in rows)

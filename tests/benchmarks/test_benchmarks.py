@@ -2,10 +2,8 @@
 
 import argparse
 import json
-import re
 from dataclasses import replace
 from itertools import permutations
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -13,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from support import check_doubling, doubling_times
+from support import check_doubling, doubling_times, mostly_exhaustive
 
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import AXIS, CASES, LAX
 from benchmarks.compiled import matmul, programs
-from benchmarks.measuring import measure, model, options, picture, trace
+from benchmarks.measuring import measure, model, options, trace
 from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
@@ -43,12 +41,6 @@ def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
 )
 def test_sizes_are_read(text, expected):
     assert options.size(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "K", "0", "-4", "1.5K", "ten"])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="write 512, 1K"):
-        options.size(text)
 
 
 def test_sizes_grow_by_a_factor_or_by_a_step():
@@ -83,11 +75,6 @@ def test_data_sums_exactly_in_any_order_and_differs_by_rank(dtype):
     assert len({row.tobytes() for row in x}) == 8
 
 
-def test_a_sum_that_cannot_be_exact_is_refused():
-    with pytest.raises(ValueError, match="no sum over 9 ranks is exact in float8_e5m2"):
-        exact((9, 2), jnp.float8_e5m2, 9)
-
-
 def test_wrong_is_counted_in_bits_and_against_every_truth():
     x = np.array([0.0, 1.0, 2.0], np.float32)
     assert count_wrong(x, x, x) == 0
@@ -96,8 +83,8 @@ def test_wrong_is_counted_in_bits_and_against_every_truth():
     assert count_wrong(x, x.astype(np.float64)) == 3
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n", [1, 3, 8])
+@pytest.mark.parametrize("dtype", mostly_exhaustive(["float32", "bfloat16"], "float32".__eq__))
+@pytest.mark.parametrize("n", mostly_exhaustive([1, 3, 8], lambda n: n == 3))
 @pytest.mark.parametrize("name", BY_NAME)
 def test_the_references_agree_with_lax(name, n, dtype):
     point = Point(BY_NAME[name], jnp.dtype(dtype), 120, mesh_of(n))
@@ -127,14 +114,6 @@ def test_sizes_and_rates_are_those_of_nccl_tests(name, count, size, operand, fac
 def test_a_spread_is_half_of_what_the_middle_half_spans():
     assert Quartiles.of(np.array([1.0, 2.0, 3.0, 4.0, 9.0])) == Quartiles(2, 3, 4)
     assert Quartiles(2, 4, 5).spread == 3 / 2 / 4
-
-
-def test_programs_take_turns_in_changing_order():
-    ran = []
-    programs = {name: lambda name=name: ran.append(name) for name in "ab"}
-    times = measure.interleave(programs, 50, end=0)
-    assert ran == list("abbaba")
-    assert [len(some) for some in times.values()] == [measure.FEWEST] * 2
 
 
 def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):
@@ -197,30 +176,6 @@ def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
     assert ring["predicted"] > 0
 
 
-def test_at_least_a_point_is_timed_and_a_line_says_what_is_left_out(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    flags = ["-b", "1K", "-e", "8K", "-d", "float32", "--algorithm", "ring", "--budget", "0.01"]
-    assert main([*flags, "--collective", "psum,pmax"]) == 0
-    left_out = "check 4 of 4 programs and to time 3 of 4 points (1K to 8K): --budget 10, or --coll"
-    assert left_out in " ".join(capsys.readouterr().out.split())
-    assert {path.name for path in Path("results").iterdir()} == {
-        "benchmarks.json",
-        "benchmarks.svg",
-    }
-
-
-def test_a_picture_has_panels_for_what_was_timed(tmp_path):
-    row = replace(made_row("ring", 2.0), seconds=Quartiles(1, 1, 1))
-    rows = [
-        row,
-        replace(row, collective="pmax", type="int8"),
-    ]  # no pmax of float32, no psum of int8
-    header = {"devices": 8, "device_kind": "cpu", "jax": "", "date": ""}
-    picture.draw(str(tmp_path / "a.svg"), header, rows)
-    titles = re.findall(r">(\w+ of \w+): time", (tmp_path / "a.svg").read_text())
-    assert titles == ["psum of float32", "pmax of int8"]
-
-
 @pytest.mark.parametrize(
     ("processes", "ratio", "words"),
     [
@@ -261,6 +216,7 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
         assert wrong["broken"] > 7 * rows[0]["count"]  # on every rank
 
 
+@pytest.mark.exhaustive
 def test_messages_of_codes_run_beside_the_others_and_keep_to_their_bound(tmp_path, capsys):
     chosen = ["--collective", "psum,pmax,all_to_all", "--algorithm", "ring,pairwise,auto"]
     flags = ["-b", "4K", "-e", "4K", "-n", "2", "-g", "3", "-d", "bfloat16,int32"]
@@ -275,6 +231,7 @@ def test_messages_of_codes_run_beside_the_others_and_keep_to_their_bound(tmp_pat
     assert {row["wrong"] for row in rows} == {0}
 
 
+@pytest.mark.exhaustive
 def test_sums_by_a_tree_run_beside_the_others(tmp_path, capsys):
     chosen = ["--collective", "psum,pmax,all_gather", "--algorithm", "ring,halving_doubling,auto"]
     flags = ["-b", "4K", "-e", "4K", "-n", "2", "-d", "bfloat16,int32", "--order", "tree"]
@@ -292,7 +249,10 @@ def test_sums_by_a_tree_run_beside_the_others(tmp_path, capsys):
         main([*flags, *chosen, "-g", "6"])
 
 
-@pytest.mark.parametrize("name", ["all_gather", "psum_scatter", "psum", "all_to_all"])
+@pytest.mark.parametrize(
+    "name",
+    mostly_exhaustive(["all_gather", "psum_scatter", "psum", "all_to_all"], "psum".__eq__),
+)
 def test_what_is_outside_the_bound_of_a_wire_is_wrong(name):
     point = Point(BY_NAME[name], np.dtype(jnp.bfloat16), 12288, mesh_of(4))
     allowed = point.allowed("lax:int8")

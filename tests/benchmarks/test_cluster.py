@@ -10,15 +10,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from jax import __version__
 from support import HERE, mostly_exhaustive
 
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import CASES
-from benchmarks.hosts import namespaces, network
-from benchmarks.hosts.links import HostLinks, bits
+from benchmarks.hosts import namespaces
+from benchmarks.hosts.links import HostLinks
 from benchmarks.hosts.wire import chosen
 from benchmarks.measuring.row import Measurement
 from ringcoll.collectives.table import default_table
@@ -131,12 +130,6 @@ def test_auto_is_held_against_the_best(tmp_path, capfd):
     assert rows["auto"]["resolved"] == picked
 
 
-@pytest.mark.exhaustive
-def test_a_failed_process_is_reported(capfd):
-    assert main(["cluster", "--loopback", "--hosts", "2", "wire", "-g", "3"]) == 1
-    assert "-g 3: there are 2 devices" in capfd.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("hosts", "local", "links", "collective", "bound"),
     [
@@ -224,25 +217,6 @@ def test_an_algorithm_of_no_chosen_collective_is_refused(collectives, asked, hos
     complaint = f"--algorithm {asked}: no '{bad}'; choose from .*ring, .* or all"
     with pytest.raises(SystemExit, match=complaint):
         chosen(collectives, asked, hosts, local)
-
-
-def test_tcp_is_as_fast_as_the_best_of_three_tries(monkeypatch):
-    tried, rate = [], network._rate
-
-    def counted(*args):
-        tried.append(rate(*args))
-        return tried[-1]
-
-    monkeypatch.setattr(network, "_rate", counted)
-    fastest, are_hosts = network.tcp_rate(0.02)  # from this process to itself
-    assert len(set(tried)) == 3
-    assert fastest == np.float32(max(tried))
-    assert are_hosts
-
-
-@pytest.mark.parametrize(("text", "rate"), [("500mbit", 62.5e6), ("1.5gbit", 187.5e6), ("8bit", 1)])
-def test_rates(text, rate):
-    assert bits(text) == rate
 
 
 @pytest.mark.parametrize(

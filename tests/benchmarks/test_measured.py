@@ -68,11 +68,6 @@ def test_the_model_carries_to_what_was_not_fitted():
     assert {errors[name, "several hosts"] < 0.7 for name in ("a100", "gh200")} == {True}
 
 
-def test_an_error_is_of_the_measured_time():
-    one = points.read()[0][0]
-    assert measured.off(one) == abs(measured.modelled(one) / one.seconds - 1)
-
-
 def test_the_command_prints_errors(capsys):
     from benchmarks.__main__ import main
 

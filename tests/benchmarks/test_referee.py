@@ -6,7 +6,6 @@ from support import mostly_exhaustive
 from benchmarks.__main__ import main
 from benchmarks.referee import judge, referee
 from ringcoll.algorithms import names
-from ringcoll.commands.machine import MODELS, Machine
 from ringcoll.schedules.schedule import SizeError
 
 
@@ -113,8 +112,3 @@ def test_bad_arguments_are_refused(flags, message, capsys):
         main(["referee", *flags])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_switch_needs_its_network():
-    with pytest.raises(ValueError, match="no torus: give its network"):
-        judge.description("psum", "ring", Machine((4,), MODELS["v5p"]), 2**20)

@@ -46,7 +46,3 @@ def test_every_rival_is_the_plain_form(form, n):
         arranged = jax.jit(jax.shard_map(change, mesh=mesh, in_specs=by, out_specs=by))(w)
         run = jax.shard_map(calls[form], mesh=mesh, in_specs=case.ins, out_specs=case.out)
         chex.assert_trees_all_equal(jax.jit(run)(x, arranged), x @ w, custom_message=name)
-
-
-def test_every_rival_names_its_source():
-    assert list(rivals.SOURCES) == list(rivals.RIVALS)

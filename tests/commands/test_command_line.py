@@ -5,6 +5,7 @@ import re
 import signal
 
 import pytest
+from support import mostly_exhaustive
 
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.collectives import sweep, tune
@@ -29,7 +30,7 @@ def test_what_is_no_size_is_refused(capsys, text):
     assert f"{text!r} is not a size; write 512, 1K, 64M or 1G" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"])
+@pytest.mark.parametrize("name", ["all-reduce", "reduce-scatter"])
 def test_collectives_may_have_hyphens(capsys, name):
     printed = []
     for written in (name, name.replace("-", "_")):
@@ -42,7 +43,9 @@ def test_collectives_may_have_hyphens(capsys, name):
     assert printed[:2] == printed[2:]
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_to_all", "tour"])
+@pytest.mark.parametrize(
+    "collective", mostly_exhaustive(["all_reduce", "all_to_all", "tour"], "all_to_all".__eq__)
+)
 def test_a_collective_is_enough_to_draw_and_to_price(capsys, collective):
     for command in ("draw", "cost"):
         assert main([command, collective]) == 0
@@ -60,15 +63,6 @@ def test_without_a_command_each_has_an_example_that_can_be_typed(capsys, monkeyp
     assert [main(re.split(" {2,}", line.strip())[0].split()) for line in lines] == [0] * 9
     assert typed == [line.split()[0] for line in lines]
     assert {*typed} == {*COMMANDS}
-
-
-def test_so_may_those_of_benchmarks(monkeypatch):
-    asked = []
-    monkeypatch.setattr(sweep, "run", lambda args: asked.append(args.collective) or 0)
-    monkeypatch.setattr(tune, "run", lambda args: asked.append(args.collective) or 0)
-    assert benchmarks(["--collective", "all-reduce,reduce_scatter,all-gather"]) == 0
-    assert benchmarks(["tune", "--collective", "all-to-all,psum"]) == 0
-    assert asked == [("psum", "psum_scatter", "all_gather"), ("all_to_all", "psum")]
 
 
 @pytest.mark.parametrize(
@@ -145,16 +139,15 @@ def test_benchmarks_refuse_in_a_line_before_they_measure(capsys, monkeypatch, co
     assert message in line[0]
 
 
-@pytest.mark.parametrize("variable", ["RINGCOLL_ALGORITHM", "RINGCOLL_TABLE"])
-def test_bad_environment_variables_are_refused_before_the_work(variable, monkeypatch, capsys):
-    monkeypatch.setenv(variable, "rign")
+def test_a_bad_environment_variable_is_refused_before_the_work(monkeypatch, capsys):
+    monkeypatch.setenv("RINGCOLL_TABLE", "rign")
     default_table.cache_clear()
     with pytest.raises(SystemExit):
         benchmarks(["-c", "0"])
     default_table.cache_clear()
     *_, line = capsys.readouterr().err.splitlines()
     assert "error: " in line
-    assert variable in line
+    assert "RINGCOLL_TABLE" in line
     assert "rign" in line
 
 
@@ -180,7 +173,10 @@ def test_ctrl_c_prints_one_line(capsys):
 
 @pytest.mark.parametrize(
     ("module", "command", "name"),
-    [(sweep, ["-c", "0", "--json"], "measure"), (tune, ["tune", "--table"], "_measured")],
+    mostly_exhaustive(
+        [(sweep, ["-c", "0", "--json"], "measure"), (tune, ["tune", "--table"], "_measured")],
+        lambda module, *_: module is sweep,
+    ),
 )
 def test_measurements_until_ctrl_c_are_written(
     module, command, name, tmp_path, monkeypatch, capsys

@@ -1,6 +1,6 @@
-"""The command `overlap`: its last line, and bad arguments, which are refused in a line.
+"""The command `overlap`: what it prints and writes, its status, and what it refuses in a line.
 
-All commands run in one process of their own, because a process takes seconds to make a topology.
+What needs the TPU compiler runs in one process, because a process takes seconds to make a topology.
 """
 
 import json
@@ -12,14 +12,8 @@ import pytest
 from hlo_texts import CHIP, blocking, program
 from support import python
 
+from ringcoll import __main__ as command_line
 from ringcoll import overlap
-
-pytestmark = [
-    pytest.mark.tpu_aot,
-    pytest.mark.skipif(
-        find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
-    ),
-]
 
 USERS_OWN = """
 import jax, jax.numpy as jnp
@@ -54,6 +48,12 @@ def too_few(mesh):
 def not_sharded(mesh):
     return lambda x: x, (jax.ShapeDtypeStruct((8, 8), jnp.bfloat16),)
 
+def raises(mesh):
+    return {}[mesh.size]
+
+def does_not_trace(mesh):
+    return lambda x: x @ jnp.ones((3, 3)), (operand(mesh),)
+
 def elsewhere(mesh):
     return lambda x: x + 1, (operand(Mesh(jax.devices("cpu")[:1], ("x",))),)
 
@@ -64,101 +64,143 @@ def one_device(mesh):
 
 #: Runs the command with each list of arguments; a traceback would end it.
 TYPIST = """
-import contextlib, io, json, sys
-from ringcoll.__main__ import main
+import contextlib, io, json, runpy, sys
 
 for arguments in json.load(open(sys.argv[1])):
+    sys.argv[1:] = ["overlap", *arguments]
     with contextlib.redirect_stdout(io.StringIO()) as out:
         with contextlib.redirect_stderr(io.StringIO()) as err:
             try:
-                status = main(["overlap", *arguments])
+                runpy.run_module("ringcoll", run_name="__main__")
             except SystemExit as ended:
                 status = ended.code
     print(json.dumps([status, out.getvalue(), err.getvalue()]))
 """
 
+#: Refused before anything is compiled, and without libtpu.
 REFUSED = [
-    ("--topology v4:2x2x1", "--topology v4:2x2x1: the constants of this chip are not known, on"),
-    ("--topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, such as v5e:4x2"),
-    ("--topology v5e", "'v5e' must be a kind of chip and a size, such as v5e:4x2 or v5e:8"),
-    ("--topology v5e:6", "'v5e:6' must be a power of two; name such as v5e:4x2"),
-    ("--against own:plain", "'own:plain' is no report that --json wrote: No such file or direc"),
+    ("", "one of the arguments --example --function FILE is required"),
+    ("--example none_such", "argument --example: no 'none_such'; choose from all_gath"),
+    ("--function no_colon", "'no_colon' is not a module:function"),
+    ("--function math:none_such", "'math:none_such' is not a module:function"),
+    ("--example ring_matmul --shape 512x512", "'512x512' does not have three sizes"),
+    ("--example ring_matmul --shape 0x0x0", "'0x0x0' is not a shape"),
+    ("--example ring_matmul --mesh x", "'x' is not a mesh; write x=4,y=2"),
+    ("--example ring_matmul --mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
+    ("--example ring_matmul --constant link=0", "'link=0': '0' is not a number above 0"),
+    ("--example ring_matmul --constant lnk=3", "'lnk' is not one of clock, link, flops, hbm, hop"),
+    ("--example ring_matmul --constant link=fast", "'fast' is not a number above 0"),
+    ("--example ring_matmul --option foo", "'foo' is not an option with a value; write NAME=VALUE"),
+    ("--example ring_matmul --max-exposed nan", "--max-exposed=nan is not between 0 and 1; pass"),
+    ("--example ring_matmul --against no.json", "'no.json' is no report that --json wrote: No su"),
+    ("--example ring_matmul --topology v4:2x2x1", "v4:2x2x1: the constants of this chip are not "),
+    ("--example ring_matmul --topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, s"),
+    ("--example ring_matmul --topology v5e:6", "'v5e:6' must be a power of two; name such as v5"),
+    ("--example ring_matmul --topology v5e:4x4x4", "v5e has two axes; name such as v5e:4x2"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), REFUSED)
+def test_bad_arguments_are_refused_in_a_line(capsys, arguments, complaint):
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["overlap", *arguments.split()])
+    assert complaint in capsys.readouterr().err.splitlines()[-1]
+
+
+#: Refused by the compiler or by what was compiled for.
+NOT_COMPILED = [
     ("--topology v9:4x2", "has no topology 'v9:4x2' "),
-    ("--mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
     ("--mesh x=4,y=3", "are 12 devices, but v5e:4x2 has 8; let the sizes multiply to that"),
-    ("--mesh 4x2", "'4x2' is not a mesh; write x=4,y=2"),
-    ("--constant lnk=3", "'lnk' is not one of clock, link, flops, hbm, hop"),
-    ("--constant link=fast", "'link=fast': 'fast' is not a number above 0"),
     ("--option foo=bar", "No such compile option: 'foo'; --option foo=bar: give an option and"),
-    ("--option foo", "'foo' is not an option with a value; write NAME=VALUE"),
-    ("--max-exposed nan", "--max-exposed=nan is not between 0 and 1; pass such as 0.05"),
     ("--function own:nothing", "nothing returned None; return a function and a tuple of its oper"),
+    ("--function own:raises", "own:raises: called with the mesh: KeyError: 8 ("),
+    ("--function own:raises", "own.py, line "),
     ("--function own:nothing_compiled", "it returns no array, so nothing is compiled; return"),
     ("--function own:compiled", "return a function and a tuple of its operands"),
     ("--function own:too_few", "missing 1 required positional argument: 'y'; let --function"),
+    ("--function own:does_not_trace", "cannot compile it: TypeError: dot_general requires"),
     ("--function own:not_sharded", "no operand is sharded over a mesh; give jax.ShapeDtypeSt"),
     ("--function own:elsewhere", "which is not one of the 8 devices of v5e:4x2"),
+    ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
 ]
-PLAIN = "--function own:plain"
+PLAIN = "--function own:plain --json --max-exposed 0.05 --html page.html --trace trace.json"
 ALONE = "--function own:one_device --topology v5e:1x1 --max-exposed 0.05"
-EXAMPLE = "--example all_gather_matmul"
-SAVED = "saved.json --against saved.json"
-REFUSALS = [f"{'' if 'own' in one else PLAIN} {one}" for one, _ in REFUSED]
-TYPED = [PLAIN, ALONE, EXAMPLE, SAVED, *REFUSALS]
+#: A matmul of a shard (27 us) is longer than its hop (24 us).
+EXAMPLE = "--example all_gather_matmul --shape 2048x2048x40960"
+AGAINST = "--function own:plain --against saved.json"
+COMPLAINED = [f"{'' if '--e' in one or '--f' in one else AGAINST} {one}" for one, _ in NOT_COMPILED]
+TYPED = [PLAIN, ALONE, EXAMPLE, AGAINST, *COMPLAINED]
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory) -> list:
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def typed(folder) -> list:
     """Exit status, output and errors of each command."""
-    folder = tmp_path_factory.mktemp("own")
+    if find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: pip install -e '.[tpu]'")
     (folder / "own.py").write_text(USERS_OWN, encoding="utf-8")
-    saved = str(folder / "saved.json")
     (folder / "saved.json").write_text(
         overlap.report(program(blocking("all-reduce")), chip=CHIP).to_json()
     )
-    asked = [one.replace("saved.json", saved).split() for one in TYPED]
+    files = re.compile(r"\w+\.(json|html)")
+    asked = [files.sub(lambda name: str(folder / name[0]), one).split() for one in TYPED]
     (folder / "typed.json").write_text(json.dumps(asked))
     done = python("-c", TYPIST, str(folder / "typed.json"), path=folder)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_report_names_lines_and_says_what_to_change(typed):
-    status, printed, _ = typed[0]
-    assert status == 0
-    *_, last = printed.splitlines()
-    assert last == (
-        "to change first: own.py:12 all_gather; if a matmul takes it: `all_gather_matmul`"
-    )
-    row = printed.splitlines()[3]
-    assert row.endswith("  1  all-gather  own.py:12 all_gather")
-    assert f"libtpu {version('libtpu')}" in printed
-
-
-def test_an_example_and_a_saved_report_are_compared(typed):
-    """With its plain form; and a report with itself."""
-    (_, example, _), (_, saved, _) = typed[2:4]
-    *_, last = example.splitlines()
-    assert re.fullmatch(r"before: .* \([1-9].*%\); now: .* \(0.*%\), 1.* times as fast", last)
-    assert "all_gather_matmul, 8 rounds" in example
-    assert "\n1 line as before\nbefore: 750 of 750 us exposed (100.0%); now: " in saved
-
-
-def test_no_collective_fails_where_something_is_limited(typed):
-    status, _, printed = typed[1]
+@pytest.mark.tpu_aot
+def test_a_function_of_the_users_own_is_over_its_budget(typed, folder):
+    status, printed, errors = typed[0]
     assert status == 1
-    assert "has 0 collectives that send anything, fewer than min_collectives=1" in printed
+    assert "is exposed communication, more than the 5.0%" in errors
+    report = json.loads(printed)
+    (row,) = report["rows"]
+    assert (row["kind"], row["at"]) == ("all-gather", "own.py:12 all_gather")
+    assert report["versions"] == {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
+    assert "own.py:13 dot_general" in (folder / "page.html").read_text(encoding="utf-8")
+    events = json.loads((folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    (exposed,) = [event for event in events if event.get("cat") == "exposed"]
+    assert exposed["dur"] == pytest.approx(report["exposed"] * 1e6)
+    names = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names == {"compute", *(f"links axis {axis} {way}" for axis in "01" for way in "+-")}
 
 
-@pytest.mark.parametrize("number", range(len(REFUSED)), ids=lambda number: REFUSED[number][0])
-def test_bad_input_is_refused_in_a_line(typed, number):
-    status, out, err = typed[4 + number]
+@pytest.mark.tpu_aot
+def test_no_collective_fails_where_something_is_limited(typed):
+    status, _, errors = typed[1]
+    assert status == 1
+    assert "has 0 collectives that send anything, fewer than min_collectives=1" in errors
+
+
+@pytest.mark.tpu_aot
+def test_an_example_is_compared_with_its_plain_form(typed):
+    status, printed, _ = typed[2]
+    *_, last = printed.splitlines()
+    assert status == 0
+    assert re.fullmatch(r"before: .* \([1-9].*%\); now: .* \(0.*%\), 1.* times as fast", last)
+    assert re.search(r"all_gather_matmul, \d+ rounds", printed)
+
+
+@pytest.mark.tpu_aot
+def test_a_report_names_lines_is_compared_and_says_what_to_change(typed):
+    status, printed, _ = typed[3]
+    assert status == 0
+    assert printed.splitlines()[3].endswith("  1  all-gather  own.py:12 all_gather")
+    assert f"libtpu {version('libtpu')}" in printed
+    cure = "own.py:12 all_gather; if a matmul takes it: `all_gather_matmul`"
+    assert f"\nto change first: {cure}\n" in printed
+    assert "before: 750 of 750 us exposed (100.0%); now: " in printed.splitlines()[-1]
+
+
+@pytest.mark.tpu_aot
+@pytest.mark.parametrize("n", range(len(NOT_COMPILED)), ids=lambda n: NOT_COMPILED[n][0])
+def test_what_cannot_be_compiled_is_refused_in_a_line(typed, n):
+    status, out, err = typed[4 + n]
     assert (status, out) == (2, "")
-    assert REFUSED[number][1] in err.splitlines()[-1]
-
-
-def test_a_process_ends_with_the_status_and_no_traceback():
-    done = python("-m", "ringcoll", "overlap", "--example", "ring_matmul", "--topology", "v4:2x2x1")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert not done.stdout
+    assert NOT_COMPILED[n][1] in err.splitlines()[-1]

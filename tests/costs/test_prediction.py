@@ -2,7 +2,7 @@
 
 import json
 import re
-from math import inf, nan, prod
+from math import prod
 
 import numpy as np
 import pytest
@@ -86,34 +86,6 @@ def test_other_names_are_the_same():
     assert predict("psum", MIB, [1, 8], "h100", "lax", "bf16", "8 on NVSwitch (NVLink4)") == same
 
 
-@pytest.mark.parametrize("name", [n for n, one in MACHINES.items()])
-@pytest.mark.parametrize("collective", ["all_gather", "psum_scatter", "psum", "all_to_all"])
-def test_every_machine_has_a_time_for_every_collective(name, collective):
-    for algorithm in ("lax", "bruck" if collective == "all_to_all" else "ring"):
-        for ranks in (2, 3, 5, 8, (4, 4), 64):
-            of = (collective, ranks, name, algorithm)
-            small, large = (predict(of[0], size, *of[1:]) for size in (8, 2**30))
-            assert 0 < small < large < 1000, of
-    assert predict(collective, 2**30, 1, name) == 0
-
-
-def test_ours_on_a_torus_is_its_price():
-    paid = pricing.price("all_gather", "torus", (4, 4, 4), (4, 4, 4))
-    expected = cost.seconds(paid, 2**20, cost.DEVICES["v5p"])
-    assert predict("all_gather", 2**26, (4, 4, 4), "v5p", "torus") == expected
-    ring = predict("all_gather", 2**26, 8, "h100", "ring")
-    assert ring == pytest.approx(7 * predict("ppermute", 2**23, 8, "h100"))
-
-
-def test_a_start_is_paid_once_a_message_and_a_hop_for_each_link():
-    """On a ring of 64 messages that go far are cheap to start: bruck beats two_ended."""
-    small = {
-        name: predict("psum", 1024, 64, "v5p", name, topology="ring")
-        for name in ("one_shot", "two_ended")
-    }
-    assert small["one_shot"] < small["two_ended"]
-
-
 def test_hosts_and_the_network_between_them():
     of = ("all_gather", 2**28, 16, "h100")
     assert predict(*of) == predict(*of[:2], (2, 8), "h100") == predict(*of, topology="2 hosts")
@@ -146,37 +118,20 @@ def test_hosts_and_the_network_between_them():
     [
         (("all_together", 8, 8, "h100"), "'all_together' is not known; did you mean 'all_gather'?"),
         (("psum", -1, 8, "h100"), "nbytes -1 is not a number of bytes"),
-        (("psum", inf, 8, "h100"), "nbytes inf is not"),
-        (("psum", "1K", 8, "h100"), "nbytes '1K' is not"),
         (("psum", 8, 8, "H100 PCIe"), "no machine is named 'H100 PCIe'"),
-        (("psum", 8, 8, "h100 b200"), "no machine is named 'h100 b200'"),
-        (("psum", nan, 8, "h100"), "nbytes nan is not"),
         (("psum", 8, 0, "h100"), "ranks 0 is not a number of ranks"),
-        (("psum", 8, (), "h100"), "ranks () is not"),
-        (("psum", 8, 2.5, "h100"), "ranks 2.5 is not"),
-        (("psum", 8, 8, "h999"), "no machine is named 'h999'; choose from a100, b200"),
         (("psum", 8, 8, "h100", "zigzag"), "zigzag"),
         (("all_gather", 8, 6, "h100", "recursive_doubling"), "6"),
         (("ppermute", 8, 8, "h100", "ring"), "a ppermute is one message"),
         (("psum", 8, 8, "h100", "lax", "float31"), "dtype 'float31' is not known"),
         (("psum", 8, 8, "h100", "lax", "float32", "a cloud"), "topology 'a cloud' says no slice"),
-        (("psum", 8, 8, "v5e", "lax", "float32", "2 hosts"), "topology '2 hosts' says no slice"),
         (("psum", 8, 9, "h100", "lax", "float32", "2 hosts"), "do not divide among 2 hosts"),
         (("psum", 8, (2, 2, 2), "v5e"), "v5e has links along 2 axes"),
         (("psum", 8, 8, "missing.json"), "missing.json: No such file"),
         (("psum", 10**400, 8, "h100"), "is not a number of bytes; give 0 or more, up to 2^63"),
-        (("psum", 1e308, (4, 4), "v5e"), "nbytes 1e+308 is not"),
-        (("psum", np.arange(2), 8, "h100"), "nbytes array([0, 1]) is not"),
         (("psum", 8, 10**9, "v5p"), "a schedule of more than 65536 ranks takes minutes"),
-        (("psum", 8, 8, None), "no machine is named None"),
-        (("psum", 8, 8, "v5e", "lax", "float32", 4), "topology 4 says no slice"),
-        (("psum", 8, 8, "v5e", "lax", "float32", "0x4"), "topology '0x4' says no slice"),
         (("psum", 8, 64, "v5p", "lax", "float32", "8x4"), "64 ranks do not fit on a slice of 32"),
-        (("psum", 8, (8, 8), "v5e", "ring", "float32", "8x4"), "64 ranks do not fit on a slice"),
         (("psum", 8, 8, "v5e", ["ring"]), "algorithm ['ring'] is not 'lax', a name, a schedule"),
-        ((["psum"], 8, 8, "v5e"), "collective ['psum'] is not known"),
-        (("psum", 8, 8, "v5e", "lax", ["f32"]), "dtype ['f32'] is not known"),
-        (("psum", 8, 8, "v5e", "lax", "float32", None, 8), "dtype=8 has no codes"),
         (("pmax", 8, 8, "v5e", "lax", "float32", None, "int8"), "pmax has no wire"),
         (("psum", 8, 8, "v5e", "lax", "int4", None, "int8"), "dtype 'int4' with a wire, which c"),
     ],
@@ -184,14 +139,6 @@ def test_hosts_and_the_network_between_them():
 def test_what_is_not_known_is_refused_with_what_there_is(asked, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         predict(*asked)
-
-
-def test_a_wire_shortens_messages_by_the_bytes_of_their_elements():
-    wide, narrow = (
-        predict("all_gather", 2**28, 8, "v5e", "ring", dtype, wire="int8")
-        for dtype in ("bfloat16", "float32")
-    )
-    assert narrow < 0.7 * wide  # as many bytes are half as many elements
 
 
 def test_every_figure_of_a_machine_has_a_source():

@@ -26,24 +26,6 @@ SHOWN += [("psum", "ring", (1,)), ("psum", "bidirectional_ring", (2,)), ("pmin",
 
 
 @pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
-def test_a_picture_has_a_box_for_every_rank_and_an_arrow_for_every_message(
-    collective, algorithm, shape
-):
-    drawn = plan(collective, algorithm, shape)
-    run, picture = frames(drawn), ElementTree.fromstring(as_svg(drawn))
-    tag = "{http://www.w3.org/2000/svg}"
-    messages = sum(len(frame.messages) for frame in run)
-    assert len(list(picture.iter(tag + "polygon"))) == messages
-    labels = [text.text for text in picture.iter(tag + "text")]
-    assert drawn.title in labels
-    ranks = [words for words in labels if re.fullmatch(r"rank \d+|\d+ \(.*\)", words)]
-    assert len(ranks) == len(run) * drawn.size
-    for number, frame in enumerate(run):
-        one = ElementTree.fromstring(as_svg(drawn, number))
-        assert len(list(one.iter(tag + "polygon"))) == len(frame.messages)
-
-
-@pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
 def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
     tag, drawn = "{http://www.w3.org/2000/svg}", plan(collective, algorithm, shape)
     for number, frame in enumerate(frames(drawn)):

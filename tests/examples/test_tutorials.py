@@ -4,6 +4,8 @@ The tutorials compare their results themselves, and raise if one is wrong.
 """
 
 import os
+import runpy
+import sys
 
 import pytest
 from support import HERE, mostly_exhaustive, python
@@ -81,12 +83,19 @@ def test_a_tutorial_runs_and_prints_its_results(name, tmp_path, monkeypatch):
     assert [words for words in WORDS[name] if words not in done.stdout] == []
 
 
-def test_a_mesh_is_chosen_where_one_fits(monkeypatch):
-    done = run(monkeypatch, "mesh_chooser", "--fsdp")
-    assert "the fastest that fits: 64 x 1" in done.stdout, done.stdout + done.stderr
-
-
-def test_a_mesh_of_no_devices_is_refused(monkeypatch):
-    done = run(monkeypatch, "mesh_chooser", "--devices", "0")
-    assert done.returncode == 2
-    assert "--devices 0: give 1 or more" in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "status", "words"),
+    [
+        (["--fsdp"], 0, "the fastest that fits: 64 x 1"),
+        (["--devices", "0"], 2, "--devices 0: give 1 or more"),
+    ],
+)
+def test_a_mesh_is_chosen_or_refused(flags, status, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["mesh_chooser", *flags])
+    ended = 0
+    try:
+        runpy.run_module("examples.tutorials.mesh_chooser", run_name="__main__")  # it runs nothing
+    except SystemExit as error:
+        ended = error.code
+    assert ended == status
+    assert words in "".join(capsys.readouterr())

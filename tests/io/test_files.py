@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import stat
 import threading
 
@@ -11,7 +10,7 @@ import pytest
 from benchmarks.__main__ import main as benchmarks
 from ringcoll.__main__ import main
 from ringcoll.collectives.table import Table, TableRow
-from ringcoll.io import figure, files
+from ringcoll.io import files
 
 pytestmark = pytest.mark.quick
 
@@ -49,40 +48,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch,
     with pytest.raises(OSError, match="No space left"):
         TABLE.save(path)
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("table.json", "old")]
-
-
-@pytest.fixture
-def no_room():
-    """Like a full disk: no file may grow beyond a few bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.mark.usefixtures("no_room")
-@pytest.mark.parametrize("option", ["svg", "html"])
-def test_a_command_that_finds_no_room_leaves_the_old_file(tmp_path, capsys, option):
-    path = tmp_path / f"ring.{option}"
-    path.write_text("old")
-    with pytest.raises(SystemExit, match="2"):
-        main(["draw", "psum", "--algorithm", "ring", "-n", "3", f"--{option}", str(path)])
-    printed = capsys.readouterr().err.splitlines()[-1]
-    assert f"error: --{option} {path}: [Errno 27] File too large" in printed
-    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [(path.name, "old")]
-
-
-def test_a_picture_is_written_whole(tmp_path, monkeypatch):
-    path = tmp_path / "times.svg"
-    path.write_text("old")
-    picture = figure.figure("draw", path, (1, 1))
-    figure.save(picture, path)
-    drawn = path.read_text()
-    assert drawn.startswith("<?xml")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        figure.save(picture, path)
-    assert path.read_text() == drawn
 
 
 def test_pipes_and_standard_output_are_written_to(tmp_path):
@@ -159,14 +124,6 @@ def test_commands_refuse_before_the_work(command, arguments, name, tmp_path, cap
     assert printed.out == ""
     assert f"error: --{name} {place}: [Errno 20] Not a directory: " in printed.err.splitlines()[-1]
     assert printed.err.endswith("; name a file in a folder that exists and can be written\n")
-
-
-def test_a_default_is_looked_at_too(tmp_path, monkeypatch, capsys):
-    (tmp_path / "table.json").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        benchmarks(["tune"])
-    assert "--table table.json: [Errno 21] Is a directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -199,24 +199,6 @@ def test_a_conditional_without_exposure_takes_its_longest_branch():
     assert any("branch with most exposed" in line for line in report.assumptions)
 
 
-def test_of_a_conditional_the_branch_with_most_exposed_is_taken():
-    branches = f"""%long (a: f32[500,500]) -> f32[500,500] {{
-  %x = {SHAPE} parameter(0)
-  %w = {SHAPE} parameter(1)
-  ROOT {dot("in_long", cycles=9_000_000)}
-}}
-
-%sums (a: f32[500,500]) -> f32[500,500] {{
-  %b = {SHAPE} parameter(0)
-  ROOT %ar = {SHAPE} all-reduce(%b), replica_groups={{}}
-}}
-
-"""
-    line = f"%y = {SHAPE} conditional(%x, %x, %w), branch_computations={{%long, %sums}}"
-    report = overlap.report(program(line, before=MATMUL + branches), chip=CHIP)
-    assert report.exposed == report.total > 0
-
-
 #: A fusion within a fusion takes a tenth of w (1 MB): 50 rows, as they are or transposed.
 SLICED = f"""%slice (v: f32[500,500], at: s32[]) -> f32[50,500] {{
   %v = {SHAPE} parameter(0)

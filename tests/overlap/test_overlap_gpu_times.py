@@ -77,6 +77,7 @@ def test_ranks_on_two_hosts_use_the_network():
 def test_transfers_run_one_after_the_other():
     report = timed(start("s"), start("t"), done("d", "s"), done("e", "t"))
     assert report.total == report.exposed == pytest.approx(2 * HOP)
+    assert {segment.ways for segment in report.segments if segment.row == "wire"} == {("port",)}
     nobody = "source_target_pairs={{0,0}}"
     assert timed(start("s", pairs=nobody), done("d", "s")).total == 0
 

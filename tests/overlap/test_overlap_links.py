@@ -44,6 +44,10 @@ def test_groups_whose_members_are_far_apart_share_links():
     text = program(*gather("c", "{{0,4},{1,5},{2,6},{3,7}}"), ranks=8)
     report = overlap.report(overlap.Program(text, network=ring), chip=CHIP)
     assert us(report, "total") == (2000,)
+    # Three of the shards alone are 1.5 MB a link; who is alone sends nothing.
+    text = program(*gather("c", "{{0,4},{1,5},{2,6},{3},{7}}"), ranks=8)
+    report = overlap.report(overlap.Program(text, network=ring), chip=CHIP)
+    assert us(report, "total") == (1500,)
 
 
 def test_collectives_over_the_same_links_wait_for_each_other():

@@ -8,7 +8,6 @@ from browsing import DESK, PHONE, needs_a_browser
 from hlo_texts import BACK, CHIP, blocking, done, dot, loop, program, start
 
 from ringcoll import overlap
-from ringcoll.overlap.network import Network
 from ringcoll.overlap.tracks import tracks
 
 FRAMES = """FileNames
@@ -76,22 +75,6 @@ def test_turns_that_are_not_simulated_are_a_part_of_the_track():
     assert any(segment.row == "skipped" for segment in chip.segments)
     (event,) = [e for e in json.loads(report.to_perfetto())["traceEvents"] if "more" in e["name"]]
     assert event["cat"] == "skipped"
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_directions_of_links(size):
-    ring = Network.ring(size)
-    for pair, way in (((0, 1), "+"), ((1, 0), "-")):
-        assert ring.ways(frozenset([pair_of(pair)])) == (f"axis 0 {way}",)
-    if size > 2:  # over the end of the ring
-        assert ring.ways(frozenset([pair_of((size - 1, 0))])) == ("axis 0 +",)
-        assert ring.ways(frozenset([pair_of((0, size - 1))])) == ("axis 0 -",)
-    assert ring.ways(frozenset([((0,), (0,))])) == ("port",)
-    assert ring.ways(frozenset()) == ()
-
-
-def pair_of(pair):
-    return (pair[0],), (pair[1],)
 
 
 def test_transfers_in_one_direction_at_once_have_tracks_of_their_own():
@@ -187,6 +170,7 @@ def test_what_is_under_the_pointer_is_told(opened):
     assert not page.locator("#tip").is_visible()
 
 
+@pytest.mark.exhaustive
 @needs_a_browser
 def test_it_fits_a_phone_in_light_and_dark(opened):
     grounds = set()

@@ -1,10 +1,7 @@
 """Reports: what they take, refuse, print, write and draw; the assertion; the command."""
 
-import builtins
 import json
-import re
 from dataclasses import replace
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import jax
@@ -15,14 +12,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
-from ringcoll import __main__ as command_line
 from ringcoll import overlap
 from ringcoll.overlap import hlo
 from ringcoll.overlap.chart import LOOKS
 from ringcoll.overlap.inline import as_svg
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.timeline import Segment
-from ringcoll.overlap.tracks import dealt
 
 SVG = "{http://www.w3.org/2000/svg}"
 HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
@@ -49,14 +44,6 @@ def test_text_is_parsed_into_instructions():
     assert found.attribute("list") == '["1","2"]'
     assert found.attribute("none_such") is None
     assert found.root
-
-
-@pytest.mark.parametrize("left_out", ["%", r"%| \(.*\) -> .*(?= \{$)"])
-def test_text_without_percent_signs_and_parameters(left_out):
-    """The short form has neither."""
-    text = re.sub(left_out, "", HIDDEN, flags=re.MULTILINE)
-    assert ("ENTRY main {" in text) == (left_out != "%")
-    assert str(overlap.report(text, chip=CHIP)) == str(overlap.report(HIDDEN, chip=CHIP))
 
 
 @pytest.mark.parametrize(
@@ -98,31 +85,11 @@ def test_the_assertion_is_green_and_red():
         overlap.assert_overlapped(program(blocking("all-reduce")), chip=CHIP)
 
 
-def test_the_table_shows_rows_totals_and_assumptions():
-    text = str(overlap.report(HIDDEN, chip=CHIP))
-    assert text.startswith("jit_f on 4 x toy: 1 of 2001 us exposed (0.0%)\n")
-    assert text.splitlines()[3].split()[:4] == ["1.0", "0.0", "1", "collective-permute"]
-    assert "total 2001 us = compute 2000 + memory 0 + exposed 1 us (0.0%)" in text
-    assert "toy: 1 GHz, 1 TFLOP/s bf16, memory 10 GB/s, a link 1 GB/s each way" in text
-    assert "100% of the compute time from the compiler's estimated_cycles" in text
-    assert "no devices known: 4 ranks taken for a ring" in text
-
-
 def test_many_rows_are_cut_to_the_most_exposed():
     each = at(blocking("all-reduce"), "f")
     lines = [each.replace(".1", f".{i}").replace("=9", f"={i}") for i in range(40)]
     text = str(overlap.report(program(*lines), chip=CHIP))
     assert "... and 16 more" in text
-
-
-def test_json_holds_all_figures():
-    report = json.loads(overlap.report(HIDDEN, chip=CHIP).to_json())
-    assert report["total"] == pytest.approx(2001e-6)
-    assert report["rows"][0]["bytes"] == 1_000_000
-    assert report["chip"]["link"] == 1e9
-    assert report["exposed_share"] == pytest.approx(1 / 2001)
-    assert "segments" not in report
-    assert report["assumptions"]
 
 
 @pytest.mark.parametrize("chip", [CHIP, overlap.gpu("h100"), None])
@@ -195,41 +162,12 @@ def test_reports_are_compared_by_line():
         overlap.compare(report, overlap.report(untiled(BARE)))
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
-def test_the_timeline_is_drawn(tmp_path, kind):
-    path = tmp_path / f"timeline.{kind}"
-    overlap.report(HIDDEN, chip=CHIP).draw(path)
-    head = path.read_bytes()[:200]
-    assert (b"prefers-color-scheme:dark" in path.read_bytes()) == (kind == "svg")
-    assert head.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
-
-
 def test_timelines_are_drawn_one_above_the_other(tmp_path):
     report, path = overlap.report(HIDDEN, chip=CHIP), tmp_path / "timelines.svg"
     report.draw(path, replace(report, name="below"))
     titles = [line for line in path.read_text(encoding="utf-8").split("\n") if " on 4 x " in line]
     assert [report.name in title for title in titles] == [True, False]
     assert ["below" in title for title in titles] == [False, True]
-
-
-def test_two_directions_at_once_are_drawn_apart(tmp_path):
-    back = start("t", pairs="source_target_pairs={{1,0},{2,1},{3,2},{0,3}}")
-    both = overlap.report(program(start("s"), back, done("d", "s"), done("e", "t")), chip=CHIP)
-    wires = [segment for segment in both.segments if segment.row == "wire"]
-    assert len(dealt(wires)) == 2
-    assert len(dealt([*wires[:1], *wires[:1], *wires[1:]])) == 3
-
-
-def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
-    def without(name, *args, **kwargs):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return imported(name, *args, **kwargs)
-
-    imported = builtins.__import__
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ModuleNotFoundError, match=r"needs matplotlib: pip install -e '.\[bench"):
-        overlap.report(HIDDEN, chip=CHIP).draw(tmp_path / "timeline.svg")
 
 
 def untiled(text):
@@ -312,121 +250,6 @@ def test_a_permute_beyond_the_mesh_is_refused():
     smaller = overlap.Program(HIDDEN, network=Network.ring(2))
     with pytest.raises(overlap.HloError, match=r"s sends between more than the 2 ranks.*mesh="):
         overlap.report(smaller, chip=CHIP)
-
-
-def test_the_command_refuses_in_words(capsys):
-    for argv in (
-        ["overlap", "--example", "none_such"],
-        ["overlap", "--function", "no_colon"],
-        ["overlap", "--function", "math:none_such"],
-        ["overlap"],
-    ):
-        with pytest.raises(SystemExit):
-            command_line.main(argv)
-    assert "'math:none_such' is not a module:function" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        ("--shape 512x512", "'512x512' does not have three sizes"),
-        ("--shape 0x0x0", "'0x0x0' is not a shape"),
-        ("--mesh x", "'x' is not a mesh; write x=4,y=2"),
-        ("--constant link=0", "'link=0': '0' is not a number above 0"),
-        ("--constant link=fast", "'fast' is not a number above 0"),
-    ],
-)
-def test_what_is_no_number_is_refused(capsys, arguments, complaint):
-    with pytest.raises(SystemExit, match="2"):
-        command_line.main(["overlap", "--example", "ring_matmul", *arguments.split()])
-    assert complaint in capsys.readouterr().err
-
-
-def no_program(mesh):
-    """Nothing that could be compiled."""
-
-
-def raises(mesh):
-    return {}[mesh.size]
-
-
-def does_not_trace(mesh):
-    operand = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=NamedSharding(mesh, P("x")))
-    return lambda x: x @ jnp.ones((3, 3)), (operand,)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (
-            "--function {own}:no_program",
-            "--function: no_program returned None; return a function and",
-        ),
-        ("--function {own}:raises", "--function {own}:raises: called with the mesh: KeyError: 8 ("),
-        ("--function {own}:does_not_trace", "cannot compile it: TypeError: dot_general requires"),
-        ("--function {own}:raises", "test_overlap_report.py, line "),
-        ("--function {own}:does_not_trace", "test_overlap_report.py, line "),
-        ("--example ring_matmul --shape 16x16x16 --option foo=bar", "No such compile option: 'foo"),
-        ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
-        (
-            "--example ring_matmul --shape 16x16x16 --topology v4:2x2x1",
-            "the constants of this chip are not known, only",
-        ),
-        ("--example ring_matmul --topology v5e:4x4x4", "v5e has two axes; name such as v5e:4x2"),
-    ],
-)
-def test_a_compiler_error_is_one_line(capsys, monkeypatch, arguments, complaint):
-    """Compiled for the devices that are there, as if they were a host of GPUs."""
-    real = overlap.topology.mesh
-    monkeypatch.setattr(
-        overlap.topology, "mesh", lambda of, **_: real(of) if "v5e" in of else make_mesh(8)
-    )
-    monkeypatch.setattr(overlap.compilation, "devices", lambda topology: jax.devices())
-    flags = arguments.format(own=__name__).split()
-    with pytest.raises(SystemExit, match="2"):
-        command_line.main(["overlap", "--topology", "h200:8", *flags])
-    assert complaint.format(own=__name__) in capsys.readouterr().err.splitlines()[-1]
-
-
-def elsewhere(mesh):
-    return lambda x: x + 1, does_not_trace(make_mesh(4))[1]
-
-
-@pytest.mark.parametrize(
-    ("there", "named"),
-    [
-        ([SimpleNamespace(device_kind="NVIDIA H200", id=id) for id in range(4)], "0.*4.*NVIDIA H2"),
-        ([SimpleNamespace(device_kind="cpu", id=id, coords=[id]) for id in range(4)], "0.*4 .*cpu"),
-        (jax.devices()[1:], "0.*7 .*cpu"),
-    ],
-)
-def test_operands_on_devices_that_the_topology_has_not_are_refused(
-    capsys, monkeypatch, there, named
-):
-    """Another kind, another slice, or one device too many; by the function and by the command."""
-    monkeypatch.setattr(overlap.compilation, "devices", lambda topology: there)
-    function, operands = elsewhere(None)
-    words = rf"an operand is on .*{named}.*; shard operands over overlap.mesh\('h200:4'\)"
-    with pytest.raises(ValueError, match=words):
-        overlap.compile_for("h200:4", function, *operands)
-    monkeypatch.setattr(overlap.topology, "mesh", lambda *_, **__: make_mesh(8))
-    with pytest.raises(SystemExit, match="2"):
-        command_line.main(
-            ["overlap", "--function", f"{__name__}:elsewhere", "--topology", "h200:4"]
-        )
-    assert re.search(words, capsys.readouterr().err)
-
-
-def returns_nothing(mesh):
-    _, operands = does_not_trace(mesh)
-    return lambda x: None, operands
-
-
-def test_a_function_without_results_is_refused(monkeypatch):
-    monkeypatch.setattr(overlap.compilation, "devices", lambda topology: jax.devices())
-    function, operands = returns_nothing(make_mesh(8))
-    with pytest.raises(ValueError, match="it returns no array, so nothing is compiled"):
-        overlap.compile_for("h200:8", function, *operands)
 
 
 def test_a_notebook_shows_the_timeline_above_the_text():

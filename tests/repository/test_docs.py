@@ -36,13 +36,3 @@ def test_the_command_is_the_module_and_says_its_version(capsys):
     assert end.value.code == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"ringcoll {ringcoll.__version__}, jax {jax.__version__}, Python ")
-
-
-def test_hosted_ci_runs_ours():
-    assert "- run: bash .ci/run" in read(".github/workflows/ci.yml")
-
-
-def test_ci_builds_the_site_once_and_opens_it():
-    ci = read(".ci/run")
-    assert ci.count("-m mkdocs build --strict") == 1
-    assert ci.index("-m mkdocs build") < ci.index("RINGCOLL_SITE=") < ci.index('-m ""')

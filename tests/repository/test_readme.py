@@ -1,4 +1,4 @@
-"""README and the pages tell the truth: their code runs, and CI runs the commands."""
+"""README and the pages tell the truth: their code runs and prints what they say."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ def test_the_code_prints_what_the_page_says(page):
         assert ran.stdout == expected, ran.stderr
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("n", mostly_exhaustive([1, 2, 3, 5, 8], lambda n: n == 3))
 def test_the_lines_of_the_first_page_are_a_gather_and_a_product(n):
     (lines,) = re.findall(r"(?<=```py\n)def all_gather_matmul.*?(?=\n```)", README, re.DOTALL)
     for module in (algorithms, engine):  # which show the same lines
@@ -100,12 +100,3 @@ def test_the_drawings_are_what_the_command_prints():
     assert page == pages.with_algorithms(page), "python -m benchmarks claims --write"
     for drawing in re.findall(r"<!-- draw (\w+ \w+ \d) -->\n```text\n", page):
         assert "python -m ringcoll draw {} --algorithm {} -n {}\n".format(*drawing.split()) in page
-
-
-def test_the_commands_are_what_ci_runs():
-    install, test = (line for line in README.splitlines() if line.startswith("python3 -m venv"))
-    assert '-e ".[bench]"' in install
-    assert install.endswith("python -m benchmarks")
-    assert '-e ".[test]"' in test
-    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert "python" + test.rpartition("python")[2].replace("python", "") in ci.replace('"', "")
