@@ -22,6 +22,13 @@ def linear(params, x):
     return y + params["bias"] if "bias" in params else y
 
 
+def linear_of_heads(params, x):
+    """The same for a kernel whose dimensions are all contracted but the last."""
+    kernel = params if hasattr(params, "shape") else params["kernel"]
+    y = jnp.tensordot(x, kernel, kernel.ndim - 1)
+    return y if hasattr(params, "shape") else y + params["bias"]
+
+
 def mlp(params, x, activation=jax.nn.gelu):
     return linear(params["down"], activation(linear(params["up"], x)))
 
@@ -31,12 +38,12 @@ def gated_mlp(params, x, activation=jax.nn.silu):
     return linear(params["down"], gate * linear(params["up"], x))
 
 
-def turned(x, base=10000.0):
+def turned(x, positions, base=10000.0):
     """Rotary embedding: each pair (i, i + k/2) is a complex number, rotated by its position."""
     half = x.shape[-1] // 2
     pairs = x[..., :half] + 1j * x[..., half:]
-    angle = jnp.outer(jnp.arange(x.shape[-3]), base ** (-jnp.arange(half) / half))
-    pairs = pairs * jnp.exp(1j * angle)[:, None, :]
+    angle = jnp.asarray(positions)[..., None] * base ** (-jnp.arange(half) / half)
+    pairs = pairs * jnp.exp(1j * angle)[..., None, :]
     return jnp.concatenate([pairs.real, pairs.imag], -1)
 
 
@@ -44,20 +51,19 @@ def attend(query, key, value, causal=True):
     """Attention in which each query head uses the keys and values of its group."""
     times = query.shape[-2] // key.shape[-2]
     key, value = (jnp.repeat(x, times, axis=-2) for x in (key, value))
-    scores = jnp.einsum("bqhk,bshk->bhqs", query, key) / query.shape[-1] ** 0.5
+    scores = jnp.einsum("...qhk,...shk->...hqs", query, key) / query.shape[-1] ** 0.5
     if causal:
-        place = jnp.arange(query.shape[1])
+        place = jnp.arange(query.shape[-3])
         scores = jnp.where(place[:, None] >= place[None, :], scores, -jnp.inf)
-    return jnp.einsum("bhqs,bshk->bqhk", jax.nn.softmax(scores), value)
+    return jnp.einsum("...hqs,...shk->...qhk", jax.nn.softmax(scores), value)
 
 
-def attention(params, x, causal=True):
+def attention(params, x, causal=True, positions=None, base=10000.0):
     query, key, value = (linear(params[name], x) for name in ("query", "key", "value"))
-    mixed = attend(turned(query), turned(key), value, causal)
-    out = params["out"]
-    kernel = out["kernel"] if isinstance(out, dict) else out
-    y = jnp.einsum("bshk,hkd->bsd", mixed, kernel)
-    return y + out["bias"] if isinstance(out, dict) else y
+    if base is not None:
+        where = jnp.arange(x.shape[-2]) if positions is None else positions
+        query, key = turned(query, where, base), turned(key, where, base)
+    return linear_of_heads(params["out"], attend(query, key, value, causal))
 
 
 def embed(params, tokens):
@@ -80,19 +86,21 @@ def rms_norm(params, x, epsilon=1e-6):
 def layer_norm(params, x, epsilon=1e-6):
     centred = x - x.mean(-1, keepdims=True)
     y = centred / jnp.sqrt(jnp.mean(centred**2, -1, keepdims=True) + epsilon) * params["scale"]
-    return y + params["bias"]
+    return y + params["bias"] if "bias" in params else y
 
 
-def moe(params, top_k, normalize=True):
+def moe(params, top_k, normalize=True, activation=jax.nn.silu):
     """Run every expert on every token, and sum over a token's experts; also the balance loss."""
     x, router, experts = params["x"], params["router"], params["experts"]
     likely = jax.nn.softmax(x @ router)
     order = jnp.argsort(-likely, axis=-1)
-    chosen = jax.nn.one_hot(order[:, :top_k], router.shape[1]).sum(1)
+    chosen = jax.nn.one_hot(order[:, :top_k], router.shape[1], dtype=x.dtype).sum(1)
     weights = likely * chosen
     if normalize:
         weights = weights / weights.sum(-1, keepdims=True)
     gate, up = (jnp.einsum("td,edf->tef", x, experts[name]) for name in ("gate", "up"))
-    results = jnp.einsum("tef,efd->ted", jax.nn.silu(gate) * up, experts["down"])
-    loss = router.shape[1] * jnp.sum(chosen.mean(0) / top_k * likely.mean(0))
+    results = jnp.einsum("tef,efd->ted", activation(gate) * up, experts["down"])
+    of_tokens = max(len(x), 1)
+    shares = chosen.sum(0) / (of_tokens * top_k)
+    loss = router.shape[1] * jnp.sum(shares * likely.sum(0) / of_tokens)
     return jnp.einsum("te,ted->td", weights, results), loss

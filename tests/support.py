@@ -69,26 +69,6 @@ def crossed(*options: Sequence[Any]) -> list[Any]:
     ]
 
 
-def paired(first: Sequence[Any], second: Sequence[Any], *others: Sequence[Any]) -> list[Any]:
-    """Every combination of two options, each with values of the others in turn, for `parametrize`.
-
-    This is for matrices that are too large for `crossed`. It chooses the usual combinations in the
-    same way.
-    """
-    longest = max(map(len, (first, second, *others)))
-    usual = list(dict.fromkeys((t % len(first), t % len(second)) for t in range(longest)))
-    every = dict.fromkeys([*usual, *product(range(len(first)), range(len(second)))])
-    return [
-        pytest.param(
-            first[i],
-            second[j],
-            *(values[turn % len(values)] for values in others),
-            marks=() if turn < longest else pytest.mark.exhaustive,
-        )
-        for turn, (i, j) in enumerate(every)
-    ]
-
-
 def make_mesh(*shape: int, names: str = "xyz", axis_type: AxisType = AxisType.Auto) -> Mesh:
     """A mesh of the first devices, its axes named x, y, z."""
     devices = np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape)

@@ -78,6 +78,7 @@ def mlp(
     )
     (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
     hidden = _activated(lambda own: activation(*own), (hidden,), axis_name, options)
+    hidden = hidden.astype(x.dtype)  # `preferred_element_type` may have widened it
     return rows("mlp", "down", field(params, "down"), hidden, axis_name, options)
 
 
@@ -132,6 +133,7 @@ def gated_mlp(
     linears = [(name, field(params, name)) for name in ("gate", "up")]
     both = columns("gated_mlp", linears, x, axis_name, options)
     hidden = _activated(lambda own: activation(own[0]) * own[1], both, axis_name, options)
+    hidden = hidden.astype(x.dtype)  # as in `mlp`
     return rows("gated_mlp", "down", field(params, "down"), hidden, axis_name, options)
 
 
@@ -254,6 +256,7 @@ def attention(
         mixed = mixed_heads(where, (query, key, value))
     else:  # one group of heads at a time, so that shapes do not depend on the number of ranks
         mixed = slices_by_leaf(mixed_heads, where, [query, key, value], -2, key.shape[-2])
+    mixed = mixed.astype(x.dtype)  # as in `mlp`
     return rows("attention", "out", field(params, "out"), mixed, axis_name, options)
 
 

@@ -130,6 +130,10 @@ def matmul_all_reduce(
 
     with renamed(call.refusal):
         if is_checked():
+            if order is None:  # a gradient is rounded to the dtype of its factor only
+                kinds = (accumulate_dtype, preferred_element_type, jnp.result_type(x, w))
+                wide = max((k for k in kinds if k is not None), key=lambda k: jnp.dtype(k).itemsize)
+                product = partial(product, preferred_element_type=wide)
             return _replicated(reduced_and_gathered, product, x, w)
         return reduced_and_gathered(x, w)
 
@@ -160,8 +164,8 @@ def _replicated_forward(run: Any, product: Any, x: Array, w: Array) -> tuple[Arr
 
 
 def _replicated_backward(run: Any, product: Any, factors: Any, ct: Array) -> Any:
-    _, pull_back = jax.vjp(product, *factors)
-    return pull_back(varying(ct, tuple(jax.typeof(factors[0]).mat.varying)))
+    y, pull_back = jax.vjp(product, *factors)
+    return pull_back(varying(ct, tuple(jax.typeof(factors[0]).mat.varying)).astype(y.dtype))
 
 
 _replicated.defvjp(_replicated_forward, _replicated_backward)

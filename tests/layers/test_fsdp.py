@@ -1,32 +1,33 @@
-"""Sharded parameters: their specs, gathers at use, and gradients, against one device.
+"""Sharded parameters: their specs, gathers at use, products while they arrive; all exact.
 
-In float64, within the roundings that `test_layers` counts. Values that only move are exact.
+Data are small integers. Where gradients are summed in a wider dtype, one rank's is 256 and the
+others' are ones, which bfloat16 would lose.
 """
 
-from functools import partial
-from itertools import product
+from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from covering import SEEDS, covering
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import make_mesh, mostly_exhaustive
-from test_layers import close
+from layer_cases import (
+    MESHES,
+    WAYS,
+    Place,
+    compared,
+    dtypes,
+    equal,
+    messages,
+    precisions,
+    shown,
+    values,
+)
+from support import make_mesh
 
 from ringcoll.layers import fsdp
-from ringcoll.layers import tensor_parallel as tp
-
-POLICIES = {
-    "nothing": None,
-    "products": jax.checkpoint_policies.dots_saveable,
-    "everything": jax.checkpoint_policies.everything_saveable,
-}
-
-
-def shapes(**leaves):
-    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in leaves.items()}
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def shapes(**leaves):
         ((6, 9), {}, P()),  # neither divides
         ((6, 8), {}, P(None, "x")),  # the one that does
         ((4,), {}, P()),  # small
+        ((2, 4), {}, P(None, "x")),  # as many as the fewest that are sharded
         ((4,), {"min_size": 0}, P("x")),
         ((16, 8), {"leading": 1}, P(None, "x")),  # of layers that are stacked
         ((16, 8), {"leading": 1, "min_size": 16}, P()),  # each of them small
@@ -62,216 +64,179 @@ def test_specs(shape, options, spec):
 
 def test_the_mesh_may_be_that_of_jax():
     with jax.set_mesh(make_mesh(4)):
-        assert fsdp.specs(shapes(w=(4, 4)), "x", min_size=0) == {"w": P("x", None)}
-        placed = fsdp.shard({"w": np.ones((4, 4))}, {"w": P("x", None)})["w"]
+        params = {"w": np.ones((4, 4), np.float32)}
+        assert fsdp.specs(params, "x", min_size=0) == {"w": P("x", None)}
+        placed = fsdp.shard(params, {"w": P("x", None)})["w"]
     assert placed.sharding == NamedSharding(make_mesh(4), P("x", None))
 
 
-MESHES = {  # data, fsdp, model
-    "n = 1": (1, 1, 1),
-    "n = 2": (1, 2, 1),
-    "n = 3": (1, 3, 1),
-    "n = 5": (1, 5, 1),
-    "n = 8": (1, 8, 1),
-    "2 replicas": (2, 3, 1),
-    "three axes": (2, 2, 2),
-    "an odd one": (1, 2, 3),
+GATHER = {
+    "mesh": [*MESHES],
+    "dim": [1, 0, None],
+    "own": ["float32", "bfloat16", "float64"],
+    "dtype": ["bfloat16", None, "float32"],
+    "reduce_dtype": ["float32", None, "float64"],
+    "replicas": [True, False],
+    "algorithm": ["ring", "auto", "bidirectional_ring"],
+    "check_vma": [True, False],
 }
-LAYERS, S = 3, 6
 
 
-def sizes(mesh):
-    """The sizes of a batch, of features and of hidden features: the smallest that divide."""
-    data, fsdp, model = mesh.shape.values()
-    return 3 * data * fsdp, 2 * fsdp, 4 * fsdp * model
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gather(seed):
+    for case in covering(GATHER, seed=seed):
+        with shown(case), jax.enable_x64(True):
+            check_gather(case)
 
 
-def parameters(mesh):
-    """Stacked layers: by columns, by rows, and small ones."""
-    rng, (_, d, f) = np.random.default_rng(0), sizes(mesh)
-    normal = lambda *shape: rng.standard_normal((LAYERS, *shape)) / shape[0] ** 0.5  # noqa: E731
-    return {
-        "up": {"kernel": normal(d, f), "bias": normal(f)},
-        "down": {"kernel": normal(f, d), "bias": normal(d)},
-        "scale": normal(d),
-    }
+def check_gather(case):
+    place, own, axes = Place(case["mesh"]), jnp.dtype(case["own"]), Place(case["mesh"]).axes
+    result = jnp.dtype(case["dtype"] or own)
+    sums = jnp.dtype(case["reduce_dtype"] or result)
+    spec = P(*[axes if dim == case["dim"] else None for dim in range(2)])
+    replicas = place.others if case["replicas"] else ()
+    ranks = ((axes,) if isinstance(axes, str) else axes) + replicas
+    options = {name: case[name] for name in ("dtype", "reduce_dtype", "algorithm")}
+    w = (250 + np.arange(6 * place.n**2) % 8).reshape(2 * place.n, 3 * place.n).astype(own)
+    count = place.n * (place.replicas if replicas else 1)
+    # Without types, the edge of `shard_map` sums in the dtype of the parameters.
+    weights = np.ones((count, 1, 1))
+    weights[0] = 256 if case["check_vma"] and sums.itemsize > 2 else 2
+    seed = np.array([2, 3])  # not a float: it comes back as it is
 
+    def layer(params, weights):
+        specs = {"w": spec, "seed": P()}
+        gathered = fsdp.gather(params, specs, axes, replicas=replicas, **options)
+        return (gathered["w"] * weights[0].astype(result))[None], gathered["seed"]
 
-def reference(params, keys, x):
-    """The layers on one device, one after the other."""
-    for i in range(LAYERS):
-        p = jax.tree.map(lambda leaf, i=i: leaf[i], params)
-        x = x + block(p, keys[i], p["scale"] * x, lambda w, x: x @ w["kernel"] + w["bias"])
-    return x
-
-
-def block(p, key, x, up, down=None):
-    hidden = jnp.tanh(up(p["up"], x))
-    return (down or up)(p["down"], hidden) * jax.random.bernoulli(key, 0.7, x.shape[-1:])
-
-
-def tensor_parallel_block(p, x):
-    weights, key = p
-    up = partial(tp.column_linear, axis_name="z", algorithm="ring")
-    down = partial(tp.row_linear, axis_name="z", algorithm="ring")
-    scaled = tp.copied(weights["scale"], "z") * x
-    return x + block(weights, key, scaled, up, down)
-
-
-def fused_block(p, x):
-    weights, key = p
-    linear = partial(fsdp.linear, axis_name="y", replicas="x", algorithm="ring")
-    return x + block(weights, key, weights["scale"] * x, lambda w, x: linear(w, x))
-
-
-def over(mesh, params, call, check_vma):
-    """A scan over layers, from whole operands to whole results, and its gradients."""
-    (_, d, f), base = sizes(mesh), tp.partition_specs(params, "z")
-    specs = fsdp.specs(params, "y", mesh=mesh, base=base, leading=1, min_size=d * f)
-    data = P(("x", "y"), "z")
     mapped = jax.shard_map(
-        partial(call, specs),
-        mesh=mesh,
-        in_specs=(specs, P(), data),
-        out_specs=data,
-        check_vma=check_vma,
-    )
-    sharded = [s for s in jax.tree.leaves(specs) if "y" in s]
-    assert len(sharded) == 2
-    return mapped
-
-
-def with_gradients(call):
-    def loss(params, keys, x):
-        y = call(params, keys, x)
-        return (y * jnp.cos(jnp.arange(y.size)).reshape(y.shape)).sum(), y
-
-    return jax.jit(jax.value_and_grad(loss, (0, 2), has_aux=True))
-
-
-def check(mesh, call, check_vma):
-    batch, d, f = sizes(mesh)
-    with jax.enable_x64(True):
-        params, keys = parameters(mesh), jax.random.split(jax.random.key(0), LAYERS)
-        x = np.random.default_rng(1).standard_normal((batch, S, d))
-        ours = with_gradients(over(mesh, params, call, check_vma))(params, keys, x)
-        with jax.numpy_rank_promotion("allow"):
-            theirs = with_gradients(reference)(params, keys, x)
-        close(ours, theirs, terms=LAYERS * batch * S * d * f)
-
-
-def with_rank_promotion(call):
-    def allowed(*args):
-        with jax.numpy_rank_promotion("allow"):
-            return call(*args)
-
-    return allowed
-
-
-def scanned(of_layer, **options):
-    @with_rank_promotion
-    def call(specs, params, keys, x):
-        all_options = {"replicas": "x", "algorithm": "ring", **options}
-        return fsdp.scan_layers(of_layer, (params, keys), x, (specs, P()), "y", **all_options)
-
-    return call
-
-
-def gathered_each(specs, params, keys, x):
-    """Each layer is gathered where it is used, in a Python loop."""
-    specs = jax.tree.map(lambda spec: P(*spec[1:]), specs)
-    for i in range(LAYERS):
-        p = jax.tree.map(lambda leaf, i=i: leaf[i], params)
-        gathered = fsdp.gather(p, specs, "y", replicas="x", algorithm="two_ended")
-        x = tensor_parallel_block((gathered, keys[i]), x)
-    return x
-
-
-@pytest.mark.parametrize(
-    ("name", "check_vma"),
-    mostly_exhaustive(
-        [(name, i % 2 == 0) for i, name in enumerate(MESHES)],
-        lambda name, _: name == "an odd one",
-    ),
-)
-def test_parameters_gathered_at_use(name, check_vma):
-    check(make_mesh(*MESHES[name]), with_rank_promotion(gathered_each), check_vma)
-
-
-@pytest.mark.parametrize(
-    ("name", "check_vma", "policy"),
-    mostly_exhaustive(
-        [
-            *((name, i % 2 == 0, "nothing") for i, name in enumerate(MESHES)),
-            ("three axes", True, "products"),
-            ("three axes", False, "everything"),
-        ],
-        lambda name, _, policy: (
-            (name, policy) in (("n = 1", "nothing"), ("three axes", "products"))
-        ),
-    ),
-)
-def test_a_scan_over_layers(name, check_vma, policy):
-    call = scanned(tensor_parallel_block, policy=POLICIES[policy])
-    check(make_mesh(*MESHES[name]), call, check_vma)
-
-
-@pytest.mark.parametrize(
-    ("name", "check_vma", "policy"),
-    mostly_exhaustive(
-        [
-            ("n = 1", True, "nothing"),
-            ("n = 3", False, "nothing"),
-            ("n = 5", True, "products"),
-            ("2 replicas", True, "everything"),
-            ("2 replicas", False, "nothing"),
-        ],
-        lambda name, check_vma, policy: policy == "everything",
-    ),
-)
-def test_gradients_reduced_under_their_products(name, check_vma, policy):
-    check(
-        make_mesh(*MESHES[name]),
-        scanned(fused_block, fused=True, policy=POLICIES[policy]),
-        check_vma,
+        layer,
+        mesh=place.mesh,
+        in_specs=({"w": spec, "seed": P()}, P(ranks)),
+        out_specs=(P(ranks), P()),
+        check_vma=case["check_vma"],
     )
 
+    def with_gradient(w, weights):
+        y, back, unchanged = jax.vjp(
+            lambda w: mapped({"w": w, "seed": seed}, weights), w, has_aux=True
+        )
+        return y, unchanged, *back(jnp.ones_like(y))
 
-@pytest.mark.parametrize(
-    ("policy", "check_vma"),
-    mostly_exhaustive(product(POLICIES, [True, False]), lambda *case: case == ("products", True)),
-)
-def test_a_scanned_block_may_close_over_traced_values(check_vma, policy):
-    """Over values with gradients and values that are not floats; also under `jit` and `remat`."""
-    rng, order, key = np.random.default_rng(0), np.arange(8)[::-1], jax.random.key(0)
-    params, x = {"w": rng.standard_normal((3, 8, 8))}, rng.standard_normal((8, 8))
-    spec = {"w": P(None, "x", None)}
+    traced = jax.jit(with_gradient).trace(w, weights)
+    y, unchanged, gradient = jax.device_get(traced.lower().compile()(w, weights))
+    assert (y.dtype, gradient.dtype) == (result, own)
+    np.testing.assert_array_equal(y, w.astype(result)[None] * weights.astype(result))
+    np.testing.assert_array_equal(unchanged, seed)
+    np.testing.assert_array_equal(gradient, np.full(w.shape, weights.sum()).astype(own))
+    program = [traced.jaxpr.jaxpr]
+    is_sharded = case["dim"] is not None
+    assert messages(program, "ringcoll_all_gather") == ({result.name} if is_sharded else set())
+    assert messages(program, "ringcoll_psum_scatter") == ({sums.name} if is_sharded else set())
+    is_summed = case["check_vma"] and (replicas or not is_sharded)
+    assert messages(program, "ringcoll_psum") == ({sums.name} if is_summed else set())
 
-    def layer(p, x, scale, order, key):
-        return x + jnp.tanh(x @ p["w"] * scale)[:, order] * jax.random.bernoulli(key, 0.7, (1, 8))
 
-    def scan(params, x, scale, order, key):
-        def block(p, x):
-            return layer(p, x, scale, order, key)
+LINEAR = {
+    "mesh": [*MESHES],
+    "dim": [1, 0],
+    "algorithm": ["ring", "auto", "bidirectional_ring"],
+    "dtype": ["float64", "bfloat16", "float32"],
+    "of_kernel": ["float32", "bfloat16", "float64"],
+    "bias": ["float32", None, "bfloat16"],
+    "is_sharded": [True, False],  # the batch, over all axes
+    "replicas": [True, False],
+    "rows": [(2,), (2, 3), (0,), (1,)],
+    "residuals": ["save", "regather"],
+    "precision": ["highest", None],
+    "accumulate_dtype": [None, "float64"],
+    "way": ["jit", "remat"],
+    "check_vma": [True, False],
+}
 
-        options = {"algorithm": "ring", "policy": POLICIES[policy]}
-        return fsdp.scan_layers(block, params, x, spec, "x", **options)
 
-    def each(params, x, *given):
-        for i in range(3):
-            x = layer({"w": params["w"][i]}, x, *given)
+@cache
+def linear_cases(seed):
+    return covering(LINEAR, seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_linear(seed):
+    for case in linear_cases(seed):
+        with shown(case), jax.enable_x64(True):
+            check_linear(case)
+
+
+def check_linear(case):
+    place, rng = Place(case["mesh"]), np.random.default_rng(4)
+    axes, n, dtype = place.axes, place.n, case["dtype"]
+    replicas = place.others if case["replicas"] else ()
+    ranks, count = place.mesh.axis_names, place.mesh.size
+    first, *rest = case["rows"]
+    rows = first * count if case["is_sharded"] else first
+    x = values(rng, (rows, *rest, 2 * n), "bfloat16").astype(dtype)
+    kernel = values(rng, (2 * n, 3 * n), "bfloat16").astype(case["of_kernel"])
+    params = {"kernel": kernel}
+    spec = {"kernel": P(*[axes if dim == case["dim"] else None for dim in range(2)])}
+    if case["bias"] is not None:
+        params["bias"], spec["bias"] = np.arange(3 * n).astype(case["bias"]), P()
+    names = ("algorithm", "residuals", "precision", "accumulate_dtype")
+    options = {name: case[name] for name in names}
+
+    def layer(params, x):
+        return fsdp.linear(params, x, axes, replicas=replicas, **options)[None]
+
+    data = P(ranks) if case["is_sharded"] else P()
+    mapped = jax.shard_map(
+        WAYS[case["way"]](layer),
+        mesh=place.mesh,
+        in_specs=(spec, data),
+        out_specs=P(ranks),
+        check_vma=case["check_vma"],
+    )
+
+    def right(of):
+        params, x = of
+        y = x @ params["kernel"] + params.get("bias", jnp.zeros(3 * n))
+        if case["is_sharded"]:
+            return y.reshape(count, first, *y.shape[1:])
+        return jnp.broadcast_to(y[None], (count, *y.shape))
+
+    y, gradients, programs = compared(
+        lambda of: mapped(*of), right, ((params, x),), exact=True, check=equal
+    )
+    assert y.dtype == dtype
+    assert dtypes(gradients) == dtypes((params, x))
+    assert precisions(programs) == {case["precision"] and jax.lax.Precision.HIGHEST}
+
+
+BLOCKS = {
+    "scan_layers": lambda whole, x: jnp.tanh(x @ whole),
+    "fused": lambda whole, x: jnp.tanh(fsdp.linear(whole, x, "x", algorithm="ring")),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_scan_over_layers(name):
+    """Against a loop on one device; kept products are not computed again."""
+    rng = np.random.default_rng(0)
+    w, x = rng.standard_normal((3, 4, 4)), rng.standard_normal((6, 4))
+    spec, policy = P(None, None, "x"), jax.checkpoint_policies.dots_saveable
+
+    def scan(w, x):
+        options = {"algorithm": "ring", "fused": name == "fused", "policy": policy}
+        return fsdp.scan_layers(BLOCKS[name], w, x, spec, "x", **options)
+
+    def each(w, x):
+        for layer in w:
+            x = jnp.tanh(x @ layer)
         return x
 
     with jax.enable_x64(True):
-        ours = jax.shard_map(
-            jax.checkpoint(scan),
-            mesh=make_mesh(4),
-            in_specs=(spec, P("x"), P(), P(), P()),
-            out_specs=P("x"),
-            check_vma=check_vma,
+        mapped = jax.shard_map(scan, mesh=make_mesh(2), in_specs=(spec, P("x")), out_specs=P("x"))
+        found, expected = (
+            jax.jit(jax.grad(lambda *of, call=call: (call(*of) ** 2).sum(), (0, 1)))(w, x)
+            for call in (mapped, each)
         )
-        gradients = [
-            jax.jit(jax.grad(lambda *of, f=f: (f(*of, order, key) ** 2).sum(), (0, 1, 2)))
-            for f in (jax.jit(ours), each)
-        ]
-        close(*(gradient(params, x, 1.5) for gradient in gradients), terms=10_000)
+        for mine, right in zip(found, expected, strict=True):
+            np.testing.assert_allclose(mine, right, rtol=0, atol=2.0**-40)

@@ -40,35 +40,6 @@ def scatter(**options):
     return call, (P(None, "x"), P("x")), ((8, 8), (8, 6))
 
 
-def gradients(call):
-    return lambda x, w: jax.grad(lambda x, w: (call(x, w) ** 2).sum(), (0, 1))(x, w)
-
-
-@pytest.mark.parametrize(
-    ("matmul", "lanes", "forward", "backward"),
-    [
-        # There and back: x travels and its cotangents return; or x travels once more.
-        (gather(algorithm="ring"), 1, 1, 2),
-        (gather(algorithm="ring", residuals="regather"), 1, 1, 3),
-        (gather(algorithm="bidirectional_ring"), 2, 1, 2),
-        # One gather of the cotangent serves both factors' gradients.
-        (scatter(algorithm="ring"), 1, 1, 2),
-        (scatter(algorithm="bidirectional_ring"), 2, 1, 2),
-    ],
-)
-def test_how_often_shards_go_round(matmul, lanes, forward, backward):
-    call, ins, shapes = matmul
-    for function, out, rounds in [
-        (call, P(), forward),
-        (gradients(call), ins, backward),
-    ]:
-        mesh_out = out if function is not call else P("x")
-        mapped = jax.shard_map(function, mesh=make_mesh(N), in_specs=ins, out_specs=mesh_out)
-        traced = jax.make_jaxpr(mapped)(*(np.ones(shape, np.float32) for shape in shapes))
-        assert hops(traced.jaxpr) == rounds * lanes * (N - 1)
-        assert not BUILT_IN.search(lowered(function, ins, mesh_out, shapes).as_text())
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -1,322 +1,528 @@
-"""Matmuls over the wire against the plain built-in form: values, gradients, refusals."""
+"""Every matmul with a collective, by tables of its arguments, against NumPy.
 
-from dataclasses import dataclass
-from functools import partial
+Each case compares values (exact, so all that a result may do is round once), dtypes, weak types,
+varying axes, the gradients of all factors, and what the traced program says: the precision and the
+type of every product, and which elements of which dtype the ranks send.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import lru_cache
+from inspect import signature
+from itertools import product
+from math import prod
+from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from covering import Case, covering
 from jax import lax
-from support import SIZES, assert_same, data, distinct, make_mesh, mostly_exhaustive, per_rank
+from jax.sharding import PartitionSpec as P
+from matmul_forms import FORMS as FORMS
+from matmul_forms import SHARDED
+from matmul_forms import with_gradients as with_gradients
+from support import exists, make_mesh, mostly_exhaustive
 
-import ringcoll
-from ringcoll.matmuls import auto
+from ringcoll import algorithms
+from ringcoll.matmuls import auto, exchange, forms
+from ringcoll.runtime import barriers, engine
+from ringcoll.schedules.schedule import Move, Schedule
 
-
-@dataclass(frozen=True)
-class Form:
-    """One way to call, the shapes of a rank's operands on n ranks, and the plain form."""
-
-    ours: object
-    shapes: object
-    plain: object
-
-
-def gathered(x, dim):
-    return lax.all_gather(x, "x", axis=dim, tiled=True)
+F32, BF16, F8, C64 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.complex64
+I8, I32 = jnp.int8, jnp.int32
 
 
-def scattered(y, dim):
-    return lax.psum_scatter(y, "x", scatter_dimension=dim, tiled=True)
+def backwards(*shape: int) -> Schedule:
+    """An algorithm of one's own: a ring in the other direction."""
+    n = prod(shape)
+    return Schedule(shape, tuple((Move(-1, (-t % n,)),) for t in range(n - 1)))
 
 
-FORMS = {
-    "rows gathered": Form(
-        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", **options),
-        lambda n: ((3, 4), (4, 2)),
-        lambda x, w: gathered(x, 0) @ w,
-    ),
-    "leading dimensions": Form(
-        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", **options),
-        lambda n: ((2, 3, 4), (4, 2)),
-        lambda x, w: gathered(x, 1) @ w,
-    ),
-    "contraction gathered": Form(
-        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **options),
-        lambda n: ((5, 3), (3 * n, 2)),
-        lambda x, w: gathered(x, 1) @ w,
-    ),
-    "weight gathered": Form(
-        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", operand=1, **options),
-        lambda n: ((5, 3 * n), (3, 2)),
-        lambda x, w: x @ gathered(w, 0),
-    ),
-    "columns of the weight gathered": Form(
-        lambda x, w, **options: ringcoll.all_gather_matmul(
-            x, w, "x", operand=1, dimension=-1, **options
-        ),
-        lambda n: ((5, 4), (4, 3)),
-        lambda x, w: x @ gathered(w, 1),
-    ),
-    "a batch gathered": Form(
-        lambda x, w, **options: ringcoll.all_gather_einsum(
-            "ebk,ekf->ebf", x, w, "x", gather="e", **options
-        ),
-        lambda n: ((2, 3, 4), (2 * n, 4, 2)),
-        lambda x, w: jnp.einsum("ebk,ekf->ebf", gathered(x, 0), w),
-    ),
-    "several weights": Form(
-        lambda x, w, **options: jnp.concatenate(
-            ringcoll.all_gather_matmul(x, [w, 2 * w[:, :1]], "x", **options), 1
-        ),
-        lambda n: ((3, 4), (4, 2)),
-        lambda x, w: gathered(x, 0) @ jnp.concatenate([w, 2 * w[:, :1]], 1),
-    ),
-    "rows scattered": Form(
-        lambda x, w, **options: ringcoll.matmul_reduce_scatter(x, w, "x", **options),
-        lambda n: ((3 * n, 4), (4, 2)),
-        lambda x, w: scattered(x @ w, 0),
-    ),
-    "columns scattered": Form(
-        lambda x, w, **options: ringcoll.matmul_reduce_scatter(
-            x, w, "x", scatter_dimension=-1, **options
-        ),
-        lambda n: ((2, 3, 4), (4, 3 * n)),
-        lambda x, w: scattered(x @ w, 2),
-    ),
-    "a batch scattered": Form(
-        lambda x, w, **options: ringcoll.einsum_reduce_scatter(
-            "ebk,ekf->bfe", x, w, "x", scatter="e", **options
-        ),
-        lambda n: ((2 * n, 3, 4), (2 * n, 4, 2)),
-        lambda x, w: scattered(jnp.einsum("ebk,ekf->bfe", x, w), 2),
-    ),
-    "sum of whole products": Form(
-        lambda x, w, **options: ringcoll.matmul_all_reduce(x, w, "x", fused=False, **options),
-        lambda n: ((5, 4), (4, 2)),
-        lambda x, w: lax.psum(x @ w, "x"),
-    ),
-    "sum on every rank": Form(
-        lambda x, w, **options: ringcoll.matmul_all_reduce(x, w, "x", **options),
-        lambda n: ((5, 4), (4, 2)),
-        lambda x, w: lax.psum(x @ w, "x"),
-    ),
-}
-BOTH_WAYS = ("rows gathered", "contraction gathered", "weight gathered", "several weights")
-
-
-def operands(form, n):
-    """Every rank's factors: small, so that sums and their gradients are exact."""
-    return [data((n, *shape), ranks=8 * n) % 5 - 2 for shape in form.shapes(n)]
-
-
-def with_gradients(call):
-    """The result, and the gradients of a loss in which every element counts differently."""
-
-    def both(x, w):
-        def loss(x, w):
-            y = call(x, w)
-            weights = jnp.arange(y.size, dtype=y.dtype).reshape(y.shape) % 7 - 3
-            return (y * weights).sum(), y
-
-        (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
-        return y, gradients
-
-    return both
-
-
-#: The gradient of a sum on every rank is another program if types are checked.
-SUMS = ("sum of whole products", "sum on every rank")
-#: Every form on every number of ranks, with and without types in turn; for sums on few ranks, both.
-CALLS = [
-    (name, n, check_vma)
-    for i, name in enumerate(FORMS)
-    for n in SIZES
-    for check_vma in (True, False)
-    if (name in SUMS and n in (2, 3)) or check_vma == ((n in (1, 3, 4)) == (i % 2 == 0))
+#: Sizes of the mesh, and axes: one, two in both orders, one of two.
+RANKS = [
+    *(((n,), "x") for n in (1, 2, 3, 8)),
+    *(((2, 3), ("x", "y")), ((2, 2), ("y", "x")), ((2, 3), "y")),
 ]
-
-
-def is_usual(name, n, check_vma):
-    """Every form on one number of ranks, and every number by two forms."""
-    i, turn = [*FORMS].index(name), SIZES.index(n)
-    return (turn - i) % 6 == 1 and (name not in SUMS or n not in (2, 3) or check_vma)
-
-
-@pytest.mark.parametrize(("name", "n", "check_vma"), mostly_exhaustive(CALLS, is_usual))
-def test_value_and_gradients_are_those_of_the_plain_form(name, n, check_vma):
-    form, mesh = FORMS[name], make_mesh(n)
-    # (On CPU "auto" is "lax".)
-    variants = [{"algorithm": algorithm} for algorithm in [*distinct("all_gather", n), "auto"]]
-    if name in BOTH_WAYS:
-        variants += [{"algorithm": "bidirectional_ring", "residuals": "regather"}]
-
-    def program(x, w):
-        return {
-            "plain": with_gradients(form.plain)(x, w),
-            **{
-                str(options): with_gradients(
-                    lambda x, w, options=options: form.ours(x, w, **options)
-                )(x, w)
-                for options in variants
-            },
-        }
-
-    results = per_rank(mesh, program, *operands(form, n), check_vma=check_vma)
-    plain = results.pop("plain")
-    for options, ours in results.items():
-        for got, wanted in zip(jax.tree.leaves(ours), jax.tree.leaves(plain), strict=True):
-            np.testing.assert_array_equal(got, wanted, options)
-
-
-def second_order(f):
-    """The gradients by both factors of a function of the gradient by one factor."""
-    by_w = lambda x, w: jax.grad(lambda w: (f(x, w) ** 2).sum())(w)  # noqa: E731
-    return jax.grad(lambda x, w: (by_w(x, w) ** 2).sum(), (0, 1))
-
-
+#: How a call is transformed; whether the first factor has a batch, and whether the others have.
 TRANSFORMS = {
-    "vmap": lambda f: lambda x, w: jax.vmap(f, (0, None))(jnp.stack([x, 2 * x]), w),
-    "vmap of both": lambda f: lambda x, w: jax.vmap(f)(jnp.stack([x, x]), jnp.stack([w, -w])),
-    "remat": jax.checkpoint,
-    "scan": lambda f: lambda x, w: lax.scan(lambda c, s: (c, f(x * s, w)), 0, jnp.ones(2))[1],
-    "second order": second_order,
+    "none": (lambda f: f, False, False),
+    "remat": (jax.checkpoint, False, False),
+    "vmap of the first": (lambda f: lambda x, *w: jax.vmap(lambda x: f(x, *w))(x), True, False),
+    "vmap of the others": (lambda f: lambda x, *w: jax.vmap(lambda w: f(x, *w))(w), False, True),
+    "vmap of all": (jax.vmap, True, True),
+    "scan over the first": (lambda f: lambda x, *w: lax.map(lambda x: f(x, *w), x), True, False),
+    "scan over all": (lambda f: lambda *of: lax.map(lambda of: f(*of), of), True, True),
 }
 
 
-#: Typed or not by turns, too.
-TRANSFORMED = [
-    (name, transform, (i + j) % 2 == 0)
-    for i, name in enumerate(["rows gathered", "contraction gathered", "rows scattered"])
-    for j, transform in enumerate(TRANSFORMS)
+def on_tpus(*names: str) -> dict[tuple[Any, str], Any]:
+    """What to replace so that "auto" runs, on CPU, in the form with these functions of `auto`."""
+    return {(forms, "PLAIN_ON"): ()} | {(auto, name): HIDDEN[name] for name in names}
+
+
+def where_possible(
+    options: Any, gather: Any, x: Any, others: list[Any], keeps: Any = False
+) -> bool:
+    pairs = zip(gather.products, others, strict=True)
+    found = [exchange.in_place_of(gather, *pair) for pair in pairs]
+    return options.algorithm == "auto" and None not in found
+
+
+HIDDEN = {
+    "to_gather": lambda gather, *_: (auto.HIDDEN, tuple(range(len(gather.products)))[-1:]),
+    "to_scatter": lambda *_: auto.HIDDEN,
+}
+#: Forms that "auto" or the engine choose elsewhere: what to replace by what.
+PATHS: dict[str, dict[tuple[Any, str], Any]] = {
+    "usual": {},
+    "loops": {(engine, "UNROLL_UP_TO"): 0},
+    "parts apart": {(auto, "joining"): lambda *_: "apart"},
+    "parts copied": {(auto, "joining"): lambda *_: "copied"},
+    "two rounds a turn": {(auto, "pairs_pay"): lambda *_: True},
+    "by turns": {(auto, "turns_pay"): lambda *_: True},
+    "no barriers": {(barriers, "device_kind"): lambda: None},
+    "late products": on_tpus("to_gather", "to_scatter"),
+    "rows travel": {(forms, "PLAIN_ON"): (), (exchange, "stays"): where_possible},
+}
+ONLY_AUTO = ("late products", "rows travel")
+
+#: The arguments of every call, and the values of each.
+COMMON: dict[str, list[Any]] = {
+    "ranks": RANKS,
+    "algorithm": [
+        *("auto", "lax", "bidirectional_ring", "two_ended"),
+        *("recursive_doubling", "hamiltonian", backwards),
+    ],
+    # Of the factor that is gathered (or x), and of the other one.
+    "dtypes": [
+        *((F32, F32), (BF16, BF16), (BF16, F32), (F32, BF16), (F8, F8)),
+        *((BF16, C64), (I8, I32)),
+    ],
+    "transform": [*TRANSFORMS],
+    "length": [3, 1, 0],
+    "precision": [None, "highest"],
+    "preferred": [None, F32, BF16],
+    "accumulate": [None, F32],
+    "same": [None, "first", "others"],  # which factors are the same on every rank
+    "check_vma": [True, False],
+    "gradients": [True, False, False],  # which take most of the time
+}
+GATHERS = COMMON | {
+    "form": [
+        *("leading dimensions", "contraction gathered", "weight gathered"),
+        *("columns of the weight gathered", "a batch of weights gathered"),
+        *("sharded rows gathered", "sharded weight gathered"),
+    ],
+    "second": [None, F32, BF16],  # a second factor that shares the gather
+    "residuals": ["save", "regather"],
+    "path": ["usual", "loops", "parts apart", "parts copied", "no barriers", *ONLY_AUTO],
+}
+SUMS = COMMON | {
+    "form": [name for name, form in (FORMS | SHARDED).items() if form.travels in ("y", "sum")],
+    "path": ["usual", "loops", "by turns", "no barriers", *ONLY_AUTO],
+}
+TABLES = {"gathers": GATHERS, "sums": SUMS}
+#: More values, for the exhaustive tier.
+MORE: dict[str, list[Any]] = {
+    "ranks": [((4,), "x"), ((5,), "x"), ((4, 2), ("y", "x"))],
+    "algorithm": ["ring", "bruck", "direct", "torus", "a schedule"],
+    "dtypes": [(C64, F32), (I32, I8), (I8, I8), (F32, I32)],
+    "preferred": [I32],
+    "path": ["two rounds a turn"],
+}
+
+
+def is_float(dtype: Any) -> bool:
+    return dtype in (F32, BF16)
+
+
+def is_given(algorithm: Any) -> bool:
+    return algorithm in (backwards, "a schedule")
+
+
+def runs_on(algorithm: Any, shape: tuple[int, ...], axes: Any) -> bool:
+    sizes = sizes_of(shape, axes)
+    if is_given(algorithm):
+        return len(sizes) == 1
+    return algorithm in ("auto", "lax") or exists("all_gather", algorithm, sizes)
+
+
+def sizes_of(shape: tuple[int, ...], axes: Any) -> tuple[int, ...]:
+    return tuple(shape["xyz".index(axis)] for axis in axes)
+
+
+def adds_cotangents(transform: str) -> bool:
+    """Whether JAX adds the gradients of one factor, each of which is rounded."""
+    _, *batched = TRANSFORMS[transform]
+    return batched[0] != batched[1]
+
+
+#: What cannot be, by the names of some factors.
+FORBIDDEN: list[Callable[..., Any]] = [
+    lambda ranks, algorithm: not runs_on(algorithm, *ranks),
+    # These are sums by psum, whose algorithms are pairs of a scatter and a gather.
+    lambda form, algorithm: "whole products" in form and is_given(algorithm),
+    lambda form, second: "sharded" in form and second,
+    lambda path, algorithm: path in ONLY_AUTO and algorithm != "auto",
+    # XLA:CPU cannot compile lax's all_to_all of no elements, which "auto" uses on TPUs only.
+    lambda path, length: path == "rows travel" and not length,
+    lambda dtypes, preferred: is_float(preferred) and not all(map(is_float, dtypes)),
+    lambda dtypes, preferred: preferred == I32 and dtypes != (I8, I8),
+    lambda second, preferred: second and preferred == I32,
+    lambda dtypes, second: second and dtypes[0] in (F8, I8, I32),
+    lambda dtypes, accumulate: accumulate and C64 in dtypes,  # it cannot hold them
+    # Sums in float8 are exact only if they are rounded once.
+    lambda dtypes, accumulate: F8 in dtypes and not accumulate,
+    lambda dtypes, transform: F8 in dtypes and adds_cotangents(transform),
+    lambda dtypes, same: F8 in dtypes and same,
+    lambda dtypes, form: F8 in dtypes and "whole products" in form,
+    # XLA:CPU dies (SIGSEGV) when it compiles the gradient of a ring of complex numbers in a loop.
+    lambda dtypes, transform: C64 in dtypes and transform.startswith("scan"),
 ]
-USUAL_TRANSFORMS = {
-    "rows gathered": ("vmap", "second order"),
-    "contraction gathered": ("vmap of both", "scan"),
-    "rows scattered": ("vmap", "remat"),
-}
 
 
-@pytest.mark.parametrize(
-    ("name", "transform", "check_vma"),
-    mostly_exhaustive(TRANSFORMED, lambda name, transform, _: transform in USUAL_TRANSFORMS[name]),
-)
-def test_transformed(name, transform, check_vma):
-    form, change = FORMS[name], TRANSFORMS[transform]
-    ours = change(lambda x, w: form.ours(x, w, algorithm="two_ended"))
-    both = lambda x, w: (ours(x, w), change(form.plain)(x, w))  # noqa: E731
-    if transform != "second order":
-        both = lambda x, w: (with_gradients(ours)(x, w), with_gradients(change(form.plain))(x, w))  # noqa: E731
-    assert_same(*per_rank(make_mesh(3), both, *operands(form, 3), check_vma=check_vma))
-
-
-@pytest.mark.parametrize(
-    "algorithm", mostly_exhaustive(["torus", "hamiltonian"], lambda name: name == "hamiltonian")
-)
-def test_several_axes_by_all_links(algorithm):
-    mesh = make_mesh(4, 2)
-    x, w = data((8, 3, 4)) % 5, data((8, 4, 2)) % 5
-
-    def program(x, w):
-        ours = ringcoll.all_gather_matmul(x, w, ("y", "x"), algorithm=algorithm)
-        back = ringcoll.matmul_reduce_scatter(ours, w.T, ("y", "x"), algorithm=algorithm)
-        product = lax.all_gather(x, ("y", "x"), tiled=True) @ w
-        return (ours, back), (product, lax.psum_scatter(product @ w.T, ("y", "x"), tiled=True))
-
-    assert_same(*per_rank(mesh, program, x, w))
-
-
-@pytest.mark.parametrize(
-    ("name", "turns"),
-    [("contraction gathered", False), ("rows scattered", False), ("rows scattered", True)],
-)
-def test_wide_sums_are_rounded_once(name, turns, monkeypatch):
-    monkeypatch.setattr(auto, "turns_pay", lambda *_: turns)
-    n, form = 8, FORMS[name]
-    xs = [(data((n, *shape)) / 64).astype(jnp.bfloat16) for shape in form.shapes(n)]
-    wide = lambda x, w: form.ours(x, w, algorithm="ring", accumulate_dtype=jnp.float32)  # noqa: E731
-    exact = lambda x, w: form.plain(x.astype(jnp.float32), w.astype(jnp.float32))  # noqa: E731
-    ours, true = per_rank(make_mesh(n), lambda x, w: (wide(x, w), exact(x, w)), *xs)
-    assert ours.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(ours, true.astype(jnp.bfloat16))
-
-
-REFUSED = {
-    "one factor": (lambda x, w: ("mk->m", x, w, "x", "m"), "not of two factors"),
-    "no such label": (
-        lambda x, w: ("mk,kf->mf", x, w, "x", "f"),
-        "'f' is not a label of the factor",
-    ),
-    "a diagonal": (lambda x, w: ("mm,mf->mf", x, w, "x", "m"), "has a label twice"),
-    "alone": (lambda x, w: ("mk,jf->mf", x, w, "x", "m"), "stands in one place only"),
-    "dimensions": (lambda x, w: ("amk,kf->amf", x, w, "x", "m"), "'amk' does not fit the 2 dim"),
-    "sizes": (lambda x, w: ("mk,kf->mf", x, w[1:], "x", "m"), "is of size 4 in x and 3"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_words(case):
-    arguments, words = REFUSED[case]
-
-    def call(x, w):
-        spec, x, w, axis, gather = arguments(x, w)
-        return ringcoll.all_gather_einsum(spec, x, w, axis, gather=gather)
-
-    with pytest.raises(ValueError, match=r"ringcoll\.all_gather_einsum") as error:
-        per_rank(make_mesh(3), call, data((3, 3, 4)), data((3, 4, 2)))
-    assert words in str(error.value)
-
-
-def test_rows_that_do_not_divide_are_refused_or_padded_and_cut():
-    x, w = data((3, 5, 4)), data((3, 4, 2))
-    with pytest.raises(ValueError, match="size 5, not divisible by 3; pad it"):
-        per_rank(make_mesh(3), lambda x, w: ringcoll.matmul_reduce_scatter(x, w, "x"), x, w)
-    ours = per_rank(make_mesh(3), lambda x, w: ringcoll.matmul_all_reduce(x, w, "x"), x, w)
-    np.testing.assert_array_equal(ours, np.broadcast_to((x @ w).sum(0), ours.shape))
-
-
-def test_of_no_elements():
-    """With no rows or no columns, for which lax's collectives cannot be compiled."""
-    shapes = {
-        "rows gathered": ((0, 4), (4, 2)),
-        "columns of the weight gathered": ((5, 4), (4, 0)),
-        "rows scattered": ((0, 4), (4, 2)),
-        "columns scattered": ((3, 4), (4, 0)),
-        "sum on every rank": ((0, 4), (4, 2)),
+#: Cases that were wrong once.
+WERE_WRONG = [
+    {  # the gradient of w, which is wider than the result, was rounded as the result is
+        **{"form": "sum on every rank", "ranks": ((3,), "x"), "algorithm": "ring"},
+        **{"dtypes": (BF16, F32), "preferred": BF16, "accumulate": F32, "precision": None},
+        **{"path": "usual", "transform": "none", "length": 3, "same": None},
+        **{"check_vma": True, "gradients": True},
     }
-    xs = {name: tuple(data((3, *shape)) for shape in both) for name, both in shapes.items()}
-
-    def program(xs):
-        return {
-            f"{name} by {algorithm}": with_gradients(
-                partial(FORMS[name].ours, algorithm=algorithm)
-            )(*xs[name])
-            for name in xs
-            for algorithm in ("auto", "lax", "ring")
-        }
-
-    for name, (y, gradients) in per_rank(make_mesh(3), program, xs).items():
-        x, w = xs[name.rpartition(" by ")[0]]
-        assert y.shape == (3, *np.matmul(x, w).shape[1:]), name
-        for got, factor in zip(gradients, (x, w), strict=True):
-            np.testing.assert_array_equal(got, np.zeros_like(factor), name)
+]
+#: What takes seconds to compile, and so is left to the exhaustive tier.
+SLOW: list[Callable[..., Any]] = [
+    lambda ranks, gradients, transform: prod(ranks[0]) > 3 and gradients and transform != "none",
+    lambda ranks, gradients, path: prod(ranks[0]) > 4 and gradients and path == "loops",
+]
 
 
-@pytest.mark.parametrize("name", ["rows gathered", "rows scattered"])
-def test_gradient_of_a_narrow_factor_beside_a_complex_one(name):
-    x, w = operands(FORMS[name], 3)
-    x, w = x.astype(jnp.bfloat16), w * np.complex64(1 - 2j)
+@lru_cache
+def cases_of(table: str, seed: int) -> list[Case]:
+    """The cases of a table; more values, and all that is slow, if the seed is not 0."""
+    rules = FORBIDDEN if seed else FORBIDDEN + SLOW
+    named = [(tuple(signature(rule).parameters), rule) for rule in rules]
 
-    def gradients(call, x, w):
-        y, pull_back = jax.vjp(call, x, w)
-        return pull_back(y)
+    def forbidden(case: Case) -> bool:
+        """Whether a case, or a part of one, cannot be."""
+        return any(
+            rule(*(case[name] for name in names))
+            for names, rule in named
+            if all(name in case for name in names)
+        )
 
-    def program(x, w):
-        ours = [
-            gradients(partial(FORMS[name].ours, algorithm=algorithm), x, w)
-            for algorithm in ("lax", "ring")
+    more = MORE if seed else {}
+    factors = {name: values + more.get(name, []) for name, values in TABLES[table].items()}
+    return covering(factors, forbidden, seed)
+
+
+# -- one case --
+
+
+class Call:
+    """One case: the operands of all ranks, and what the call must return."""
+
+    def __init__(self, case: Case, seed: int) -> None:
+        self.case = case
+        self.form = (FORMS | SHARDED)[case["form"]]
+        shape, self.axes = case["ranks"]
+        self.n, self.size = prod(sizes_of(shape, self.axes)), prod(shape)
+        second = case.get("second")
+        kinds = [jnp.dtype(kind) for kind in (*case["dtypes"], *[second] * bool(second))]
+        self.outs = [
+            jnp.dtype(case["preferred"] or jnp.result_type(kinds[0], k)) for k in kinds[1:]
         ]
-        return ours, [gradients(FORMS[name].plain, x, w)] * 2
+        self.kinds, others = kinds, len(kinds) - 1
+        self.floats = [i for i, kind in enumerate(kinds) if jnp.issubdtype(kind, jnp.inexact)]
+        self.wanted = self.floats if case["gradients"] else []  # the factors with gradients
+        self.wrap, *batched = TRANSFORMS[case["transform"]]
+        self.batched = batched[:1] + batched[1:] * others
+        self.same = [case["same"] == "first"] + [case["same"] == "others"] * others
+        length = case["length"]
+        if self.form.travels == "sum":
+            length = {3: 5}.get(length, length)  # which most numbers of ranks do not divide
+        self.shapes = self.form.lengths(self.n, length)
+        first, other, y = self.shapes
+        rng, limits = np.random.default_rng(seed), self.limits()
+        self.operands = [
+            numbers(
+                rng,
+                kind,
+                limits[min(i, 1)] if self.floats else None,
+                self.leading(same, batch) + shape,
+            )
+            for i, (kind, same, batch, shape) in enumerate(
+                zip(kinds, self.same, self.batched, [first] + [other] * others, strict=True)
+            )
+        ]
+        leading = self.leading(False, any(self.batched))
+        self.cts = [numbers(rng, kind, limits[2], leading + y) for kind in self.outs]
 
-    assert_same(*jax.tree.map(lambda x: x + 0, per_rank(make_mesh(3), program, x, w)))  # no -0.0
+    def limits(self) -> tuple[int, int, int]:
+        """The largest numbers of the first factor, of the others, and of the cotangents.
+
+        Sums of at most 96 products are exact: in bfloat16 up to 256, in float32 up to 2**24. If
+        sums are rounded once, only the last one may be inexact; float8 ends at 448.
+        """
+        exact = all(kind.itemsize >= 4 or kind.kind == "i" for kind in (*self.kinds, *self.outs))
+        adds = adds_cotangents(self.case["transform"]) or self.case["same"]
+        whole = "whole products" in self.case["form"]
+        wide = self.case["accumulate"] and not adds and not whole
+        if F8 in self.kinds:
+            return 3, 3, 2
+        return (64, 64, 2) if exact or wide else (2, 1, 1)
+
+    def leading(self, same: bool, batch: bool) -> tuple[int, ...]:
+        return (1 if same else self.size,) + (2,) * batch
+
+    def options(self) -> dict[str, Any]:
+        case = self.case
+        algorithm = case["algorithm"]
+        return {
+            "algorithm": algorithms.ring(self.n) if algorithm == "a schedule" else algorithm,
+            "precision": case["precision"],
+            "preferred_element_type": case["preferred"],
+            "accumulate_dtype": case["accumulate"],
+        } | ({"residuals": case["residuals"]} if "residuals" in case else {})
+
+    def wide(self, kind: Any) -> Any:
+        """The dtype of partial sums of a result in a dtype."""
+        wide = self.case["accumulate"] if jnp.issubdtype(kind, jnp.inexact) else None
+        return jnp.dtype(wide or kind)
+
+    def sent(self) -> Counter[Any] | None:
+        """How many elements of which dtype a rank sends in all; None if this is not known."""
+        case, form = self.case, self.form
+        found: Counter[Any] = Counter()
+        is_known = case["path"] not in ("two rounds a turn", "rows travel")
+        if not is_known or adds_cotangents(case["transform"]) or case["transform"] == "remat":
+            return None
+        is_plain = case["algorithm"] in ("auto", "lax") and case["path"] != "late products"
+        if is_plain or "whole products" in case["form"]:
+            return found
+        first, _, y = self.shapes
+        times = (self.n - 1) * (1 + any(self.batched))
+        if form.travels in "xw":
+            again = self.wanted and case["residuals"] == "regather"
+            found[self.kinds[0]] += times * prod(first) * (2 if again else 1)
+            found[self.wide(self.kinds[0])] += times * prod(first) * bool(self.wanted)
+            return found
+        block = list(y)
+        if form.travels == "sum":
+            block[-2] = -(-block[-2] // self.n)
+        found[self.wide(self.outs[0])] += times * prod(block)
+        if self.wanted and not (form.travels == "sum" and case["check_vma"]):
+            found[self.outs[0]] += times * prod(block)
+        return found
+
+    def run(self, operands: list[Any], cts: list[Any], types: list[Any]) -> Any:
+        """The results and the gradients of the factors that are floats; `types` gets the types."""
+        names = "xyz"[: len(self.case["ranks"][0])]
+
+        def called(first: Any, *others: Any) -> list[Any]:
+            other = others[0] if len(others) == 1 else others
+            x, w = (other, first) if self.form.travels == "w" else (first, other)
+            return jax.tree.leaves(self.form.function(x, w, self.axes, **self.options()))
+
+        def function(*floats: Any) -> list[Any]:
+            factors = list(operands)
+            for i, x in zip(self.wanted, floats, strict=True):
+                factors[i] = x
+            ys = self.wrap(called)(*factors)
+            types.extend(map(jax.typeof, ys))
+            if not self.case["check_vma"]:
+                return ys
+            missing = [tuple(sorted({*names} - jax.typeof(y).mat.varying)) for y in ys]
+            pairs = zip(ys, missing, strict=True)
+            return [lax.pcast(y, m, to="varying") if m else y for y, m in pairs]
+
+        if not self.wanted:
+            return function(), []
+        ys, pull_back = jax.vjp(function, *(operands[i] for i in self.wanted))
+        return ys, list(pull_back(cts))
+
+    def expected(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The right results and gradients of all ranks, each rounded once."""
+        shape, ranks = self.case["ranks"][0], self.case["ranks"][0]
+        names = "xyz"[: len(shape)]
+        inside = ["xyz".index(axis) for axis in self.axes]
+        outside = [i for i in range(len(names)) if i not in inside]
+        rings = np.arange(self.size).reshape(ranks).transpose(*outside, *inside).reshape(-1, self.n)
+        wide = np.result_type(*(wide_kind(kind) for kind in self.kinds))
+        factors = [
+            np.broadcast_to(x, (self.size, *x.shape[1:])).astype(wide) for x in self.operands
+        ]
+        cts = [ct.astype(wide) for ct in self.cts]
+        of_batch = []
+        for b in range(2 if any(self.batched) else 1):
+            one = [x[:, b] if batch else x for x, batch in zip(factors, self.batched, strict=True)]
+            some = [ct[:, b] if any(self.batched) else ct for ct in cts]
+            results = [np.zeros_like(ct) for ct in some]
+            gradients = [np.zeros_like(x) for x in one]
+            for ring in rings:
+                ys, back = self.form.expected([x[ring] for x in one], [ct[ring] for ct in some])
+                for whole, part in zip(results + gradients, ys + back, strict=True):
+                    whole[ring] = part
+            of_batch.append((results, gradients))
+        ys = [
+            np.stack(y, 1) if any(self.batched) else y[0]
+            for y in zip(*(r for r, _ in of_batch), strict=True)
+        ]
+        gradients = [
+            np.stack(g, 1) if batch else np.sum(g, 0)
+            for g, batch in zip(
+                zip(*(g for _, g in of_batch), strict=True), self.batched, strict=True
+            )
+        ]
+        if self.case["check_vma"]:  # JAX adds the gradients of what is the same on every rank
+            gradients = [
+                np.broadcast_to(g.sum(0), g.shape) if same else g
+                for g, same in zip(gradients, self.same, strict=True)
+            ]
+        return (
+            [rounded(y, kind) for y, kind in zip(ys, self.outs, strict=True)],
+            [rounded(gradients[i], self.kinds[i]) for i in self.wanted],
+        )
+
+
+def numbers(rng: Any, kind: Any, limit: int | None, shape: tuple[int, ...]) -> np.ndarray:
+    """Integers up to a limit; without one, all that an integer dtype has."""
+    if limit is None:
+        return rng.integers(jnp.iinfo(kind).min, jnp.iinfo(kind).max, shape, kind, endpoint=True)
+    x = rng.integers(-limit, limit, shape, endpoint=True)
+    return (x + 1j * x[::-1] if kind.kind == "c" else x).astype(kind)
+
+
+def wide_kind(kind: Any) -> Any:
+    return {"i": np.int64, "c": np.complex128}.get(kind.kind, np.float64)
+
+
+def rounded(x: np.ndarray, kind: Any) -> np.ndarray:
+    return (x if kind.kind == "c" else x.real).astype(kind)
+
+
+# -- many cases in one program --
+
+
+def compare(calls: list[Call], mesh: Any, check_vma: bool, jit: bool = True) -> None:
+    """Run cases with one mesh as one program, and check each of them."""
+    types: list[list[Any]] = [[] for _ in calls]
+
+    def every(operands: Any, cts: Any) -> list[Any]:
+        return [one(i, *of) for i, of in enumerate(zip(operands, cts, strict=True))]
+
+    def one(i: int, operands: list[Any], cts: list[Any]) -> Any:
+        def named(*of: Any) -> Any:
+            return jax.tree.map(lambda x: x[None], calls[i].run(*of, types[i]))
+
+        named.__name__ = f"case_{i}"
+        factors, cts = ([x[0] for x in xs] for xs in (operands, cts))
+        run = jax.jit(named) if jit else named
+        with ExitStack() as stack:
+            for (module, name), value in PATHS[calls[i].case["path"]].items():
+                stack.enter_context(mock.patch.object(module, name, value))
+            try:
+                return run(factors, cts)
+            except Exception as error:
+                error.add_note(f"{calls[i].case}")
+                raise
+
+    over = P(mesh.axis_names)
+    specs = [[P() if same else over for same in call.same] for call in calls]
+    mapped = jax.shard_map(
+        every, mesh=mesh, in_specs=(specs, over), out_specs=over, check_vma=check_vma
+    )
+    operands = [call.operands for call in calls], [call.cts for call in calls]
+    if jit:
+        traced = jax.jit(mapped).trace(*operands)
+        found = jax.device_get(traced.lower().compile()(*operands))
+        programs = {
+            e.params["name"]: e.params["jaxpr"].jaxpr
+            for e, _ in equations(traced.jaxpr.jaxpr)
+            if "case_" in str(e.params.get("name"))
+        }
+    else:
+        found, programs = jax.device_get(mapped(*operands)), {}
+    for i, call in enumerate(calls):
+        for got, right in zip(
+            jax.tree.leaves(found[i]), jax.tree.leaves(call.expected()), strict=True
+        ):
+            assert got.dtype == right.dtype, call.case
+            np.testing.assert_array_equal(got, right, str(call.case))
+        check_types(call, types[i], set(mesh.axis_names) if check_vma else set())
+        if jit:
+            check_program(call, list(equations(programs[f"case_{i}"])))
+
+
+def check_types(call: Call, types: list[Any], names: set[str]) -> None:
+    varying = names - set(call.axes) if call.form.travels == "sum" else names
+    for aval, kind in zip(types, call.outs, strict=True):
+        assert (aval.dtype, aval.weak_type) == (kind, False), call.case
+        assert aval.mat.varying == varying, call.case
+
+
+def equations(jaxpr: Any, times: int = 1) -> Any:
+    """All operations of a program, and how often each runs."""
+    for equation in jaxpr.eqns:
+        yield equation, times
+        turns = (
+            times * equation.params.get("length", 1) if equation.primitive.name == "scan" else times
+        )
+        for value in equation.params.values():
+            for part in value if isinstance(value, tuple | list) else [value]:
+                if inner := getattr(part, "jaxpr", part if hasattr(part, "eqns") else None):
+                    yield from equations(inner, turns)
+
+
+def check_program(call: Call, program: list[Any]) -> None:
+    """Check the precision and the type of every product, and what every rank sends in all."""
+    case, form = call.case, call.form
+    products = [e.params for e, _ in program if e.primitive.name == "dot_general"]
+    precision = case["precision"] and (lax.Precision.HIGHEST,) * 2
+    assert {of["precision"] for of in products} <= {precision}, case
+    allowed = {*map(call.wide, (*call.outs, *call.kinds))} | ({C64} & {*case["dtypes"]})
+    if form.travels == "sum":  # its gradient may be a plain product
+        allowed |= {*call.outs, *call.kinds}
+    assert {of["preferred_element_type"] for of in products} <= allowed, case
+    chosen = {
+        e.params["collective"].algorithm
+        for e, _ in program
+        if hasattr(e.params.get("collective"), "algorithm")
+    }
+    assert chosen == ({call.options()["algorithm"]} if form.travels == "sum" else set()), case
+    sent = Counter()
+    for e, times in program:
+        for x in e.invars if e.primitive.name == "ringcoll_ppermute" else ():
+            sent[x.aval.dtype] += times * x.aval.size
+    right = call.sent()
+    assert right is None or +sent == +right, (sent, right, case)
+
+
+def calls_of(ranks: Any, seed: int) -> list[Call]:
+    cases = [case for table in TABLES for case in cases_of(table, seed)] + WERE_WRONG
+    return [Call(case, i) for i, case in enumerate(cases) if case["ranks"] == ranks]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seed"),
+    mostly_exhaustive(
+        product([*RANKS, *MORE["ranks"]], range(4)), lambda ranks, seed: ranks in RANKS and not seed
+    ),
+    ids=str,
+)
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_every_case_is_right(ranks, check_vma, seed):
+    calls = [call for call in calls_of(ranks, seed) if call.case["check_vma"] == check_vma]
+    if calls:
+        compare(calls, make_mesh(*ranks[0]), check_vma)
+
+
+def test_outside_of_jit():
+    """Where every operation is a program of its own, so of one case."""
+    case = next(case for case in cases_of("gathers", 0) if case["ranks"] == ((2,), "x"))
+    changed = case | {"transform": "none", "length": 3, "gradients": False}
+    compare([Call(changed, 0)], make_mesh(2), case["check_vma"], jit=False)

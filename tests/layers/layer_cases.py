@@ -1,0 +1,220 @@
+"""What the tables of layers share: meshes, ways to run, the checker, and what a program shows."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from support import make_mesh
+
+#: The shape of a mesh (axes x, y, z), and the axes of the layer. The batch is over the others.
+MESHES: Mapping[str, tuple[tuple[int, ...], str | tuple[str, ...]]] = {
+    "one rank": ((1,), "x"),
+    "five ranks": ((5,), "x"),
+    "eight ranks": ((8,), "x"),
+    "the first of two axes": ((2, 3), "x"),
+    "the second of three axes": ((1, 3, 2), "y"),
+    "two axes": ((2, 3), ("x", "y")),
+    "two axes in the other order": ((2, 2, 2), ("z", "x")),
+}
+
+
+class Place:
+    """Where a case runs: a mesh, the axes of the layer, and those of the batch."""
+
+    def __init__(self, name: str):
+        shape, self.axes = MESHES[name]
+        self.mesh: Mesh = make_mesh(*shape)
+        mine = (self.axes,) if isinstance(self.axes, str) else self.axes
+        self.n = prod(self.mesh.shape[axis] for axis in mine)
+        self.others = tuple(axis for axis in self.mesh.axis_names if axis not in mine)
+        self.replicas = prod(self.mesh.shape[axis] for axis in self.others)
+
+    def batch(self, rows: int | None) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+        """The leading dimensions of data with `rows` on a rank, and their entries of a spec."""
+        return ((), ()) if rows is None else ((rows * self.replicas,), (self.others or None,))
+
+
+#: How a layer is called inside `shard_map`; `vmap` and `scan` go along the batch.
+WAYS: Mapping[str, Callable[[Callable], Callable]] = {
+    "jit": lambda call: call,
+    "eager": lambda call: call,
+    "vmap": lambda call: lambda params, *data: jax.vmap(lambda *row: call(params, *row))(*data),
+    "scan": lambda call: (
+        lambda params, *data: jax.lax.scan(lambda c, row: (c, call(params, *row)), 0, data)[1]
+    ),
+    "remat": jax.checkpoint,
+}
+
+
+def ways(seed: int) -> list[str]:
+    """Eagerly every operation is a program of its own, which takes ten times as long."""
+    return [way for way in WAYS if way != "eager" or seed]
+
+
+def no_such_way(case: Mapping[str, Any]) -> bool:
+    """Whether a case, or a part of one, has no batch to go along, or many ranks in eager mode."""
+    way, mesh = case.get("way"), case.get("mesh", "one rank")
+    along_batch = way in ("vmap", "scan") and case.get("batch", 2) in (0, None)
+    return along_batch or (way == "eager" and mesh not in ("one rank", "the first of two axes"))
+
+
+@contextmanager
+def shown(case: Mapping[str, Any]) -> Iterator[None]:
+    """Add all values of the case to an error, so that a person can run it again."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"the case: {dict(case)}")
+        raise
+
+
+def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Normal float64, or -1, 0 and 1, whose products and sums are exact in narrower floats."""
+    if dtype == "float64":
+        return rng.standard_normal(shape) / max(shape[0] if shape else 1, 1) ** 0.5
+    return rng.integers(-1, 2, shape).astype(jnp.dtype(dtype))
+
+
+def cotangent(y: jax.Array, exact: bool) -> jax.Array:
+    """A weight for each element of a result: -1, 0 or 1, or eighths, which bfloat16 has."""
+    place = 7 * jnp.arange(y.size).reshape(y.shape)
+    return (place % 3 - 1 if exact else place % 17 / 8 - 1).astype(y.dtype)
+
+
+def with_gradients(call: Callable, exact: bool = False) -> Callable:
+    """`call(floats, *others)`: its results, and the gradients of the floats."""
+
+    def both(floats: Any, *others: Any) -> Any:
+        y, pull_back = jax.vjp(lambda floats: call(floats, *others), floats)
+        return y, *pull_back(jax.tree.map(lambda y: cotangent(y, exact), y))
+
+    return both
+
+
+def compared(
+    ours: Callable,
+    theirs: Callable,
+    operands: tuple[Any, ...],
+    *,
+    exact: bool = False,
+    jit: bool = True,
+    check: Callable[[Any, Any], None],
+) -> tuple[Any, Any, list[Any]]:
+    """Compare results and gradients with those of one device in float64, by `check`.
+
+    Returns our result, the gradients, and the programs inside `shard_map`, forward and backward.
+    """
+    mine, other = with_gradients(ours, exact), with_gradients(theirs, exact)
+
+    @jax.numpy_rank_promotion("allow")
+    def in_float64(*operands: Any) -> Any:
+        return other(*jax.tree.map(widened, operands))
+
+    traced = jax.jit(mine).trace(*operands)
+    found = traced.lower().compile()(*operands) if jit else mine(*operands)
+    check(*jax.device_get((found, jax.jit(in_float64)(*operands))))
+    return *found, list(programs(traced.jaxpr.jaxpr, "shard_map"))
+
+
+def widened(x: Any) -> Any:
+    """A real float as float64."""
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def gamma(terms: int, unit: float = 2.0**-53) -> float:
+    """The relative error of a sum of so many terms (Higham, section 3.1); `unit` rounds one."""
+    return terms * unit / (1 - terms * unit)
+
+
+def close(
+    ours: Any, theirs: Any, terms: int, roundings: int = 2, narrowest: Any = np.float64
+) -> None:
+    """Within the roundings that `test_tensor_parallel` counts.
+
+    A narrow result was computed in float32 or wider, and then rounded so many times. A wide one is
+    no better if `narrowest` is what it was made of.
+    """
+
+    def one(path: Any, a: Any, b: Any) -> None:
+        assert a.shape == b.shape, (path, a.shape, b.shape)
+        coarsest = max(float(jnp.finfo(dtype).eps) for dtype in (a.dtype, narrowest))
+        is_float64 = coarsest < 2.0**-30
+        bound = 256 * gamma(terms) if is_float64 else 16 * terms**0.5 * 2.0**-24
+        if coarsest > 2.0**-20:
+            bound += roundings * coarsest / 2
+        largest = max(1, np.abs(b).max(initial=0))
+        wide = np.asarray(a, np.float64)
+        np.testing.assert_allclose(wide, b, rtol=0, atol=bound * largest, err_msg=str(path))
+
+    chex.assert_trees_all_equal_structs(ours, theirs)
+    jax.tree_util.tree_map_with_path(one, ours, theirs)
+
+
+def equal(ours: Any, theirs: Any) -> None:
+    """The same numbers, whatever their dtypes."""
+    chex.assert_trees_all_equal_structs(ours, theirs)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(np.asarray(a, b.dtype), b), ours, theirs
+    )
+
+
+def dtypes(tree: Any) -> list[str]:
+    """The dtype of each leaf."""
+    return [jnp.dtype(leaf.dtype).name for leaf in jax.tree.leaves(tree)]
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All operations of a program, also of the programs inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for part in value if isinstance(value, tuple | list) else [value]:
+                inner = getattr(part, "jaxpr", part)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+
+def programs(jaxpr: Any, name: str) -> Iterator[Any]:
+    """The programs inside the operations of this name."""
+    for equation in equations(jaxpr):
+        if equation.primitive.name == name:
+            inner = equation.params["jaxpr"]
+            yield getattr(inner, "jaxpr", inner)
+
+
+def precisions(jaxprs: list[Any]) -> set[Any]:
+    """The precisions of all products."""
+    products = [e for one in jaxprs for e in equations(one) if e.primitive.name in PRODUCTS]
+    found = [e.params["precision"] for e in products]
+    return {p[0] if isinstance(p, tuple) else p for p in found}
+
+
+PRODUCTS = ("dot_general", "ragged_dot_general")
+
+
+def messages(jaxprs: list[Any], *names: str) -> set[str]:
+    """The dtypes of the floats that are sent, by all collectives or by those of these names."""
+    sent = set()
+    for one in jaxprs:
+        for equation in equations(one):
+            name = equation.primitive.name
+            if name.startswith("ringcoll_") if not names else name in names:
+                sent |= {x.aval.dtype.name for x in equation.invars if is_float(x.aval)}
+    return sent
+
+
+def is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def hops(jaxpr: Any) -> int:
+    """How often a program sends; each turn of a loop counts."""
+    inner = ((e, x) for e in jaxpr.eqns for x in e.params.values() if hasattr(x, "eqns"))
+    below = sum(hops(x) * e.params.get("length", 1) for e, x in inner)
+    return below + sum(e.primitive.name == "ringcoll_ppermute" for e in jaxpr.eqns)

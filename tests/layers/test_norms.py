@@ -1,0 +1,174 @@
+"""Tables of norms and of `copied`; random numbers; a sum beside a call.
+
+Data have the mean 100: in bfloat16, or with the mean of float32 squares in bfloat16, the variance
+would be lost.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import layer_references as reference
+import numpy as np
+import pytest
+from covering import SEEDS, covering
+from jax.sharding import PartitionSpec as P
+from layer_cases import (
+    MESHES,
+    WAYS,
+    Place,
+    close,
+    compared,
+    dtypes,
+    messages,
+    no_such_way,
+    shown,
+    ways,
+)
+from support import make_mesh
+
+from ringcoll import layers
+from ringcoll.layers import tensor_parallel as tp
+
+D = 8
+NORMS = {
+    "norm": ["rms_norm", "layer_norm", "layer_norm without bias"],
+    "mesh": ["five ranks", "the second of three axes", "two axes in the other order"],
+    "is_sharded": [True, False],
+    "check_vma": [True, False],
+    "dtype": ["bfloat16", "float32", "float64"],
+    "of_params": ["float32", "bfloat16"],
+    "epsilon": [None, 9.0],
+    "batch": [2, None, 0],
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_norms(seed):
+    for case in covering(NORMS | {"way": ways(seed)}, no_such_way, seed):
+        with shown(case), jax.enable_x64(True):
+            check_norm(case)
+
+
+def check_norm(case):
+    place, rng = Place(case["mesh"]), np.random.default_rng(2)
+    lead, of_batch = place.batch(case["batch"])
+    x = (100 + 3 * rng.standard_normal((*lead, 2 * place.n, D))).astype(jnp.dtype(case["dtype"]))
+    kind, _, unbiased = case["norm"].partition(" ")
+    names = ["scale"] if unbiased or kind == "rms_norm" else ["scale", "bias"]
+    params = {name: rng.standard_normal(D).astype(case["of_params"]) for name in names}
+    spec = P(*of_batch, place.axes if case["is_sharded"] else None)
+    given = {} if case["epsilon"] is None else {"epsilon": case["epsilon"]}
+    is_whole = not case["is_sharded"] and not place.others
+    axes = () if is_whole else place.mesh.axis_names
+    ours, theirs = getattr(tp, kind), partial(getattr(reference, kind), **given)
+    mapped = jax.shard_map(
+        WAYS[case["way"]](lambda params, x: ours(params, x, axes, **given)),
+        mesh=place.mesh,
+        in_specs=(P(), spec),
+        out_specs=spec,
+        check_vma=case["check_vma"],
+    )
+
+    def compare(found, expected):
+        (y, gradients), (right, gradients_right) = found, expected
+        close(y, right, terms=10_000, roundings=1)
+        # Under `check_vma=False` JAX divides the cotangent by the ranks that share it.
+        narrowest = "float32" if case["check_vma"] and x.dtype != np.float64 else x.dtype
+        close(gradients, gradients_right, terms=10_000, roundings=3, narrowest=narrowest)
+
+    y, gradients, _ = compared(
+        lambda of: mapped(*of),
+        lambda of: theirs(*of),
+        ((params, x),),
+        jit=case["way"] != "eager",
+        check=compare,
+    )
+    assert y.dtype == x.dtype
+    assert dtypes(gradients) == dtypes((params, x))
+
+
+COPIED = {
+    "function": ["copied", "copied_beside"],
+    "mesh": [*MESHES],
+    "algorithm": ["auto", "ring", "recursive_doubling"],
+    "dtype": ["bfloat16", "float32", "complex64", "int32"],
+    "reduce_dtype": [None, "float64", "float32"],
+    "check_vma": [True, False],
+    "is_varying": [False, True],
+}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_copied(seed):
+    """Ranks add 256 and ones, which in bfloat16 are 256: the sum shows in which dtype they add."""
+    for case in covering(COPIED, seed=seed):
+        with shown(case), jax.enable_x64(True):
+            check_copied(case)
+
+
+def check_copied(case):
+    place, dtype, wide = Place(case["mesh"]), jnp.dtype(case["dtype"]), case["reduce_dtype"]
+    options = {name: case[name] for name in ("algorithm", "reduce_dtype")}
+    axes, mine = place.axes, P(place.axes)
+    is_exact = dtype.itemsize > 2 or wide is not None
+    of_ranks = np.ones((place.n, 3)) + np.arange(3)
+    of_ranks[0] *= 256 if is_exact else 2
+    w = np.arange(3).astype(dtype)
+
+    def call(w, ct):
+        def used(w):
+            if case["is_varying"]:
+                w = jax.lax.pcast(w, axes, to="varying")
+            if case["function"] == "copied":
+                (copy,) = layers.copied([w], axes, **options)
+                return copy
+            _, copy = layers.copied_beside(jnp.sin, (ct[0] * 0,), w, axes, **options)
+            return copy
+
+        y, back = jax.vjp(used, w)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            return y[None], ct
+        (gradient,) = back(ct[0].astype(dtype))
+        return y[None], gradient[None] + 0 * ct.astype(dtype)
+
+    mapped = jax.shard_map(
+        call,
+        mesh=place.mesh,
+        in_specs=(P(), mine),
+        out_specs=(mine, mine),
+        check_vma=case["check_vma"],
+    )
+    traced = jax.jit(mapped).trace(w, of_ranks)
+    y, gradients = jax.device_get(traced.lower().compile()(w, of_ranks))
+    assert y.dtype == dtype
+    np.testing.assert_array_equal(y, np.broadcast_to(w, (place.n, 3)))
+    if dtype.kind == "i":
+        return
+    is_summed = case["check_vma"]
+    right = np.broadcast_to(of_ranks.sum(0), of_ranks.shape) if is_summed else of_ranks
+    np.testing.assert_array_equal(gradients, right.astype(dtype))
+    if is_summed and not case["is_varying"]:
+        sums = messages([traced.jaxpr.jaxpr], "ringcoll_psum")
+        assert sums == ({wide or dtype.name} if dtype.kind != "c" else set())
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_random_numbers_differ_where_they_should(check_vma):
+    mesh, key = make_mesh(2, 1, 3), jax.random.key(0)
+
+    def masks(axes):
+        def mask():
+            return jax.random.bits(layers.fold_rng_over_axis(key, axes), (1, 1, 1, 4))
+
+        mapped = jax.shard_map(
+            mask, mesh=mesh, in_specs=(), out_specs=P("x", "y", "z"), check_vma=check_vma
+        )
+        return np.asarray(jax.jit(mapped)())[:, 0]  # of each x and z
+
+    assert len(np.unique(masks("x"), axis=0)) == 2
+    np.testing.assert_array_equal(masks("x"), masks("x")[:, :1].repeat(3, 1))
+    np.testing.assert_array_equal(masks("z"), masks("z")[:1].repeat(2, 0))
+    assert len(np.unique(masks(("x", "y", "z")).reshape(6, 4), axis=0)) == 6
+    assert (masks(("x", "z")) != masks(("z", "x")))[:, 1:].any()
+    assert len(np.unique(masks(()).reshape(6, 4), axis=0)) == 1

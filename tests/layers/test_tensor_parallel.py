@@ -1,0 +1,290 @@
+"""Tables of tensor-parallel layers: results and gradients against one device, in float64.
+
+A result is a chain of sums of at most T terms. Each sum is off by at most gamma(T) of the sum of
+the magnitudes of its terms, and a layer has at most eight sums one after the other. The data and so
+the magnitudes are of order one. So a result may be off by 8 gamma(T) of its largest element, times
+32 for what exponentials and quotients amplify. In narrower floats the linear layers get small
+integers, whose sums are exact in any order.
+"""
+
+from dataclasses import dataclass
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import layer_references as reference
+import numpy as np
+import pytest
+from covering import SEEDS, covering
+from jax.sharding import PartitionSpec as P
+from layer_cases import (
+    MESHES,
+    WAYS,
+    Place,
+    close,
+    compared,
+    dtypes,
+    equal,
+    messages,
+    no_such_way,
+    precisions,
+    shown,
+    values,
+    ways,
+)
+from support import make_mesh
+
+from ringcoll import algorithms
+from ringcoll.layers import tensor_parallel as tp
+
+D = 4
+LINEAR = {
+    "column_linear": (tp.column_linear, reference.linear, ("up",)),
+    "row_linear": (tp.row_linear, reference.linear_of_heads, ("down",)),
+    "mlp": (tp.mlp, reference.mlp, ("up", "down")),
+    "gated_mlp": (tp.gated_mlp, reference.gated_mlp, ("gate", "up", "down")),
+}
+OPTIONS = {
+    "algorithm": ["auto", "ring", algorithms.two_ended],
+    "sequence_parallel": [True, False],
+    "residuals": ["save", "regather"],
+    "precision": [None, "highest"],
+    "preferred_element_type": [None, "float64"],
+    "accumulate_dtype": [None, "float64"],
+}
+FACTORS = OPTIONS | {
+    "layer": [*LINEAR],
+    "mesh": [*MESHES],
+    "check_vma": [True, False],
+    "dtype": ["float64", "bfloat16", "float32"],
+    "bias": ["same dtype", "another dtype", None],
+    "batch": [2, None, 0],
+    "variant": [False, True],  # a kernel of heads; of an MLP, an activation that is given
+}
+
+
+def not_linear(case):
+    wide = {case.get("preferred_element_type"), case.get("accumulate_dtype")} & {case.get("dtype")}
+    return no_such_way(case) or "float64" in wide
+
+
+@cache
+def linear_cases(seed):
+    return covering(FACTORS | {"way": ways(seed)}, not_linear, seed)
+
+
+def has_heads(case):
+    return case["variant"] and case["layer"] in ("column_linear", "row_linear")
+
+
+def linear(rng, case, n, by_rows):
+    """The parameters of one linear layer, and their specs."""
+    dtype, axes = case["dtype"], Place(case["mesh"]).axes
+    cut = (3 * n, 2) if has_heads(case) else (3 * n,)
+    kernel = values(rng, (*cut, D) if by_rows else (D, *cut), dtype)
+    spec = P(axes) if by_rows else P(None, axes)
+    if case["bias"] is None:
+        return kernel, spec
+    other = "float32" if dtype == "float64" else "float64"
+    of_bias = dtype if case["bias"] == "same dtype" else other
+    bias = values(rng, (D,) if by_rows else cut, dtype).astype(of_bias)
+    return {"kernel": kernel, "bias": bias}, {"kernel": spec, "bias": P() if by_rows else P(axes)}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("layer", LINEAR)
+def test_linear_layers(layer, seed):
+    for case in linear_cases(seed):
+        if case["layer"] == layer:
+            with shown(case), jax.enable_x64(True):
+                check_linear(case)
+
+
+def check_linear(case):
+    place, rng = Place(case["mesh"]), np.random.default_rng(0)
+    ours, theirs, names = LINEAR[case["layer"]]
+    n, dtype, exact = place.n, case["dtype"], case["dtype"] != "float64"
+    by_name = {name: linear(rng, case, n, by_rows=name == "down") for name in names}
+    params, specs = ({name: pair[i] for name, pair in by_name.items()} for i in (0, 1))
+    if len(names) == 1:
+        params, specs = params[names[0]], specs[names[0]]
+    (lead, of_batch), s = place.batch(case["batch"]), 2 * n
+    sequence = place.axes if case["sequence_parallel"] else None
+    by_columns, by_rows = P(*of_batch, None, place.axes), P(*of_batch, sequence)
+    features = (D,)
+    into, out = by_rows, by_rows
+    if case["layer"] == "column_linear":
+        out = by_columns
+    if case["layer"] == "row_linear":
+        into = by_columns
+        features = (3 * n, 2) if has_heads(case) else (3 * n,)
+    x = values(rng, (*lead, s, *features), dtype)
+    options = {name: case[name] for name in OPTIONS}
+    given = {}
+    if len(names) > 1 and (case["variant"] or exact):
+        given["activation"] = jax.nn.relu if exact else jnp.sin
+
+    def layer(params, x):
+        return ours(params, x, place.axes, **options, **given)
+
+    mapped = jax.shard_map(
+        WAYS[case["way"]](layer),
+        mesh=place.mesh,
+        in_specs=(specs, into),
+        out_specs=out,
+        check_vma=case["check_vma"],
+    )
+    y, gradients, programs = compared(
+        lambda of: mapped(*of),
+        lambda of: partial(theirs, **given)(*of),
+        ((params, x),),
+        exact=exact,
+        jit=case["way"] != "eager",
+        check=equal if exact else partial(close, terms=1000),
+    )
+    assert y.dtype == (case["preferred_element_type"] or dtype)
+    assert dtypes(gradients) == dtypes((params, x))
+    if case["way"] != "eager":
+        wanted = case["precision"]
+        assert precisions(programs) == {wanted and jax.lax.Precision(wanted)}
+        if case["preferred_element_type"] is None and case["accumulate_dtype"] is None:
+            assert messages(programs) <= {dtype, *dtypes(params)}
+
+
+HEADS = {
+    "mesh": ["the first of two axes", "the second of three axes", "two axes in the other order"],
+    "keys": ["cut", "whole", "one head", "cut over the first axis"],
+    "sequence_parallel": [True, False],
+    "check_vma": [True, False],
+    "causal": [True, False],
+    "rotary_base": [100.0, None],
+    "positions": ["of each row", None, "of the sequence"],
+    "attend": ["given", None],
+    "bias": [True, False],
+    "precision": [None, "highest"],
+    "batch": [2, None],
+    "way": ["jit", "remat"],
+    "dtype": ["float64", "bfloat16"],
+}
+
+
+def not_heads(case):
+    """Heads of keys are cut over the first of two axes only if there are two."""
+    axes = MESHES[case.get("mesh", "two axes")][1]
+    first = case.get("keys") == "cut over the first axis" and isinstance(axes, str)
+    rows = case.get("batch", 2) is None and case.get("positions") == "of each row"
+    return first or rows
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_attention(seed):
+    for case in covering(HEADS, not_heads, seed):
+        with shown(case), jax.enable_x64(True):
+            check_attention(case)
+
+
+def check_attention(case):
+    """Scores of `jax.nn.dot_product_attention` are float32; those of the reference are float64."""
+    place, rng, k = Place(case["mesh"]), np.random.default_rng(3), 4
+    n, axes, dtype = place.n, place.axes, case["dtype"]
+    cut = {"cut": axes, "whole": (), "one head": (), "cut over the first axis": axes[0]}
+    groups = {"whole": 2, "one head": 1}.get(case["keys"], 2 * n)
+    # A rank's queries may begin within the queries of a head of keys.
+    heads = {1: n, 2: 2 * n if n % 2 else 3 * n}.get(groups, 4 * n)
+    shapes = {"query": (D, heads, k), "key": (D, groups, k), "value": (D, groups, k)}
+    of_keys = cut[case["keys"]] or None
+    specs = {"query": P(None, axes), "key": P(None, of_keys), "value": P(None, of_keys)}
+    params = {name: values(rng, shape, "float64") for name, shape in shapes.items()}
+    params["out"], specs["out"] = rng.standard_normal((heads, k, D)) / heads, P(axes)
+    if case["bias"]:
+        for name, shape in {**shapes, "out": (0, D)}.items():
+            params[name] = {"kernel": params[name], "bias": values(rng, shape[1:], "float64")}
+            bias = P() if name == "out" else P(*specs[name][1:])
+            specs[name] = {"kernel": specs[name], "bias": bias}
+    (lead, of_batch), s = place.batch(case["batch"]), 2 * n
+    x = rng.standard_normal((*lead, s, D))
+    params, x = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), (params, x))
+    positions = {"of the sequence": 1000 + 3 * np.arange(s)[::-1]}.get(case["positions"])
+    if case["positions"] == "of each row":
+        positions = 7 * np.arange(lead[0])[:, None] + np.arange(s)
+    attend = {"given": partial(reference.attend, causal=case["causal"])}.get(case["attend"])
+    options = {name: case[name] for name in ("sequence_parallel", "precision", "causal")}
+    options |= {"rotary_base": case["rotary_base"], "attend": attend}
+    is_typed = case["check_vma"] and case["keys"] != "one head"
+    options["kv_heads"] = None if is_typed or groups == 1 else groups
+
+    def layer(params, x, positions):
+        return tp.attention(params, x, axes, positions=positions, **options)
+
+    into = P(*of_batch, axes if case["sequence_parallel"] else None)
+    of_rows = None if positions is None else P(*of_batch[: positions.ndim - 1])
+    mapped = jax.shard_map(
+        jax.numpy_rank_promotion("allow")(WAYS[case["way"]](layer)),
+        mesh=place.mesh,
+        in_specs=(specs, into, of_rows),
+        out_specs=into,
+        check_vma=case["check_vma"],
+    )
+
+    def right(floats, positions=None):
+        params, x = floats
+        base = case["rotary_base"]
+        return reference.attention(params, x, case["causal"], positions, base)
+
+    # Queries, keys, values, weights, heads and the result are rounded, forward and back.
+    single = np.float64 if attend else np.float32
+    y, gradients, programs = compared(
+        lambda floats, positions=None: mapped(*floats, positions),
+        right,
+        ((params, x),) if positions is None else ((params, x), positions),
+        check=partial(close, terms=10_000, roundings=8, narrowest=single),
+    )
+    assert y.dtype == dtype
+    assert dtypes(gradients) == dtypes((params, x))
+    if case["precision"]:
+        assert jax.lax.Precision.HIGHEST in precisions(programs)
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Parameter:
+    """A parameter as Flax has it: it holds an array, has its attributes, and can be made one."""
+
+    value: jax.Array
+
+    def __getattr__(self, name):
+        return getattr(self.value, name)
+
+    def __jax_array__(self):
+        return jnp.asarray(self.value)
+
+
+def test_second_derivatives_and_parameters_that_are_attributes():
+    """The derivative of a gradient along its own direction."""
+    rng, spec = np.random.default_rng(2), P(None, "x")
+    params = reference.Weights(
+        rng.standard_normal((D, 8)).astype(np.float32), rng.standard_normal((8, D)) / np.float32(3)
+    )
+    params = jax.tree.map(lambda leaf: Parameter(jnp.float32(leaf)), params)
+    x = rng.standard_normal((3, 4, D)).astype(np.float32)
+    specs = tp.partition_specs(params, "x")
+    layer = partial(tp.mlp, axis_name="x", activation=jnp.sin, algorithm="ring")
+    ours = jax.shard_map(layer, mesh=make_mesh(2), in_specs=(specs, spec), out_specs=spec)
+
+    def theirs(params, x):
+        plain = {name: getattr(params, name).value for name in ("up", "down")}
+        return reference.mlp(plain, x, jnp.sin)
+
+    def along(call, params):
+        def loss(params):
+            return (call(params, x) ** 2).sum()
+
+        def squares(params):
+            return sum((leaf**2).sum() for leaf in jax.tree.leaves(jax.grad(loss)(params)))
+
+        return jax.grad(squares)(params)
+
+    found, expected = (jax.jit(partial(along, call))(params) for call in (ours, theirs))
+    for mine, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        # float32: sums of at most 1000 terms of the size of the largest result
+        np.testing.assert_allclose(mine, right, rtol=0, atol=1000 * 2.0**-24 * abs(right).max())
