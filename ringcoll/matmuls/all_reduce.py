@@ -128,13 +128,15 @@ def matmul_all_reduce(
         )
         return lax.slice_in_dim(total, 0, rows, axis=x.ndim - 2)
 
+    def wide_product(x: Array, w: Array) -> Array:  # so that only the gradients are rounded
+        kinds = (accumulate_dtype, preferred_element_type, jnp.result_type(x, w))
+        wide = max((k for k in kinds if k is not None), key=lambda k: jnp.dtype(k).itemsize)
+        return product(x, w, preferred_element_type=wide)
+
     with renamed(call.refusal):
         if is_checked():
-            if order is None:  # a gradient is rounded to the dtype of its factor only
-                kinds = (accumulate_dtype, preferred_element_type, jnp.result_type(x, w))
-                wide = max((k for k in kinds if k is not None), key=lambda k: jnp.dtype(k).itemsize)
-                product = partial(product, preferred_element_type=wide)
-            return _replicated(reduced_and_gathered, product, x, w)
+            pulled = wide_product if order is None else product
+            return _replicated(reduced_and_gathered, pulled, x, w)
         return reduced_and_gathered(x, w)
 
 
