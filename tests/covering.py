@@ -21,7 +21,7 @@ Case = dict[str, Any]
 TRIES = 50
 
 #: The cases of seed 0 run by default. The exhaustive ones are other cases of the same tables.
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3))]
+SEEDS = [0, pytest.param(1, marks=pytest.mark.exhaustive)]
 
 
 def covering(
