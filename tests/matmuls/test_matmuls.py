@@ -6,10 +6,7 @@ type of every product, and which elements of which dtype the ranks send.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
-from functools import lru_cache
-from inspect import signature
 from itertools import product
 from math import prod
 from typing import Any
@@ -19,208 +16,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from covering import Case, covering
+from covering import Case
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from matmul_cases import (
+    C64,
+    F8,
+    MORE_OF_ALL,
+    PATHS,
+    RANKS,
+    TABLES,
+    TRANSFORMS,
+    WERE_WRONG,
+    adds_cotangents,
+    cases_of,
+    sizes_of,
+)
 from matmul_forms import FORMS as FORMS
 from matmul_forms import SHARDED
 from matmul_forms import with_gradients as with_gradients
-from support import exists, make_mesh, mostly_exhaustive
+from support import make_mesh, mostly_exhaustive
 
 from ringcoll import algorithms
-from ringcoll.matmuls import auto, exchange, forms
-from ringcoll.runtime import barriers, engine
-from ringcoll.schedules.schedule import Move, Schedule
-
-F32, BF16, F8, C64 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.complex64
-I8, I32 = jnp.int8, jnp.int32
-
-
-def backwards(*shape: int) -> Schedule:
-    """An algorithm of one's own: a ring in the other direction."""
-    n = prod(shape)
-    return Schedule(shape, tuple((Move(-1, (-t % n,)),) for t in range(n - 1)))
-
-
-#: Sizes of the mesh, and axes: one, two in both orders, one of two.
-RANKS = [
-    *(((n,), "x") for n in (1, 2, 3, 8)),
-    *(((2, 3), ("x", "y")), ((2, 2), ("y", "x")), ((2, 3), "y")),
-]
-#: How a call is transformed; whether the first factor has a batch, and whether the others have.
-TRANSFORMS = {
-    "none": (lambda f: f, False, False),
-    "remat": (jax.checkpoint, False, False),
-    "vmap of the first": (lambda f: lambda x, *w: jax.vmap(lambda x: f(x, *w))(x), True, False),
-    "vmap of the others": (lambda f: lambda x, *w: jax.vmap(lambda w: f(x, *w))(w), False, True),
-    "vmap of all": (jax.vmap, True, True),
-    "scan over the first": (lambda f: lambda x, *w: lax.map(lambda x: f(x, *w), x), True, False),
-    "scan over all": (lambda f: lambda *of: lax.map(lambda of: f(*of), of), True, True),
-}
-
-
-def on_tpus(*names: str) -> dict[tuple[Any, str], Any]:
-    """What to replace so that "auto" runs, on CPU, in the form with these functions of `auto`."""
-    return {(forms, "PLAIN_ON"): ()} | {(auto, name): HIDDEN[name] for name in names}
-
-
-def where_possible(
-    options: Any, gather: Any, x: Any, others: list[Any], keeps: Any = False
-) -> bool:
-    pairs = zip(gather.products, others, strict=True)
-    found = [exchange.in_place_of(gather, *pair) for pair in pairs]
-    return options.algorithm == "auto" and None not in found
-
-
-HIDDEN = {
-    "to_gather": lambda gather, *_: (auto.HIDDEN, tuple(range(len(gather.products)))[-1:]),
-    "to_scatter": lambda *_: auto.HIDDEN,
-}
-#: Forms that "auto" or the engine choose elsewhere: what to replace by what.
-PATHS: dict[str, dict[tuple[Any, str], Any]] = {
-    "usual": {},
-    "loops": {(engine, "UNROLL_UP_TO"): 0},
-    "parts apart": {(auto, "joining"): lambda *_: "apart"},
-    "parts copied": {(auto, "joining"): lambda *_: "copied"},
-    "two rounds a turn": {(auto, "pairs_pay"): lambda *_: True},
-    "by turns": {(auto, "turns_pay"): lambda *_: True},
-    "no barriers": {(barriers, "device_kind"): lambda: None},
-    "late products": on_tpus("to_gather", "to_scatter"),
-    "rows travel": {(forms, "PLAIN_ON"): (), (exchange, "stays"): where_possible},
-}
-ONLY_AUTO = ("late products", "rows travel")
-
-#: The arguments of every call, and the values of each.
-COMMON: dict[str, list[Any]] = {
-    "ranks": RANKS,
-    "algorithm": [
-        *("auto", "lax", "bidirectional_ring", "two_ended"),
-        *("recursive_doubling", "hamiltonian", backwards),
-    ],
-    # Of the factor that is gathered (or x), and of the other one.
-    "dtypes": [
-        *((F32, F32), (BF16, BF16), (BF16, F32), (F32, BF16), (F8, F8)),
-        *((BF16, C64), (I8, I32)),
-    ],
-    "transform": [*TRANSFORMS],
-    "length": [3, 1, 0],
-    "precision": [None, "highest"],
-    "preferred": [None, F32, BF16],
-    "accumulate": [None, F32],
-    "same": [None, "first", "others"],  # which factors are the same on every rank
-    "check_vma": [True, False],
-    "gradients": [True, False, False],  # which take most of the time
-}
-GATHERS = COMMON | {
-    "form": [
-        *("leading dimensions", "contraction gathered", "weight gathered"),
-        *("columns of the weight gathered", "a batch of weights gathered"),
-        *("sharded rows gathered", "sharded weight gathered"),
-    ],
-    "second": [None, F32, BF16],  # a second factor that shares the gather
-    "residuals": ["save", "regather"],
-    "path": ["usual", "loops", "parts apart", "parts copied", "no barriers", *ONLY_AUTO],
-}
-SUMS = COMMON | {
-    "form": [name for name, form in (FORMS | SHARDED).items() if form.travels in ("y", "sum")],
-    "path": ["usual", "loops", "by turns", "no barriers", *ONLY_AUTO],
-}
-TABLES = {"gathers": GATHERS, "sums": SUMS}
-#: More values, for the exhaustive tier.
-MORE: dict[str, list[Any]] = {
-    "ranks": [((4,), "x"), ((5,), "x"), ((4, 2), ("y", "x"))],
-    "algorithm": ["ring", "bruck", "direct", "torus", "a schedule"],
-    "dtypes": [(C64, F32), (I32, I8), (I8, I8), (F32, I32)],
-    "preferred": [I32],
-    "path": ["two rounds a turn"],
-}
-
-
-def is_float(dtype: Any) -> bool:
-    return dtype in (F32, BF16)
-
-
-def is_given(algorithm: Any) -> bool:
-    return algorithm in (backwards, "a schedule")
-
-
-def runs_on(algorithm: Any, shape: tuple[int, ...], axes: Any) -> bool:
-    sizes = sizes_of(shape, axes)
-    if is_given(algorithm):
-        return len(sizes) == 1
-    return algorithm in ("auto", "lax") or exists("all_gather", algorithm, sizes)
-
-
-def sizes_of(shape: tuple[int, ...], axes: Any) -> tuple[int, ...]:
-    return tuple(shape["xyz".index(axis)] for axis in axes)
-
-
-def adds_cotangents(transform: str) -> bool:
-    """Whether JAX adds the gradients of one factor, each of which is rounded."""
-    _, *batched = TRANSFORMS[transform]
-    return batched[0] != batched[1]
-
-
-#: What cannot be, by the names of some factors.
-FORBIDDEN: list[Callable[..., Any]] = [
-    lambda ranks, algorithm: not runs_on(algorithm, *ranks),
-    # These are sums by psum, whose algorithms are pairs of a scatter and a gather.
-    lambda form, algorithm: "whole products" in form and is_given(algorithm),
-    lambda form, second: "sharded" in form and second,
-    lambda path, algorithm: path in ONLY_AUTO and algorithm != "auto",
-    # XLA:CPU cannot compile lax's all_to_all of no elements, which "auto" uses on TPUs only.
-    lambda path, length: path == "rows travel" and not length,
-    lambda dtypes, preferred: is_float(preferred) and not all(map(is_float, dtypes)),
-    lambda dtypes, preferred: preferred == I32 and dtypes != (I8, I8),
-    lambda second, preferred: second and preferred == I32,
-    lambda dtypes, second: second and dtypes[0] in (F8, I8, I32),
-    lambda dtypes, accumulate: accumulate and C64 in dtypes,  # it cannot hold them
-    # Sums in float8 are exact only if they are rounded once.
-    lambda dtypes, accumulate: F8 in dtypes and not accumulate,
-    lambda dtypes, transform: F8 in dtypes and adds_cotangents(transform),
-    lambda dtypes, same: F8 in dtypes and same,
-    lambda dtypes, form: F8 in dtypes and "whole products" in form,
-    # XLA:CPU dies (SIGSEGV) when it compiles the gradient of a ring of complex numbers in a loop.
-    lambda dtypes, transform: C64 in dtypes and transform.startswith("scan"),
-]
-
-
-#: Cases that were wrong once.
-WERE_WRONG = [
-    {  # the gradient of w, which is wider than the result, was rounded as the result is
-        **{"form": "sum on every rank", "ranks": ((3,), "x"), "algorithm": "ring"},
-        **{"dtypes": (BF16, F32), "preferred": BF16, "accumulate": F32, "precision": None},
-        **{"path": "usual", "transform": "none", "length": 3, "same": None},
-        **{"check_vma": True, "gradients": True},
-    }
-]
-#: What takes seconds to compile, and so is left to the exhaustive tier.
-SLOW: list[Callable[..., Any]] = [
-    lambda ranks, gradients, transform: prod(ranks[0]) > 3 and gradients and transform != "none",
-    lambda ranks, gradients, path: prod(ranks[0]) > 4 and gradients and path == "loops",
-]
-
-
-@lru_cache
-def cases_of(table: str, seed: int) -> list[Case]:
-    """The cases of a table; more values, and all that is slow, if the seed is not 0."""
-    rules = FORBIDDEN if seed else FORBIDDEN + SLOW
-    named = [(tuple(signature(rule).parameters), rule) for rule in rules]
-
-    def forbidden(case: Case) -> bool:
-        """Whether a case, or a part of one, cannot be."""
-        return any(
-            rule(*(case[name] for name in names))
-            for names, rule in named
-            if all(name in case for name in names)
-        )
-
-    more = MORE if seed else {}
-    factors = {name: values + more.get(name, []) for name, values in TABLES[table].items()}
-    return covering(factors, forbidden, seed)
-
-
-# -- one case --
 
 
 class Call:
@@ -510,7 +327,8 @@ def calls_of(ranks: Any, seed: int) -> list[Call]:
 @pytest.mark.parametrize(
     ("ranks", "seed"),
     mostly_exhaustive(
-        product([*RANKS, *MORE["ranks"]], range(4)), lambda ranks, seed: ranks in RANKS and not seed
+        product([*RANKS, *MORE_OF_ALL["ranks"]], range(4)),
+        lambda ranks, seed: ranks in RANKS and not seed,
     ),
     ids=str,
 )
