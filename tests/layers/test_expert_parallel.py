@@ -7,6 +7,7 @@ have as many terms as there are tokens.
 import re
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import layer_references as reference
@@ -27,10 +28,8 @@ FORMS = ["gather", "ring", "bidirectional_ring", "ragged_all_to_all"]
 USUAL = {
     "mesh": ["the second of three axes", "two axes in the other order"],
     "algorithm": ["auto", "ring", "bidirectional_ring", "ragged_all_to_all"],
-    "top_k": [3, 1],
-    "routing": ["two there", "random"],
-    "max_send": ["filled", None],
-    "tokens": [(2, 4), (0,)],
+    "choice": [("two there", 3, "filled"), ("random", 1, None)],
+    "tokens": [(2, 4), (T,)],
     "way": ["jit", "remat of vmap of all"],
 }
 
@@ -61,8 +60,6 @@ def arguments(n, routing, dtype="float64", tokens=T):
 def most_rows(params, n, top_k):
     """The largest number of rows that a rank has for another."""
     chosen = np.argsort(-(np.float64(params["x"]) @ np.float64(params["router"])), 1)[:, :top_k]
-    if not chosen.size:
-        return 1
     ranks = (chosen // 3).reshape(n, -1)
     return max(np.bincount(of, minlength=n).max() for of in ranks)
 
@@ -103,16 +100,21 @@ def ragged(rows, weights, sizes):
 TABLE = {
     "mesh": [*MESHES],
     "algorithm": [*FORMS, "auto"],
-    "routing": ["random", "two there", "to one"],
-    "top_k": [2, 3, 1],
-    "max_send": ["filled", None, "more"],
+    "choice": [  # the routing, `top_k`, and the bound
+        ("two there", 3, "filled"),
+        ("random", 1, None),
+        ("random", 2, "filled"),
+        ("random", 3, "more"),
+        ("to one", 2, "filled"),
+        ("two there", 2, None),
+    ],
     "normalize": [True, False],
     "dtype": ["float64", "bfloat16"],
     "of_router": ["float32", "its own"],
     "activation": [None, jnp.sin],
     "precision": ["highest", None],
     "kernel": [None, ragged],
-    "tokens": [(T,), (2, 4), (0,), (1,)],
+    "tokens": [(T,), (2, 4), (1,)],
     "way": ["jit", "vmap of tokens", "remat of vmap of all"],
     "has_features": [False, True],
     "check_vma": [True, False],
@@ -156,9 +158,9 @@ WAYS = {
 
 
 def check(case):
-    place, tokens, top_k = Place(case["mesh"]), case["tokens"], case["top_k"]
+    place, tokens, (routing, top_k, most) = Place(case["mesh"]), case["tokens"], case["choice"]
     n, dtype = place.n, case["dtype"]
-    params = arguments(n, case["routing"], dtype, int(np.prod(tokens)))
+    params = arguments(n, routing, dtype, int(np.prod(tokens)))
     if case["of_router"] != "its own":
         params["router"] = params["router"].astype(case["of_router"])
     features = None
@@ -168,11 +170,11 @@ def check(case):
             name: np.concatenate([w, -w, w], 1 if name == "down" else 2)
             for name, w in params["experts"].items()
         }
-    options = {name: case[name] for name in ("top_k", "normalize")}
+    options = {"top_k": top_k, "normalize": case["normalize"]}
     if case["activation"]:
         options["activation"] = case["activation"]
     filled = most_rows(params, n, top_k)
-    bound = {"filled": filled, "more": filled + 2}.get(case["max_send"])
+    bound = {"filled": filled, "more": filled + 2}.get(most)
     given = {name: case[name] for name in ("algorithm", "precision", "kernel", "check_vma")}
     ours = over(
         place.mesh,
@@ -201,6 +203,23 @@ def check(case):
     assert dtypes(gradients) == dtypes(params)
     if case["precision"]:
         assert jax.lax.Precision.HIGHEST in precisions(programs)
+
+
+@pytest.mark.parametrize("bound", [None, 1])
+def test_of_no_tokens_there_are_no_results(bound):
+    params = arguments(2, "random", "float32", tokens=0)
+
+    def run(params):
+        calls = {
+            form: over(make_mesh(2), params, top_k=2, algorithm=form, max_send=bound)
+            for form in FORMS
+        }
+        return {form: with_gradients(call)(params) for form, call in calls.items()}
+
+    for (output, loss), gradients in jax.device_get(jax.jit(run)(params)).values():
+        assert (output.shape, loss) == ((0, D), 0)
+        chex.assert_trees_all_equal_shapes_and_dtypes(gradients, params)
+        assert not any(map(np.any, jax.tree.leaves(gradients)))
 
 
 def test_halves_of_a_round_that_are_multiplied_apart_change_nothing(monkeypatch):

@@ -12,6 +12,7 @@ import layer_references as reference
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from layer_cases import compiled
 from support import make_mesh
 
 from ringcoll.layers import context_parallel as cp
@@ -29,7 +30,7 @@ def test_rotary_at_positions_over_a_thousand(positions, dtype):
     x = np.random.default_rng(0).standard_normal((2, 5, 3, 8)).astype(dtype)
     where = np.arange(1001, 1006)
     where = where if positions == "of the sequence" else np.stack([where, 7 * where])
-    found = jax.jit(tp.rotary)(x, where)
+    found = compiled(jax.jit(tp.rotary).trace(x, where))(x, where)
     assert found.dtype == dtype
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
         right = reference.turned(np.float64(x), np.float64(where))
@@ -41,7 +42,7 @@ def test_rotary_at_positions_over_a_thousand(positions, dtype):
 def summed_in_float32(layer, in_specs, out, *operands):
     """The result on eight ranks, one of which adds 256 and the others 1: 263, and so 264."""
     mapped = jax.shard_map(layer, mesh=make_mesh(8), in_specs=in_specs, out_specs=out)
-    found = jax.jit(mapped)(*operands)
+    found = compiled(jax.jit(mapped).trace(*operands))(*operands)
     assert found.dtype == NARROW
     np.testing.assert_array_equal(np.float32(found), 264)
 
@@ -86,7 +87,7 @@ def test_logits_of_a_router_that_are_equal_in_bfloat16(form):
         in_specs=(P("x"), P(), P("x")),
         out_specs=ep.Routed(P("x"), P()),
     )
-    output = jax.jit(layer)(x, router, experts).output
+    output = compiled(jax.jit(layer).trace(x, router, experts))(x, router, experts).output
     np.testing.assert_array_equal(np.float32(output), [[2, 2], [1, 1]])
 
 
@@ -105,12 +106,12 @@ def test_gradients_of_attention_are_zero_where_all_values_are_the_same(algorithm
         out_specs=spec,
     )
 
-    @jax.jit
     def gradients(q, k, v, ct):
         out, back = jax.vjp(attend, q, k, v)
         return out, *back(ct)
 
-    out, dq, dk, dv = gradients(q, k, v, ct)
+    program = compiled(jax.jit(gradients).trace(q, k, v, ct))
+    out, dq, dk, dv = program(q, k, v, ct)
     np.testing.assert_array_equal(np.float32(out), np.float32(v))
     np.testing.assert_array_equal(np.float32(dq), 0)
     np.testing.assert_array_equal(np.float32(dk), 0)

@@ -19,6 +19,7 @@ from layer_cases import (
     Place,
     close,
     compared,
+    compiled,
     dtypes,
     messages,
     no_such_way,
@@ -92,65 +93,59 @@ COPIED = {
     "function": ["copied", "copied_beside"],
     "mesh": [*MESHES],
     "algorithm": ["auto", "ring", "recursive_doubling"],
-    "dtype": ["bfloat16", "float32", "complex64", "int32"],
-    "reduce_dtype": [None, "float64", "float32"],
+    "reduce_dtype": ["float32", None, "float64"],
     "check_vma": [True, False],
-    "is_varying": [False, True],
 }
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_copied(seed):
-    """Ranks add 256 and ones, which in bfloat16 are 256: the sum shows in which dtype they add."""
     for case in covering(COPIED, seed=seed):
         with shown(case), jax.enable_x64(True):
             check_copied(case)
 
 
 def check_copied(case):
-    place, dtype, wide = Place(case["mesh"]), jnp.dtype(case["dtype"]), case["reduce_dtype"]
+    """Ranks add 256 and ones, which in bfloat16 are 256: the sum shows in which dtype they add."""
+    place, wide = Place(case["mesh"]), case["reduce_dtype"]
     options = {name: case[name] for name in ("algorithm", "reduce_dtype")}
-    axes, mine = place.axes, P(place.axes)
-    is_exact = dtype.itemsize > 2 or wide is not None
+    axes, own = place.axes, P(place.axes)
     of_ranks = np.ones((place.n, 3)) + np.arange(3)
-    of_ranks[0] *= 256 if is_exact else 2
-    w = np.arange(3).astype(dtype)
+    of_ranks[0] *= 256 if wide else 2
+    floats = {name: np.arange(3).astype(name) for name in ("bfloat16", "float32", "complex64")}
+    tree = floats | {"int32": np.arange(3, dtype=np.int32), "varying": np.ones(3, np.float32)}
 
-    def call(w, ct):
-        def used(w):
-            if case["is_varying"]:
-                w = jax.lax.pcast(w, axes, to="varying")
+    def call(tree, ct):
+        def used(floats):
+            varying = jax.lax.pcast(tree["varying"], axes, to="varying")
+            given = tree | floats | {"varying": varying}
             if case["function"] == "copied":
-                (copy,) = layers.copied([w], axes, **options)
-                return copy
-            _, copy = layers.copied_beside(jnp.sin, (ct[0] * 0,), w, axes, **options)
-            return copy
+                copies = layers.copied(given, axes, **options)
+            else:
+                _, copies = layers.copied_beside(jnp.sin, (0 * ct[0],), given, axes, **options)
+            assert dtypes(copies) == dtypes(tree)
+            return {name: copies[name] for name in floats}, copies
 
-        y, back = jax.vjp(used, w)
-        if not jnp.issubdtype(dtype, jnp.inexact):
-            return y[None], ct
-        (gradient,) = back(ct[0].astype(dtype))
-        return y[None], gradient[None] + 0 * ct.astype(dtype)
+        _, back, copies = jax.vjp(used, floats, has_aux=True)
+        (gradients,) = back({name: ct[0].astype(name) for name in floats})
+        gradients = {name: x + (0 * ct[0]).astype(name) for name, x in gradients.items()}
+        copies = jax.tree.map(lambda x: x + (0 * ct[0]).astype(x.dtype), copies)
+        return jax.tree.map(lambda x: x[None], (copies, gradients))
 
     mapped = jax.shard_map(
-        call,
-        mesh=place.mesh,
-        in_specs=(P(), mine),
-        out_specs=(mine, mine),
-        check_vma=case["check_vma"],
+        call, mesh=place.mesh, in_specs=(P(), own), out_specs=own, check_vma=case["check_vma"]
     )
-    traced = jax.jit(mapped).trace(w, of_ranks)
-    y, gradients = jax.device_get(traced.lower().compile()(w, of_ranks))
-    assert y.dtype == dtype
-    np.testing.assert_array_equal(y, np.broadcast_to(w, (place.n, 3)))
-    if dtype.kind == "i":
-        return
+    traced = jax.jit(mapped).trace(tree, of_ranks)
+    copies, gradients = jax.device_get(compiled(traced)(tree, of_ranks))
+    for name, copy in copies.items():
+        np.testing.assert_array_equal(copy, np.broadcast_to(tree[name], (place.n, 3)))
     is_summed = case["check_vma"]
     right = np.broadcast_to(of_ranks.sum(0), of_ranks.shape) if is_summed else of_ranks
-    np.testing.assert_array_equal(gradients, right.astype(dtype))
-    if is_summed and not case["is_varying"]:
-        sums = messages([traced.jaxpr.jaxpr], "ringcoll_psum")
-        assert sums == ({wide or dtype.name} if dtype.kind != "c" else set())
+    for name, gradient in gradients.items():
+        assert gradient.dtype == name
+        np.testing.assert_array_equal(gradient, right.astype(name))
+    sums = messages([traced.jaxpr.jaxpr], "ringcoll_psum")
+    assert sums == (({wide} if wide else {"bfloat16", "float32"}) if is_summed else set())
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
