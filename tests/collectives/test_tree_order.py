@@ -27,7 +27,7 @@ PLACES = {
 FACTORS = {
     "function": ["psum", "pmean", "psum_scatter", "gradient of all_gather"],
     "algorithm": ["auto", "lax", "halving_doubling", "one_shot"],
-    "dtype": ["float32", "bfloat16"],
+    "dtype": ["float32", "bfloat16", "complex64"],
     "leaves": [None, 8, np.int64(8)],
     "place": [*PLACES],
     "check_vma": [True, False],
@@ -41,7 +41,13 @@ def forbidden(case):
         # One shot is for whole vectors; along two axes, each sum is balanced, but not their order.
         or (algorithm == "one_shot" and case.get("place") in ("xy", "yx"))
         or (algorithm == "one_shot" and function not in (None, "psum", "pmean"))
+        or (function == "gradient of all_gather" and case.get("dtype") == "complex64")
     )
+
+
+def normal(dtype):
+    """Leaves of a dtype."""
+    return np.asarray(jnp.asarray(NORMAL * (1 - 2j) if dtype == "complex64" else NORMAL, dtype))
 
 
 def of_tree(x):
@@ -55,7 +61,7 @@ def leaves_of(case):
     """The sum of each device's own leaves; of a group, all ranks together have all leaves."""
     devices = PLACES[case["place"]][3]
     n = len(devices[0])
-    own = np.asarray(jnp.asarray(NORMAL, case["dtype"])).reshape(n, LEAVES // n, 16, 4)
+    own = normal(case["dtype"]).reshape(n, LEAVES // n, 16, 4)
     places = np.argsort(np.ravel(devices))
     return np.concatenate([[of_tree(leaves) for leaves in own]] * len(devices))[places]
 
@@ -85,7 +91,7 @@ def run(case, x):
 def expected(case):
     """The sum by the tree; of a scattered one, each device's part."""
     devices = PLACES[case["place"]][3]
-    n, total = len(devices[0]), of_tree(np.asarray(jnp.asarray(NORMAL, case["dtype"])))
+    n, total = len(devices[0]), of_tree(normal(case["dtype"]))
     if case["function"] in ("psum", "pmean"):
         return np.stack([total] * n * len(devices))
     parts = np.concatenate([np.split(total, n)] * len(devices))
