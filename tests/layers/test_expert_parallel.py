@@ -30,7 +30,7 @@ USUAL = {
     "algorithm": ["auto", "ring", "bidirectional_ring", "ragged_all_to_all"],
     "choice": [("two there", 3, "filled"), ("random", 1, None)],
     "tokens": [(2, 4), (T,)],
-    "way": ["jit", "remat of vmap of all"],
+    "way": ["jit", "vmap of tokens"],
 }
 
 
@@ -131,9 +131,17 @@ def no_mixture(case):
     return bool(alone or (case.get("kernel") and narrow))
 
 
+def not_usual(case):
+    """A ring under `vmap` takes longest to compile."""
+    return no_mixture(case) or (
+        "ring" in case.get("algorithm", "") and case.get("way", "jit") != "jit"
+    )
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_mixture_of_experts(seed):
-    for case in covering(TABLE if seed else TABLE | USUAL, no_mixture, seed):
+    factors = (TABLE, no_mixture) if seed else (TABLE | USUAL, not_usual)
+    for case in covering(*factors, seed):
         with shown(case), jax.enable_x64(True):
             check(case)
 
