@@ -28,8 +28,6 @@ def rounded(x: Array, platform: str | None = None) -> Array:
         return lax.reduce_precision(x.astype(jnp.float32), 8, 7).astype(x.dtype)
     if (platform or device_kind()) not in _CONTRACTS:
         return x
-    if jnp.iscomplexobj(x):  # XLA:CPU crashes while it compiles some selections of complex numbers
-        return lax.complex(rounded(x.real, platform), rounded(x.imag, platform))
     # A selection between a product and an addition keeps LLVM from contracting them. A barrier does
     # so too, but not in jax 0.10. A minimum with infinity does not: LLVM removes it.
     return jnp.where(jnp.isnan(x), jnp.full((), jnp.nan, x.dtype), x)

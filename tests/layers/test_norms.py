@@ -34,7 +34,7 @@ from ringcoll.layers import tensor_parallel as tp
 D = 8
 NORMS = {
     "norm": ["rms_norm", "layer_norm", "layer_norm without bias"],
-    "mesh": ["five ranks", "the second of three axes", "two axes in the other order"],
+    "mesh": ["the first of two axes", "the second of three axes", "two axes in the other order"],
     "is_sharded": [True, False],
     "check_vma": [True, False],
     "dtype": ["bfloat16", "float32", "float64"],

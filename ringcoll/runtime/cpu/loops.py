@@ -265,6 +265,8 @@ def _count(value: ir.Value) -> ir.Value:
     strides = [max(1, size // 8) for size in shape]
     bounds = [mlir.dense_int_array(x) for x in ([0] * len(shape), shape, strides)]
     some = stablehlo.slice(value, *bounds)
+    if isinstance(value.type.element_type, ir.ComplexType):
+        some = stablehlo.real(some)  # XLA:CPU crashes when it compares complex numbers with 0
     for kind in (ir.IntegerType.get_signless(1), number):
         some = stablehlo.convert(ir.RankedTensorType.get(some.type.shape, kind), some)
     total, zero = ir.RankedTensorType.get([], number), mlir.ir_constant(np.int32(0))
