@@ -92,7 +92,7 @@ def _gradients(n: int) -> dict[str, Program]:
         variants = _variants(case, n)
         options = variants[(turn + n) % len(variants)]
         collective = _program(case, n, options).run
-        result = case.expected(np.zeros((n, *case.shape(n)))).shape[1:]
+        result = case.expected(np.zeros((n, *case.shape(n)), np.float32)).shape[1:]
 
         def run(x, ct, collective=collective):
             return jax.vjp(collective, x)[1](ct)[0]
