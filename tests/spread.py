@@ -16,27 +16,18 @@ from unittest import mock
 import conftest  # noqa: F401 (its flags)
 import jax
 import numpy as np
+from cases import LINEAR, MAIN, Case
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import data, every_rank, make_mesh, runnable
-from test_autodiff import CASES, Case, bound, matrix
 from test_matmuls import FORMS, with_gradients
 
+import ringcoll
 from benchmarks.measuring import processes
 from ringcoll import all_gather_matmul, psum
 from ringcoll.collectives.table import GATHERED_AS_BITS, LAX, LAX_AS_BITS, Table, TableRow, choices
 from ringcoll.runtime.cpu import loops
 
-#: They are like psum, but take the greatest or the least in place of a sum, and have no gradient.
-EXTREMA = {
-    name: Case(
-        lambda n: (3,),
-        lambda m, x, axis, n, name=name, **options: getattr(m, name)(x, axis, **options),
-        lambda x, of=of: np.stack([of(x, 0)] * len(x)),
-        "psum",
-    )
-    for name, of in (("pmax", np.max), ("pmin", np.min))
-}
 #: One algorithm between hosts, another within one.
 BY_HOSTS = Table(
     (
@@ -74,38 +65,40 @@ def programs(n: int) -> dict[str, Program]:
 def _collectives(n: int) -> dict[str, Program]:
     """Each collective by all its algorithms; by only one if another case of it came before."""
     results, seen = {}, set()
-    for turn, (name, case) in enumerate({**CASES, **EXTREMA}.items()):
-        variants = _variants(case.collective, n)
-        every = [*variants, *_builtins(case.collective)]
-        for options in [variants[turn % len(variants)]] if case.collective in seen else every:
-            run = bound(case, n, **options)
-            results[_named(name, options)] = Program([case.shape(n)], run, case.reference)
-        seen.add(case.collective)
+    for turn, (name, case) in enumerate({**{c.name: c for c in MAIN}, **LINEAR}.items()):
+        variants, alike = _variants(case, n), _alike(case)
+        every = [*variants, *_builtins(case)]
+        for options in [variants[turn % len(variants)]] if alike in seen else every:
+            results[_named(name, options)] = _program(case, n, options)
+        seen.add(alike)
     return results
 
 
 def _by_hosts(n: int) -> dict[str, Program]:
     """The programs that depend on the number of processes."""
-    case = CASES["psum"]
-    run = bound(case, n, algorithm=BY_HOSTS)
-    return {"psum by hosts": Program([case.shape(n)], run, case.reference)}
+    return {"psum by hosts": _program(LINEAR["psum"], n, {"algorithm": BY_HOSTS})}
+
+
+def _program(case: Case, n: int, options: dict[str, Any]) -> Program:
+    return Program(
+        [case.shape(n)], lambda x: case.ours(ringcoll, x, "x", n, **options), case.expected
+    )
 
 
 def _gradients(n: int) -> dict[str, Program]:
-    """Gradients: each collective by one algorithm in turn; `right` transposes a Jacobian."""
+    """Gradients: each collective by one algorithm in turn."""
     results = {}
-    for turn, (name, case) in enumerate(CASES.items()):
-        variants = _variants(case.collective, n)
+    for turn, (name, case) in enumerate(LINEAR.items()):
+        variants = _variants(case, n)
         options = variants[(turn + n) % len(variants)]
-        collective = bound(case, n, **options)
-        result = case.reference(np.zeros((n, *case.shape(n)))).shape[1:]
+        collective = _program(case, n, options).run
+        result = case.expected(np.zeros((n, *case.shape(n)), np.float32)).shape[1:]
 
         def run(x, ct, collective=collective):
             return jax.vjp(collective, x)[1](ct)[0]
 
         def right(x, ct, case=case):
-            exact = np.tensordot(ct, matrix(case, [np.arange(n)], n), ct.ndim)
-            return np.rint(exact).astype(x.dtype)  # thirds of multiples of 3
+            return case.gradient(ct)
 
         results[_named(f"gradient of {name}", options)] = Program(
             [case.shape(n), result], run, right
@@ -115,7 +108,7 @@ def _gradients(n: int) -> dict[str, Program]:
 
 def _matmuls(n: int) -> dict[str, Program]:
     """Matmuls with gradients, each by one algorithm in turn, on two of three numbers of ranks."""
-    results, variants = {}, _variants("all_gather", n)
+    results, variants = {}, _variants(LINEAR["all_gather"], n)
     for turn, (name, form) in enumerate(FORMS.items()):
         options = variants[(turn + n) % len(variants)]
         if (turn - n) % 3:
@@ -124,21 +117,26 @@ def _matmuls(n: int) -> dict[str, Program]:
     return results
 
 
-def _variants(collective: str | None, n: int) -> list[dict[str, str]]:
+def _variants(case: Case, n: int) -> list[dict[str, Any]]:
     """The arguments that choose each algorithm."""
-    if collective is None:
+    if not case.takes_algorithm:
         return [{}]
-    return [{"algorithm": algorithm} for algorithm in runnable(collective, n)]
+    return [{"algorithm": algorithm} for algorithm in runnable(case.collective, n)]
 
 
-def _builtins(collective: str | None) -> list[dict[str, str]]:
+def _alike(case: Case) -> str:
+    """The collective whose algorithms a case runs by, and whose code."""
+    return "psum" if case.name in ("pmax", "pmin") else case.collective
+
+
+def _builtins(case: Case) -> list[dict[str, Any]]:
     """The arguments that choose JAX's built-in collective, for the whole call or a part of it."""
-    if collective is None:
+    if not case.takes_algorithm:
         return []
-    if collective == "psum_scatter" and jax.__version_info__ < (0, 11):
+    if case.name == "psum_scatter" and jax.__version_info__ < (0, 11):
         return []  # over gloo it was wrong in 2 of 40 runs of 0.10.2, and no error came
     wanted = (LAX, LAX_AS_BITS, "ring" + GATHERED_AS_BITS)
-    return [{"algorithm": name} for name in wanted if name in choices(collective)]
+    return [{"algorithm": name} for name in wanted if name in choices(case.collective)]
 
 
 def _named(name: str, options: dict[str, str]) -> str:

@@ -30,7 +30,7 @@ def rounded(x: Array, platform: str | None = None) -> Array:
         return x
     # A selection between a product and an addition keeps LLVM from contracting them. A barrier does
     # so too, but not in jax 0.10. A minimum with infinity does not: LLVM removes it.
-    return jnp.where(jnp.isnan(x), jnp.full((), jnp.nan, x.dtype), x)
+    return lax.select(jnp.isnan(x), jnp.full_like(x, jnp.nan), x)
 
 
 def added(a: Array, b: Array) -> Array:

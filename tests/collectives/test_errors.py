@@ -388,3 +388,13 @@ def test_a_permutation_may_have_any_form_that_lax_takes(perm):
 
     ours = outcome(lambda x: lax.ppermute([x, x], "x", perm())[1])
     np.testing.assert_array_equal(ours, outcome(lambda x: jax.lax.ppermute(x, "x", perm())))
+
+
+def test_over_a_vmapped_axis_groups_are_refused():
+    """ringcoll refuses them, because lax's own words do not say which axis."""
+
+    def total(x):
+        return lax.psum(x, "v", axis_index_groups=[[0, 1], [2, 3]], algorithm="ring")
+
+    with pytest.raises(NotImplementedError, match=r"over the vmapped axis 'v'.*use a mesh axis"):
+        jax.vmap(total, axis_name="v")(jnp.ones((4, 3)))
