@@ -235,13 +235,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             finally:
                 trees.put(tree)
 
+        dead = 0
         with ThreadPoolExecutor(args.jobs) as pool:
-            results = list(pool.map(died, chosen))
-    for mutant, dead in zip(chosen, results, strict=True):
-        if not dead:
-            print(f"survived: {mutant}")
-    print(f"{sum(results)} of {len(chosen)} mutants of {args.room} died (seed {args.seed})")
-    return int(not all(results))
+            for mutant, has_died in zip(chosen, pool.map(died, chosen), strict=True):
+                dead += has_died
+                if not has_died:
+                    print(f"survived: {mutant}", flush=True)
+    print(f"{dead} of {len(chosen)} mutants of {args.room} died (seed {args.seed})")
+    return int(dead < len(chosen))
 
 
 if __name__ == "__main__":
