@@ -29,7 +29,7 @@ def backwards(*shape: int) -> Schedule:
 
 #: Sizes of the mesh, and axes: one, two in both orders, one of two.
 RANKS = [
-    *(((n,), "x") for n in (1, 2, 3, 8)),
+    *(((n,), "x") for n in (1, 2, 3, 5, 8)),
     *(((2, 3), ("x", "y")), ((2, 2), ("y", "x")), ((2, 3), "y")),
 ]
 #: How a call is transformed; whether the first factor has a batch, and whether the others have.
@@ -74,7 +74,7 @@ ONLY_AUTO = ("late products", "rows travel")
 COMMON: dict[str, list[Any]] = {
     "ranks": RANKS,
     "algorithm": [
-        *("auto", "lax", "bidirectional_ring", "two_ended"),
+        *("auto", "lax", "ring", "bidirectional_ring", "two_ended"),
         *("recursive_doubling", "hamiltonian", backwards),
     ],
     # Of the factor that is gathered (or x), and of the other one.
@@ -108,8 +108,8 @@ SUMS = COMMON | {
 TABLES = {"gathers": GATHERS, "sums": SUMS}
 #: More values, for the exhaustive tier.
 MORE_OF_ALL: dict[str, list[Any]] = {
-    "ranks": [((4,), "x"), ((5,), "x"), ((4, 2), ("y", "x"))],
-    "algorithm": ["ring", "bruck", "direct", "torus", "a schedule"],
+    "ranks": [((4,), "x"), ((4, 2), ("y", "x"))],
+    "algorithm": ["bruck", "direct", "torus", "a schedule"],
     "dtypes": [(C64, F32), (I32, I8), (I8, I8), (F32, I32)],
     "preferred": [I32],
     "path": ["two rounds a turn"],
