@@ -266,6 +266,7 @@ def test_other_names_mean_the_same_and_are_not_listed():
     assert algorithms.exchange is STAGED["recursive_doubling"]
     assert listed_name("psum", "halving_doubling") == "halving_doubling"
     assert listed_name("all_gather", "exchange") == "exchange"
+    assert listed_name("all_to_all", "halving_doubling") == "halving_doubling"
     with pytest.raises(ValueError, match="no algorithm 'halving_doubling'"):
         build("all_to_all", "halving_doubling", (8,))
 

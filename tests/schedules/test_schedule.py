@@ -253,4 +253,6 @@ def test_product_of_all_to_alls_is_one():
 def test_schedules_are_values():
     assert ring(4) == one(*RING)
     assert hash(ring(4)) == hash(one(*RING))
+    listed = Schedule([4], [[Move(1, [offset])] for offset in range(3)])
+    assert (listed, hash(listed)) == (ring(4), hash(ring(4)))
     assert one(*PAIRWISE) != one(*PAIRWISE, kind=AllToAllSchedule)

@@ -38,6 +38,7 @@ def test_lanes_that_start_one_after_the_other_keep_the_tree(lanes):
 def test_other_trees_are_told_apart():
     assert precision.tree(algorithms.ring(4)) == (0, (1, (2, 3)))
     assert precision.tree(algorithms.recursive_doubling_all_reduce(4)) == ((0, 2), (1, 3))
+    assert precision.tree(algorithms.one_shot(5)) == (((0, 1), (2, 3)), 4)
     for wrong in (algorithms.ring(4), algorithms.bruck(8), algorithms.direct(4)):
         with pytest.raises(ScheduleError, match=r"the sum of rank \d is"):
             precision.check_balanced(wrong)
