@@ -13,7 +13,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 
 # JAX reads the environment when it is imported.
 from benchmarks import START
-from benchmarks.collectives import candidates, scale, sweep, tune
+from benchmarks.collectives import sweep, tune
 from benchmarks.compiled import (
     check_claims,
     collectives,
@@ -37,7 +37,6 @@ from ringcoll.commands.arguments import Parser
 #: first line of its docstring says what it does.
 COMMANDS = {
     "tune": tune,
-    "candidates": candidates,
     "collectives": collectives,
     "matmul": matmul,
     "overlap": overlap,
@@ -45,7 +44,6 @@ COMMANDS = {
     "fsdp": fsdp,
     "context": context,
     "experts": experts,
-    "scale": scale,
     "claims": check_claims,
     "machines": fit,
     "measured": measured,

@@ -92,9 +92,9 @@ def tell_failed(failed: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def key(which: Mapping[str, str], make: Make, *, profile: bool = False) -> str:
+def key(which: Mapping[str, str], make: Make) -> str:
     """A digest of everything that a program is compiled from; arguments as for `compile_one`."""
-    return program_cache.key(*_compiled_from(which, make), profile)
+    return program_cache.key(*_compiled_from(which, make), profile=False)
 
 
 def _compiled_from(

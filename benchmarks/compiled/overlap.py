@@ -7,8 +7,6 @@ gpu) a second table counts the collectives with a matmul under them.
   plain      the built-in collective, then the multiplication (or in the other order)
   compiler   jit with shardings and no shard_map: XLA's own collective matmul if it finds one
   .../tuned  with compiler options that change the program
-  1lane...   the ring in another formulation: see `benchmarks.compiled.ring_formulations`
-  notebook, looped, columns, adding: rings that others published: see `benchmarks.compiled.rivals`
   chunks4, grouped: forms for a switch: see `benchmarks.compiled.switch_forms`
   auto:tree  order="tree", on devices in the order of a cube, where the partners of its first
              rounds are neighbours
@@ -20,7 +18,7 @@ gpu) a second table counts the collectives with a matmul under them.
 
 import argparse
 
-from benchmarks.compiled import block_halves, compiling, grid, ring_formulations, rivals
+from benchmarks.compiled import block_halves, compiling, grid
 from benchmarks.compiled.programs import (
     BUILT_IN,
     DIRECTIONS,
@@ -44,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = (*FORMS, *block_halves.FORMS)
     add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
-    every = (*known, *ENCODED, *IN_ORDER, *rivals.RIVALS, *SWITCH_FORMS, *ring_formulations.NAMES)
+    every = (*known, *ENCODED, *IN_ORDER, *SWITCH_FORMS)
     add(
         "--algorithm",
         type=listed(*every),

@@ -2,15 +2,15 @@
 
 `pages.toml` lists the tables. Rows and columns name flags. A cell shows the program whose flags
 are those of its row, its column and the table's `where`, all together. If a flag has several
-values, the cell shows the fastest of these programs. Besides flags, a row or column may have:
+values, the cell shows the fastest of these programs. Besides flags, rows and columns have a
+`title`, and a column may have:
 
-  title     the text at its head (a list, for rows only: in several columns)
   cell      a format with the names of `_fields`, instead of the table's own
   over      flags of other programs: {ratio} is the least time of these over the time of the cell
 
-A table has a `page` and a `run` (the command), and may have `profile`, `bold` ("row" or "column":
-the least time in it), `head` (above the titles of rows), `without` (flags of programs that do not
-exist or cannot be compiled) and `headline` (flags of the programs that CI compiles again).
+A table has a `page` and a `run` (the command), and may have `bold` ("row" or "column": the least
+time in it), `head` (above the titles of rows), `without` (flags of programs that do not exist or
+cannot be compiled) and `headline` (flags of the programs that CI compiles again).
 
 A page of `docs` may also have, up to `<!-- end -->`, the tables of algorithms after
 `<!-- algorithms -->` (as `python -m ringcoll explain --markdown` prints them), and a drawing after
@@ -29,7 +29,6 @@ from benchmarks.compiled.recorded_claims import Claim, ClaimedProgram, fastest
 from ringcoll import draw
 from ringcoll.commands import explain
 from ringcoll.io.files import write
-from ringcoll.io.text import seconds_in_words
 
 FILE = Path(__file__).with_name("pages.toml")
 ROOT = FILE.parents[2]
@@ -54,9 +53,8 @@ class PageTable:
     where: Flags
     jax: str
     cell: str = _CELL
-    head: Sequence[str] = ("",)
+    head: str = ""
     bold: str = ""
-    profile: bool = False
     headline: Flags = field(default_factory=dict)
     without: Sequence[Flags] = ()
 
@@ -75,7 +73,7 @@ class PageTable:
         there = [
             one for one in combined if not any(left.items() <= one.items() for left in self.without)
         ]
-        return [ClaimedProgram.of(self.run, one, self.profile) for one in there]
+        return [ClaimedProgram.of(self.run, one) for one in there]
 
     def _over(self, row: Flags, column: Flags) -> list[ClaimedProgram]:
         over = {**self.where, **column}.get("over")
@@ -87,31 +85,18 @@ class PageTable:
         Raises:
             KeyError: a program has no claim.
         """
-        titles = [
-            row["title"] if isinstance(row["title"], list) else [row["title"]] for row in self.rows
-        ]
-        cells = [
-            [self._written(row, column, claims) for column in self.columns] for row in self.rows
-        ]
-        head = [*self.head, *(column["title"] for column in self.columns)]
+        head = [self.head, *(column["title"] for column in self.columns)]
         lines = [head, ["---"] * len(head)]
-        lines += [[*title, *row] for title, row in zip(titles, cells, strict=True)]
+        for row in self.rows:
+            cells = [self._written(row, column, claims) for column in self.columns]
+            lines.append([row["title"], *cells])
         return [*(_line(line) for line in lines), "", *self._caption(claims)]
 
     def _caption(self, claims: Mapping[ClaimedProgram, Claim]) -> list[str]:
         """The source of the figures, and the command that computes them again."""
         again = f'`python -m benchmarks claims --table "{self.name}"`'
-        compilers = sorted({claims[which].compiler for which in self.programs()})
-        if not any(compilers):
-            return [f"*Modelled*: {again}."]
-        what = "by the compiler's estimates"
-        if self.profile:
-            what = "by the static profile (with a star: by the compiler's estimates)"
-        if any(which.is_on_gpus for which in self.programs()):
-            what = "by what was measured of collectives and matmuls"
-        if "{hidden}" in self.cell:
-            what = "collectives with a matmul under them"
-        return [f"*Compiled*, {', '.join([f'jax {self.jax}', *compilers])}; {what}:", f"{again}."]
+        by = ", ".join([f"jax {self.jax}", *sorted({claims[w].compiler for w in self.programs()})])
+        return [f"*Compiled*, {by}; by the compiler's estimates:", f"{again}."]
 
     def _written(self, row: Flags, column: Flags, claims: Mapping[ClaimedProgram, Claim]) -> str:
         which = self._cell(row, column)
@@ -125,8 +110,7 @@ class PageTable:
             )
         elif claim.total_us == self._least(row, column, claims):
             fields["total"] = f"**{fields['total']}**"
-            fields["time"] = f"**{fields['time']}**"
-        return str(column.get("cell", row.get("cell", self.cell))).format(**fields)
+        return str(column.get("cell", self.cell)).format(**fields)
 
     def _least(
         self, row: Flags, column: Flags, claims: Mapping[ClaimedProgram, Claim]
@@ -144,15 +128,10 @@ class PageTable:
 
 
 def _fields(claim: Claim) -> dict[str, str]:
-    hidden = claim.hidden or (0, 0)
-    star = "*" if claim.which.profile and not claim.profiled else ""
     return {
-        "total": f"{claim.total_us:.0f}{star}",
-        "time": seconds_in_words(claim.total_us / 1e6),
-        "exposed": f"{claim.exposed_percent or 0:.0f}",
-        "temporaries": f"{(claim.temporaries or 0) / 2**20:.0f}",
-        "program": f"{(claim.program or 0) / 2**20:.1f}",
-        "hidden": f"{hidden[0]} of {hidden[1]}",
+        "total": f"{claim.total_us:.0f}",
+        "exposed": f"{claim.exposed_percent:.0f}",
+        "temporaries": f"{claim.temporaries / 2**20:.0f}",
     }
 
 
@@ -202,7 +181,7 @@ def written(
         )
     unclaimed: dict[str, int] = {}
     for name, table in listed.items():
-        shown = {one.which: one for one in claims if one.jax == table.jax or not one.compiler}
+        shown = {one.which: one for one in claims if one.jax == table.jax}
         if missing := {which for which in table.programs() if which not in shown}:
             unclaimed[name] = len(missing)
             continue

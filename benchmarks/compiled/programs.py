@@ -1,4 +1,4 @@
-"""Matmuls with a collective as programs: ringcoll's, the built-in forms, and published rings."""
+"""Matmuls with a collective as programs: ringcoll's and the built-in forms."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,8 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 import ringcoll
 from benchmarks.collectives import cases
-from benchmarks.compiled import ring_formulations
-from benchmarks.compiled.rivals import ARRANGED, RIVALS
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
 from ringcoll import overlap
 from ringcoll.overlap import gpus
@@ -32,7 +30,7 @@ TUNING = {
 }
 DIRECTIONS = ("forward", "both")  # "both" is forward and both gradients
 #: Algorithms of ringcoll whose messages hold codes.
-ENCODED = ("auto:int8", "bidirectional_ring:int8")
+ENCODED = ("auto:int8",)
 #: Algorithms of ringcoll with `order="tree"`.
 IN_ORDER = ("auto:tree",)
 OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
@@ -115,8 +113,6 @@ def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
         name
         for name in names
         if (has_residuals or "/regather" not in name)
-        and (name not in ring_formulations.NAMES or form in ring_formulations.FORMS)
-        and (name not in RIVALS or form in RIVALS[name])
         and (name not in SWITCH_FORMS or form in SWITCH_FORMS[name])
     ]
 
@@ -137,27 +133,12 @@ def program(
         return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
     if algorithm in BUILT_IN:
         function = form.plain
-    elif algorithm in ring_formulations.NAMES:
-        function = ring_formulations.formulation(name, algorithm)
     elif algorithm in SWITCH_FORMS:
         function = SWITCH_FORMS[algorithm][name]
-    elif algorithm in RIVALS:
-        function, operands = RIVALS[algorithm][name], arranged(algorithm, name, mesh, *operands)
     else:
         options = options_of(algorithm)
         function = lambda x, w: form.ours(x, w, **options)  # noqa: E731
     return jax.shard_map(function, mesh=mesh, in_specs=form.ins, out_specs=form.out), operands
-
-
-def arranged(rival: str, name: str, mesh: Any, x: Any, w: Any) -> tuple[Any, Any]:
-    """The operands of a rival, with w in the order that the rival needs."""
-    spec = FORMS[name].ins[1]
-    change = ARRANGED.get((rival, name), lambda w: w)
-    changed = jax.eval_shape(jax.shard_map(change, mesh=mesh, in_specs=spec, out_specs=spec), w)
-    place = NamedSharding(mesh, spec)
-    return x, jax.tree.map(
-        lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype, sharding=place), changed
-    )
 
 
 def options_of(algorithm: str) -> dict[str, str]:

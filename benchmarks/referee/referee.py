@@ -17,7 +17,7 @@ from benchmarks.measuring import report
 from benchmarks.referee import judge
 from benchmarks.referee.judge import BY
 from ringcoll.algorithms import COLLECTIVES, in_lax, names
-from ringcoll.commands.arguments import collective, shape, size, sizes
+from ringcoll.commands.arguments import collective, shape, sizes
 from ringcoll.commands.machine import MODELS, Machine
 from ringcoll.costs.counts import Price
 from ringcoll.io.text import bytes_in_words, seconds_in_words
@@ -136,11 +136,6 @@ def run(args: argparse.Namespace) -> int:
 def _to_neighbours(paid: Any) -> bool:
     """Whether every message on a torus passes one link."""
     return isinstance(paid, Price) and 0 < paid.hops == paid.rounds
-
-
-def seconds_of(bytes: str, network: str, collective: str, algorithm: str, by: str) -> float:
-    """The seconds that the command prints in the cell that these flags name."""
-    return _seconds(named_machine(network), collective, algorithm, size(bytes), by)
 
 
 def _seconds(one: NamedMachine, name: str, algorithm: str, nbytes: int, by: str) -> float:

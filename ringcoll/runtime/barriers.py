@@ -22,7 +22,7 @@ class Beforehand(Order):
     """The order if a compiler schedules everything at compile time."""
 
     # In a loop, a compiler hides as much, and it cannot cut all slices of the operands before the
-    # first round (`benchmarks/pages/overlap.md`).
+    # first round.
     may_unroll = False
     takes_turns = True
 

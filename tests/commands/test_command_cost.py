@@ -7,7 +7,6 @@ from math import prod
 
 import pytest
 
-from benchmarks.__main__ import main as benchmarks
 from ringcoll.__main__ import main
 from ringcoll.algorithms import GATHERS, names, ring
 from ringcoll.commands.arguments import size
@@ -253,18 +252,3 @@ def test_plots(capsys, tmp_path, ranks, words):
     cost(capsys, "all_gather", "--ranks", ranks, "--plot", str(path))
     picture = path.read_text(encoding="utf-8")
     assert [word for word in words if word not in picture] == []
-
-
-def test_scale(capsys, tmp_path):
-    path = tmp_path / "scale.svg"
-    assert benchmarks(["scale", "--ranks", "16..64", "--bytes", "1M", "--plot", str(path)]) == 0
-    row = capsys.readouterr().out.partition("\n 64 ")[2].split("\n")[0]
-    on_a_ring = price("psum", "ring", (64,), (64,))
-    assert row.split("us")[0].strip() == "597"
-    assert seconds_in_words(seconds(on_a_ring, 2**20 / 64, DEVICES["v5p"])) == "597 us"
-    on_a_cube = price("psum", "torus", (4, 4, 4), (4, 4, 4))
-    assert seconds_in_words(seconds(on_a_cube, 2**20 / 64, DEVICES["v5p"])) in row
-    on_hosts = price_on_hosts("psum", "ring", (8, 8), 8)
-    models = SWITCHES["h200"], SWITCHES["infiniband400"]
-    assert seconds_in_words(seconds_on_hosts(on_hosts, 2**20 / 64, *models)) in row
-    assert "torus/3-D" in path.read_text(encoding="utf-8")

@@ -108,7 +108,7 @@ WRITES = [
     *[(benchmarks, of, "json") for of in ("", "matmul", "overlap", "layers", "fsdp")],
     *[(benchmarks, of, "json") for of in ("wire", "skew")],
     *[(benchmarks, of, "draw") for of in ("overlap", "layers", "fsdp")],
-    (benchmarks, "scale", "plot"),
+    (benchmarks, "measured", "plot"),
     (benchmarks, "tune", "table"),
 ]
 

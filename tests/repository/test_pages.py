@@ -86,9 +86,7 @@ def claimed(**flags):
     (found,) = (
         claim
         for claim in recorded_claims.load()
-        if claim.jax.startswith("0.12")
-        and not claim.which.profile
-        and flags.items() <= {*claim.which.flags}
+        if claim.jax.startswith("0.12") and flags.items() <= {*claim.which.flags}
     )
     return found
 
