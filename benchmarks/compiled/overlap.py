@@ -10,8 +10,6 @@ gpu) a second table counts the collectives with a matmul under them.
   1lane...   the ring in another formulation: see `benchmarks.compiled.ring_formulations`
   notebook, looped, columns, adding: rings that others published: see `benchmarks.compiled.rivals`
   chunks4, grouped: forms for a switch: see `benchmarks.compiled.switch_forms`
-  auto:tree  order="tree", on devices in the order of a cube, where the partners of its first
-             rounds are neighbours
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers again for the gradient instead of keeping the gathered array
   above      how far the total is above the longer of compute (plain's) and communication
@@ -26,7 +24,6 @@ from benchmarks.compiled.programs import (
     DIRECTIONS,
     ENCODED,
     FORMS,
-    IN_ORDER,
     OURS,
     algorithms_of,
 )
@@ -44,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = (*FORMS, *block_halves.FORMS)
     add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
-    every = (*known, *ENCODED, *IN_ORDER, *rivals.RIVALS, *SWITCH_FORMS, *ring_formulations.NAMES)
+    every = (*known, *ENCODED, *rivals.RIVALS, *SWITCH_FORMS, *ring_formulations.NAMES)
     add(
         "--algorithm",
         type=listed(*every),

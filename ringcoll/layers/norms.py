@@ -9,9 +9,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, slices_by_leaf
-from ringcoll.collectives.tree_order import LEAVES
-from ringcoll.layers.linear import check_order, leaves_of_rank
 from ringcoll.layers.parameters import field, refusal
 from ringcoll.layers.replicas import copied
 
@@ -22,8 +19,6 @@ def rms_norm(
     axis_name: AxisName = (),
     *,
     epsilon: float = 1e-6,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """x divided by the root of the mean of its squares, times scale; in float32 or wider.
 
@@ -34,12 +29,9 @@ def rms_norm(
         x: tokens, sharded or replicated.
         axis_name: the axes over which tokens may be sharded; () for none.
         epsilon: added to the mean of the squares, under the root.
-        order, leaves: for the sums of gradients, as for `ringcoll.psum`; a leaf is 1/leaves of the
-            sequence, the last dimension but one. They take effect only under `check_vma=True`.
 
     Gradient: all tokens share the scale. Its gradient is summed by a `psum` over the axes of
-    `axis_name` over which x varies. If there are such axes, or with an `order`, JAX refuses forward
-    mode (`jvp`).
+    `axis_name` over which x varies. If there are such axes, JAX refuses forward mode (`jvp`).
 
     Raises:
         KeyError: there is no scale.
@@ -53,7 +45,7 @@ def rms_norm(
      [1. 1. 1. 1.]]
     """
     scale = field(params, "scale")
-    return _normed("rms_norm", partial(_rms, epsilon), x, axis_name, (order, leaves), scale=scale)
+    return _normed("rms_norm", partial(_rms, epsilon), x, axis_name, scale=scale)
 
 
 def layer_norm(
@@ -62,8 +54,6 @@ def layer_norm(
     axis_name: AxisName = (),
     *,
     epsilon: float = 1e-6,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """(x - mean) / standard deviation * scale + bias.
 
@@ -83,7 +73,7 @@ def layer_norm(
     if (bias := field(params, "bias", None)) is not None:
         present["bias"] = bias
     centred = partial(_centred, epsilon, bias is not None)
-    return _normed("layer_norm", centred, x, axis_name, (order, leaves), **present)
+    return _normed("layer_norm", centred, x, axis_name, **present)
 
 
 def _rms(epsilon: float, parameter: Callable[[str], Array], x: Array) -> Array:
@@ -114,10 +104,9 @@ def _normed(
     norm: Callable[[Callable[[str], Array], Array], Array],
     x: Array,
     axis_name: AxisName,
-    tree: tuple[str | None, int],
     **params: Any,
 ) -> Array:
-    """The norm with parameters in float32 or wider; with `order="tree"`, leaf by leaf."""
+    """The norm with parameters in float32 or wider."""
     values = {name: jnp.asarray(value) for name, value in params.items()}
     for name, value in values.items():
         if value.shape != x.shape[-1:]:
@@ -125,19 +114,8 @@ def _normed(
             raise refusal(ValueError, function, words, "pass one number for each feature")
     wide = jnp.promote_types(x.dtype, jnp.float32)
     sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
-    order, leaves = tree
-    check_order(function, order, leaves, sharded)
 
     def own(name: str) -> Array:
-        return copied(values[name].astype(wide), sharded, order=order, leaves=leaves)
+        return copied(values[name].astype(wide), sharded)
 
-    def of_leaf(used: dict[str, Array], x: Array) -> Array:
-        return norm(used.__getitem__, x)
-
-    if order is None:
-        return norm(own, x)
-    used = {name: own(name) for name in values}
-    if not sharded or x.ndim == 1:
-        return leaf_by_leaf(of_leaf, used, [x])[0]
-    blocks = leaves_of_rank(function, x.shape[-2], sharded, leaves)
-    return slices_by_leaf(of_leaf, used, x, -2, blocks)
+    return norm(own, x)

@@ -67,7 +67,6 @@ def test_training_with_experts_is_that_of_one_device(tmp_path):
         ("--experts 6 --model 4", "--experts 6: a token has 2, and each rank of --model 4 as many"),
         ("--experts 1", "--experts 1: a token has 2"),
         ("--experts 4 --check", "--check --experts 4: rounding may choose another expert"),
-        ("--order tree --model 4", "--order tree: the example has one order of additions along"),
     ],
 )
 def test_what_cannot_be_cut_or_checked_is_refused(refused, words, capsys):
@@ -91,15 +90,6 @@ def test_training_over_processes_is_that_of_one_to_the_last_bit(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     several, one = ((tmp_path / name / "losses.json").read_text() for name in ("several", "one"))
     assert several == one
-
-
-@pytest.mark.exhaustive
-def test_training_on_eight_ranks_is_that_on_one_to_the_last_bit(tmp_path):
-    sizes = "--layers 2 --width 64 --heads 8 --features 128 --sequence 32 --batch 2 --steps 5"
-    flags = f"{sizes} --data 1 --fsdp 1 --model 8 --order tree --check".split()
-    done = python("-m", "examples.train_transformer", *flags, "--output", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 5 steps have a loss with other bits than on one rank" in done.stdout
 
 
 @pytest.mark.exhaustive
