@@ -1,7 +1,5 @@
 """Norms over the features of each token; the tokens are sharded or replicated."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,13 +11,7 @@ from ringcoll.layers.parameters import field, refusal
 from ringcoll.layers.replicas import copied
 
 
-def rms_norm(
-    params: Any,
-    x: Array,
-    axis_name: AxisName = (),
-    *,
-    epsilon: float = 1e-6,
-) -> Array:
+def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
     """x divided by the root of the mean of its squares, times scale; in float32 or wider.
 
     `x: [..., d], scale: [d] -> [..., d]`, for the tokens that a rank has. Nothing is sent.
@@ -44,17 +36,13 @@ def rms_norm(
     [[1. 1. 1. 1.]
      [1. 1. 1. 1.]]
     """
-    scale = field(params, "scale")
-    return _normed("rms_norm", partial(_rms, epsilon), x, axis_name, scale=scale)
+    scale = _parameter("rms_norm", "scale", field(params, "scale"), x, axis_name)
+    wide = x.astype(scale.dtype)
+    mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
 
 
-def layer_norm(
-    params: Any,
-    x: Array,
-    axis_name: AxisName = (),
-    *,
-    epsilon: float = 1e-6,
-) -> Array:
+def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
     """(x - mean) / standard deviation * scale + bias.
 
     `x: [..., d], scale, bias: [d] -> [..., d]`; the bias may be missing.
@@ -69,53 +57,24 @@ def layer_norm(
     [[4. 4. 4. 4.]
      [6. 6. 6. 6.]]
     """
-    present = {"scale": field(params, "scale")}
-    if (bias := field(params, "bias", None)) is not None:
-        present["bias"] = bias
-    centred = partial(_centred, epsilon, bias is not None)
-    return _normed("layer_norm", centred, x, axis_name, **present)
-
-
-def _rms(epsilon: float, parameter: Callable[[str], Array], x: Array) -> Array:
-    scale = _per_feature(parameter("scale"), x)
-    wide = x.astype(scale.dtype)
-    mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
-
-
-def _centred(epsilon: float, biased: bool, parameter: Callable[[str], Array], x: Array) -> Array:
-    scale = _per_feature(parameter("scale"), x)
+    scale = _parameter("layer_norm", "scale", field(params, "scale"), x, axis_name)
     wide = x.astype(scale.dtype)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(variance + epsilon) * scale
-    if biased:
-        y = y + _per_feature(parameter("bias"), x)
+    bias = field(params, "bias", None)
+    if bias is not None:
+        y = y + _parameter("layer_norm", "bias", bias, x, axis_name)
     return y.astype(x.dtype)
 
 
-def _per_feature(value: Array, x: Array) -> Array:
-    """One number for each feature, reshaped to as many dimensions as x."""
-    return value.reshape((1,) * (x.ndim - 1) + value.shape)
-
-
-def _normed(
-    function: str,
-    norm: Callable[[Callable[[str], Array], Array], Array],
-    x: Array,
-    axis_name: AxisName,
-    **params: Any,
-) -> Array:
-    """The norm with parameters in float32 or wider."""
-    values = {name: jnp.asarray(value) for name, value in params.items()}
-    for name, value in values.items():
-        if value.shape != x.shape[-1:]:
-            words = f"{name} is {value.shape}, x is {x.shape}"
-            raise refusal(ValueError, function, words, "pass one number for each feature")
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+def _parameter(function: str, name: str, value: Any, x: Array, axis_name: AxisName) -> Array:
+    """A number for each feature, in float32 or wider, with as many dimensions as x."""
+    value = jnp.asarray(value)
+    if value.shape != x.shape[-1:]:
+        words = f"{name} is {value.shape}, x is {x.shape}"
+        raise refusal(ValueError, function, words, "pass one number for each feature")
     sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
-
-    def own(name: str) -> Array:
-        return copied(values[name].astype(wide), sharded)
-
-    return norm(own, x)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    value = copied(value.astype(wide), sharded)
+    return value.reshape((1,) * (x.ndim - 1) + value.shape)

@@ -14,12 +14,7 @@ from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
-from ringcoll.layers.linear import (
-    LayerOptions,
-    check_sequence,
-    columns,
-    rank_count,
-)
+from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
 from ringcoll.layers.parameters import check_bound, errors_of, field, refusal
 from ringcoll.runtime.value_types import varying
 
@@ -38,7 +33,7 @@ def embed(
 
     `tokens: [..., s], embedding: [v/n, d] -> [..., s/n, d]`; with `sequence_parallel=False`
     `[..., s, d]` on every rank. The tokens are the same on every rank. A token outside the table
-    gives NaNs, as in `jax.numpy.take`. The bits of the result do not depend on the number of ranks.
+    gives NaNs, as in `jax.numpy.take`.
 
     Steps and bytes: a `psum_scatter`, or a `psum`, of the result.
 
@@ -66,9 +61,7 @@ def embed(
     mine, row = _own(tokens, table.shape[0], axis_name)
     wires = settled_pair(wire, gradient_wire)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
-    is_mine = mine[..., None]
-    rows = jnp.take(table, row, axis=0)
-    found = jnp.where(is_mine, rows, none)
+    found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
     with errors_of("embed"):
         if not sequence_parallel:

@@ -41,7 +41,7 @@ class FactorsCall(Call):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
         # It adds by a schedule, so it has the same algorithms as psum_scatter.
-        algorithm = self.ask(choice.settled, algorithm, "psum_scatter", self.axes, None)
+        algorithm = self.ask(choice.settled, algorithm, "psum_scatter", self.axes)
         wide = None if accumulate_dtype is None else wide_dtype(self, accumulate_dtype)
         return Options(self.axes, algorithm, precision, wide, residuals == "save")
 
