@@ -112,6 +112,7 @@ PROGRAMS = [
     ("fsdp_equinox", (), 0, ("54272 B of weights on a device", "the losses are equal, except")),
     ("fsdp_nnx", (), 0, ("52096 B of weights on a device", "the losses are equal, except")),
     ("overlap_budget", (), 0, ("within the budget",)),
+    ("same_losses", (), 0, ("by the tree         0 of 100 losses differ",)),
     ("overlap_budget", ("--plain",), 1, ("overlap_budget.py", "more than the 5.0% allowed")),
 ]
 
