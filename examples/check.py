@@ -15,8 +15,6 @@ In float32, a fault such as a sum over the wrong axis, or one wrong mask, is off
 times as much. In bfloat16, whose roundings are large, an error of 1 % in some gradients does not
 show. Norms of gradients have the same limits, because losses cannot show a gradient that is a
 multiple of the right one: Adam takes the same step.
-
-With `--order tree` the run is compared with itself on one rank, to the last bit (`SameBits`).
 """
 
 from dataclasses import replace
@@ -31,8 +29,8 @@ from jax import Array
 
 from benchmarks.measuring import report
 from examples import plain
-from examples.training import Gradient, State, Trainer, make_step, whole
-from examples.transformer import AXES, BALANCE, Config, Params
+from examples.training import Gradient, State, make_step, whole
+from examples.transformer import BALANCE, Config, Params
 
 
 class Check:
@@ -97,35 +95,6 @@ class Check:
         report.show("The run, and the same in float64 on one device", table)
         words = f"{len(bad)} of {len(self.rows)} steps are further off than rounding allows"
         report.console().print(f"{words}; at most {np.max(ratios):.2f} of what it allows")
-        return 1 if bad else 0
-
-
-class SameBits:
-    """The same run on one rank, whose losses must be equal to the last bit."""
-
-    def __init__(
-        self, config: Config, trainer: Trainer, optimizer: optax.GradientTransformation, seed: int
-    ) -> None:
-        mesh = jax.make_mesh((1,) * len(AXES), AXES, devices=[trainer.mesh.devices.flat[0]])
-        self.one = Trainer(config, mesh, optimizer, seed)
-        like, host = self.one.state, jax.tree.map(whole, trainer.state)
-        self.one.state = jax.tree.map(lambda x, of: jax.device_put(x, of.sharding), host, like)
-        self.rows: list[dict[str, Any]] = []
-
-    def __call__(self, step: int, losses: np.ndarray, _: np.ndarray, *data: Any) -> None:
-        """Take the same step on one rank, and count the losses that differ."""
-        expected, _ = self.one.step(*data)
-        differ = int((losses != expected).sum())
-        self.rows.append({"step": step, "differ": differ, "of": losses.size})
-
-    def verdict(self) -> int:
-        """Print the result; returns the exit status."""
-        bad = [row for row in self.rows if row["differ"]]
-        for row in bad[:10]:
-            words = f"step {row['step']}: {row['differ']} of {row['of']} losses differ"
-            report.console().print(words)
-        words = f"{len(bad)} of {len(self.rows)} steps have a loss with other bits than on one rank"
-        report.console().print(words)
         return 1 if bad else 0
 
 

@@ -5,8 +5,6 @@
     python -m examples.train_transformer --context 4 --data 1 --sequence 768 --batch 4
     python -m examples.train_transformer --experts 8 --features 192
     python -m examples.train_transformer --steps 100 --algorithm bidirectional_ring --check
-    python -m examples.train_transformer --data 1 --fsdp 1 --model 8 --width 64 --heads 8 \
---order tree --check
     python -m examples.train_transformer --checkpoint results/saved
     python -m examples.train_transformer --checkpoint results/saved --resume 400 --model 3
 
@@ -33,7 +31,7 @@ import numpy as np
 
 from benchmarks.measuring import processes, report
 from examples import curve, text, training
-from examples.check import Check, SameBits
+from examples.check import Check
 from examples.transformer import TOP_K, Config
 from examples.writing import write
 from ringcoll.costs.wire import CODES
@@ -74,8 +72,6 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--algorithm", "auto", "algorithm of collectives and collective matmuls", metavar="NAME")
     for name, of in ("--wire", "FSDP's gathers"), ("--gradient-wire", "the sums of gradients"):
         add(name, None, f"codes in the messages of {of}", type=str, choices=CODES)
-    words = "order of additions, so that losses do not depend on --model"
-    add("--order", None, words, type=str, choices=["tree"], metavar="tree")
     add("--output", Path("results/transformer"), "folder for the loss curve", metavar="DIR")
     add("--save-every", 200, "steps between checkpoints")
     option = parser.add_argument
@@ -94,9 +90,6 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.check and args.experts > TOP_K:
         words = "rounding may choose another expert for a token, whose loss is then another one"
         parser.error(f"--check --experts {args.experts}: {words}; check --experts {TOP_K}")
-    if args.order and (max(args.data, args.fsdp, args.context) > 1 or args.experts):
-        words = "the example has one order of additions along --model alone, without experts"
-        parser.error(f"--order {args.order}: {words}; use --data 1 --fsdp 1")
     for name in () if args.process_id else ("output", "checkpoint"):  # the first process writes
         try:
             if folder := getattr(args, name):
@@ -115,10 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = {name: getattr(args, name) for name in named}
     options = {
         name: getattr(args, name)
-        for name in ("dropout", "dtype", "algorithm", "wire", "gradient_wire", "order")
+        for name in ("dropout", "dtype", "algorithm", "wire", "gradient_wire")
     }
     config = Config(text.VOCABULARY, **sizes, **options)
-    optimizer = training.adamw(args.learning_rate, args.steps, clips=args.order is None)
+    optimizer = training.adamw(args.learning_rate, args.steps)
     trainer = training.Trainer(config, mesh, optimizer, args.seed)
 
     saved, first = None, 0
@@ -140,11 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit(f"nothing to do: {first} steps are done, and --steps is {args.steps}")
     ranks = max(args.data * args.fsdp * args.context, args.model)
     cut = args.data * args.fsdp, args.context
-    check: Check | SameBits | None = None
-    if args.check and args.order:
-        check = SameBits(config, trainer, optimizer, args.seed)
-    elif args.check:
-        check = Check(config, trainer.state, optimizer, ranks, cut)
+    check = Check(config, trainer.state, optimizer, ranks, cut) if args.check else None
 
     size = sum(x.size for x in jax.tree.leaves(trainer.state.params))
     report.console().print(f"{size:,} parameters over {dict(mesh.shape)}, from step {first}")
@@ -170,7 +159,7 @@ def learn(
     trainer: training.Trainer,
     first: int,
     saved: training.Checkpoints | None,
-    check: Check | SameBits | None,
+    check: Check | None,
 ) -> tuple[dict[int, float], dict[int, float]]:
     """The losses by step: of the batch, and at some steps of held-out text."""
     seen, held_out = text.read()

@@ -23,12 +23,11 @@ from examples.transformer import (
     BATCH,
     CONTEXT,
     LAYOUT,
-    MODEL,
     TOKENS,
     Config,
     Params,
 )
-from ringcoll import lax, layers
+from ringcoll import lax
 from ringcoll.layers import context_parallel as cp
 from ringcoll.layers import fsdp
 
@@ -81,28 +80,13 @@ def sharded_gradient(config: Config, specs: Params, mesh: Mesh) -> Gradient:
     def per_rank(params: Params, *data: Array) -> tuple[Params, Array]:
         def mean(params: Params) -> tuple[Array, Array]:
             losses, balance = transformer.losses(config, specs, params, *data)  # of a rank's tokens
-            loss = layers.compiled_apart(jnp.mean, losses) if config.order else losses.mean()
-            return lax.pmean(loss + BALANCE * balance, TOKENS), losses
+            return lax.pmean(losses.mean() + BALANCE * balance, TOKENS), losses
 
-        grads, losses = jax.grad(mean, has_aux=True)(params)
-        return clipped(grads, specs) if config.order else grads, losses
+        return jax.grad(mean, has_aux=True)(params)
 
     return jax.shard_map(
         per_rank, mesh=mesh, in_specs=(specs, *DATA_SPECS), out_specs=(specs, LOSS_SPECS)
     )
-
-
-def clipped(grads: Params, specs: Params) -> Params:
-    """A rank's gradients, scaled so that the norm of all is at most 1.
-
-    Each rank gathers all gradients. The bits of a sum of shards would depend on the number of
-    shards.
-    """
-    gathered = fsdp.gather(grads, specs, MODEL)
-    norm = layers.compiled_apart(optax.global_norm, gathered)
-    scale = 1 / jnp.maximum(1, lax.pmax(layers.copied(norm, AXES), AXES))
-    # Compiled apart. Otherwise XLA:CPU would fuse it with the sums before, or the optimizer after.
-    return jax.tree.map(lambda g: layers.compiled_apart(jnp.multiply, g, scale), grads)
 
 
 def make_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> Step:
@@ -118,13 +102,10 @@ def make_step(gradient: Gradient, optimizer: optax.GradientTransformation) -> St
     return step
 
 
-def adamw(rate: float, steps: int, clips: bool = True) -> optax.GradientTransformation:
-    """AdamW with a warm-up and a decay to a tenth of the rate; gradients are clipped to norm 1.
-
-    With `clips=False` they are clipped already (see `clipped`).
-    """
+def adamw(rate: float, steps: int) -> optax.GradientTransformation:
+    """AdamW with a warm-up and a decay to a tenth of the rate; gradients are clipped to norm 1."""
     schedule = optax.warmup_cosine_decay_schedule(0, rate, steps // 20 + 1, steps + 1, rate / 10)
-    clip = optax.clip_by_global_norm(1.0) if clips else optax.identity()
+    clip = optax.clip_by_global_norm(1.0)
     return optax.chain(clip, optax.adamw(schedule, b2=0.95, weight_decay=0.1))
 
 

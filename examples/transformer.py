@@ -53,7 +53,6 @@ class Config:
     wire: str | None = None  # of FSDP's gathers, and of the sums of their gradients
     gradient_wire: str | None = None
     experts: int = 0
-    order: str | None = None  # "tree": the same bits for any number of ranks along MODEL
 
 
 def init(config: Config, key: Array) -> Params:
@@ -134,7 +133,6 @@ def logits(
     replicas = DATA, CONTEXT
     wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": replicas, **options}
     wires |= {"wire": config.wire, "gradient_wire": config.gradient_wire}
-    tree: Any = {"order": config.order}
     own = own_positions(tokens.shape[1])
     if positions is not None:  # of the tokens between layers
         parts = own.reshape(lax.axis_size(MODEL), -1)
@@ -146,16 +144,16 @@ def logits(
 
     def mixed(params: Params, x: Array) -> tuple[Array, Array]:
         if not config.experts:
-            return tp.gated_mlp(params, x, MODEL, **options, **tree), jnp.zeros(())
+            return tp.gated_mlp(params, x, MODEL, **options), jnp.zeros(())
         return ep.moe(x, params["router"], params, MODEL, top_k=TOP_K, algorithm=by_name)
 
     def block(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:
         x, balance = state
         drop = partial(dropout, key=params["key"], positions=positions, rate=config.dropout)
-        normed = tp.rms_norm(params["norm_1"], x, MODEL, **tree)
-        mixed_heads = tp.attention(params["attention"], normed, MODEL, **where, **options, **tree)
+        normed = tp.rms_norm(params["norm_1"], x, MODEL)
+        mixed_heads = tp.attention(params["attention"], normed, MODEL, **where, **options)
         x = x + drop(mixed_heads, site=1)
-        normed = tp.rms_norm(params["norm_2"], x, MODEL, **tree)
+        normed = tp.rms_norm(params["norm_2"], x, MODEL)
         y, of_block = mixed(params["mlp"], normed)
         return x + drop(y, site=2), balance + of_block
 
@@ -166,12 +164,12 @@ def logits(
     blocks = {**params["blocks"], "key": keys}
     block_specs = {**specs["blocks"], "key": None if keys is None else P()}
 
-    x = tp.embed(ends["embed"], tokens[:, own], MODEL, **options, **tree)  # [b, s/c/n, d]
+    x = tp.embed(ends["embed"], tokens[:, own], MODEL, **options)  # [b, s/c/n, d]
     x = dropout(x, key, positions, 0, config.dropout)
     state = x, jnp.zeros(())
     x, balance = fsdp.scan_layers(block, blocks, state, block_specs, FSDP, **wires)
-    x = tp.rms_norm(ends["norm"], x, MODEL, **tree)
-    return tp.unembed(ends["unembed"], x, MODEL, **options, **tree), balance
+    x = tp.rms_norm(ends["norm"], x, MODEL)
+    return tp.unembed(ends["unembed"], x, MODEL, **options), balance
 
 
 def losses(
@@ -183,5 +181,4 @@ def losses(
     """
     scores, balance = logits(config, specs, params, batch[:, :-1], *drop)
     labels = batch[:, 1:][:, own_positions(batch.shape[1] - 1)]
-    options: Any = {"algorithm": config.algorithm, "order": config.order}
-    return tp.cross_entropy(scores, labels, MODEL, **options), balance
+    return tp.cross_entropy(scores, labels, MODEL, algorithm=config.algorithm), balance

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from benchmarks.compiled import block_halves, compiling, program_cache, programs
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.compiled.programs import COMPILER, DIRECTIONS, PLAIN, TUNED
+from ringcoll import overlap
 from ringcoll.commands.arguments import writing
 from ringcoll.io.files import write
 
@@ -117,7 +118,7 @@ def program(
 ) -> tuple[Callable, tuple]:
     """A program of a cell, and its operands."""
     make = block_halves.half if form in block_halves.FORMS else programs.program
-    function, operands = make(form, shape, algorithm, programs.mesh_of(topology, algorithm))
+    function, operands = make(form, shape, algorithm, overlap.mesh(topology))
     return programs.with_gradient(function) if direction == "both" else function, operands
 
 

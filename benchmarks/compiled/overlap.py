@@ -8,8 +8,6 @@ gpu) a second table counts the collectives with a matmul under them.
   compiler   jit with shardings and no shard_map: XLA's own collective matmul if it finds one
   .../tuned  with compiler options that change the program
   chunks4, grouped: forms for a switch: see `benchmarks.compiled.switch_forms`
-  auto:tree  order="tree", on devices in the order of a cube, where the partners of its first
-             rounds are neighbours
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers again for the gradient instead of keeping the gathered array
   above      how far the total is above the longer of compute (plain's) and communication
@@ -24,7 +22,6 @@ from benchmarks.compiled.programs import (
     DIRECTIONS,
     ENCODED,
     FORMS,
-    IN_ORDER,
     OURS,
     algorithms_of,
 )
@@ -42,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = (*FORMS, *block_halves.FORMS)
     add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
-    every = (*known, *ENCODED, *IN_ORDER, *SWITCH_FORMS)
+    every = (*known, *ENCODED, *SWITCH_FORMS)
     add(
         "--algorithm",
         type=listed(*every),

@@ -7,13 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
 from benchmarks.collectives import cases
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
-from ringcoll import overlap
 from ringcoll.overlap import gpus
 
 PLAIN, COMPILER = "plain", "compiler"
@@ -31,8 +30,6 @@ TUNING = {
 DIRECTIONS = ("forward", "both")  # "both" is forward and both gradients
 #: Algorithms of ringcoll whose messages hold codes.
 ENCODED = ("auto:int8",)
-#: Algorithms of ringcoll with `order="tree"`.
-IN_ORDER = ("auto:tree",)
 OURS = ("auto", "ring", "bidirectional_ring", "bidirectional_ring/regather", "two_ended")
 
 
@@ -142,7 +139,7 @@ def program(
 
 
 def options_of(algorithm: str) -> dict[str, str]:
-    """The arguments of our functions for one of `OURS`, `ENCODED` or `IN_ORDER`."""
+    """The arguments of our functions for one of `OURS` or `ENCODED`."""
     algorithm, options = cases.name_and_options(algorithm)
     algorithm, _, residuals = algorithm.partition("/")
     return {"algorithm": algorithm, **({"residuals": residuals} if residuals else {}), **options}
@@ -153,15 +150,6 @@ def tuning(topology: str, algorithm: str) -> dict[str, str]:
     if not algorithm.endswith(TUNED):
         return {}
     return TUNING["gpu" if gpus.is_named(topology) else "tpu"]
-
-
-def mesh_of(topology: str, algorithm: str) -> Mesh:
-    """A mesh of all devices, in the order of a ring; for a tree of sums, of a cube with sides 2."""
-    mesh = overlap.mesh(topology)
-    if algorithm not in IN_ORDER:
-        return mesh
-    sides = {f"side {i}": 2 for i in range(mesh.size.bit_length() - 1)}
-    return Mesh(overlap.mesh(topology, **sides).devices.reshape(-1), mesh.axis_names)
 
 
 def by_shardings(function: Callable, operands: tuple) -> Callable:

@@ -10,30 +10,21 @@ programs, whole training steps run (`benchmarks/soak/steps.py`): several in flig
 independent collectives and a donated state. They are compared with jax.lax. --program I replays
 training step I of a seed; if the step is right, it prints only its header. The exit status is 1 if
 anything is wrong, or if live memory grows.
-
-With --order tree it draws small language models instead (`benchmarks/soak/models.py`). The loss and
-gradients of each must have the same bits on one rank as on several. --bits FILE writes a digest of
-each; if the file exists, the digests of this run are compared with it. So runs of one seed with
-different numbers of processes can be compared.
 """
 
 import argparse
-import json
 import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
-from jax.sharding import Mesh
 
 from benchmarks.measuring import options, processes, report
-from benchmarks.soak import memory, models, steps
+from benchmarks.soak import memory, steps
 from benchmarks.soak.random_calls import TOGETHER, RandomCall, draw
 from benchmarks.soak.trial import faults
 from ringcoll.commands.arguments import count
-from ringcoll.io import files
 
 #: Calls between two samples of memory.
 EVERY = 16 * TOGETHER
@@ -79,10 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run only call I of the seed; I-J: these calls together",
     )
     add("--program", type=seed, metavar="I", help="run only training step I of the seed")
-    what = "run models whose bits must not depend on the number of ranks"
-    add("--order", choices=["tree"], help=what)
-    what = "with --order: write digests to this file, or compare with those in it"
-    add("--bits", type=Path, metavar="FILE", help=what)
     what = "stop after this many seconds (default: never)"
     add("--budget", type=float, metavar="SECONDS", help=what)
     options.add_devices(parser)
@@ -96,8 +83,6 @@ def run(args: argparse.Namespace) -> int:
             args.error(f"--{name}: of which seed? Give --seed too")
     processes.start(args)
     mesh = options.mesh(args)
-    if args.order:
-        return _run_models(args, mesh)
     if args.program is not None:
         report.print_header(options.described(mesh))
         wrong = _try_step(args.seed, args.program, mesh.size)
@@ -135,39 +120,6 @@ def run(args: argparse.Namespace) -> int:
     _say(_summary(tally, time.perf_counter() - start))
     grows = _judge(samples)
     return int(tally["wrong"] > 0 or processes.total(grows) > 0)
-
-
-def _run_models(args: argparse.Namespace, mesh: Mesh) -> int:
-    """Draw models, and compare their bits on several meshes; return 1 if any differ."""
-    if args.seed is None:
-        args.seed = int(processes.first_says(secrets.randbits(24)))
-    known = json.loads(args.bits.read_text()) if args.bits and args.bits.exists() else None
-    which = args.only or range(args.count)
-    report.print_header(options.described(mesh))
-    _say(f"{len(which)} models of seed {args.seed}")
-    start, tally, digests = time.perf_counter(), Counter[str](), {}
-    with report.until_interrupted(args, tally):
-        for number in which:
-            if args.budget and processes.first_says(time.perf_counter() - start) > args.budget:
-                break
-            model = models.draw(args.seed, number, mesh.size)
-            wrong, digests[str(number)] = models.differing(model, list(mesh.devices.flat))
-            if known and known.get(str(number), digests[str(number)]) != digests[str(number)]:
-                wrong.append(f"all, from those in {args.bits}")
-            tally.update(["calls", model.kind, model.dtype])
-            if processes.total(len(wrong)):
-                tally["wrong"] += 1
-                what = ", ".join(wrong) or "on another process"
-                again = f"python -m benchmarks soak --order tree --seed {args.seed} --only {number}"
-                _say(f"wrong: {what} of {model}\n  again: {again}")
-            if (number + 1) % models.SHARING == 0:
-                jax.clear_caches()  # the next model has other programs
-                # For readers of the log of an unfinished run:
-                _say(f"{tally['calls']} models, {tally['wrong']} wrong")
-    if args.bits and known is None and processes.leads():
-        files.write(args.bits, json.dumps(digests, indent=1))
-    _say(_summary(tally, time.perf_counter() - start, "models"))
-    return int(tally["wrong"] > 0)
 
 
 def _try_step(seed: int, number: int, devices: int) -> int:
@@ -208,11 +160,11 @@ def _labels(call: RandomCall) -> list[str]:
     return ["calls", call.name, *(label for label, is_so in also.items() if is_so)]
 
 
-def _summary(tally: Counter[str], seconds: float, of: str = "calls") -> str:
+def _summary(tally: Counter[str], seconds: float) -> str:
     """A line of counts."""
     kinds = sorted(set(tally) - {"calls", "wrong"})
     counts = ", ".join(f"{tally[label]} {label}" for label in kinds)
-    return f"#wrong {tally['wrong']} of {tally['calls']} {of} in {seconds:.0f} s: {counts}"
+    return f"#wrong {tally['wrong']} of {tally['calls']} calls in {seconds:.0f} s: {counts}"
 
 
 def _watch(samples: list[memory.MemorySample], calls: int) -> None:

@@ -1,4 +1,4 @@
-"""Check a call with `order="tree"`. Collectives, matmuls and layers all use this check."""
+"""Check a call with `order="tree"`."""
 
 from operator import index
 from typing import Any
@@ -9,23 +9,21 @@ from ringcoll.collectives.call import Call
 LEAVES = 8
 
 
-def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | None:
-    """The leaves of the tree by which floats are added; None if they are added in any order.
+def leaves_of_tree(order: Any, leaves: Any, ranks: int, wire: Any) -> int:
+    """The leaves of the tree by which floats are added.
 
     Args:
         order, leaves: as the caller gave them.
         ranks: the number of ranks that share the leaves.
-        wires: what messages hold; None for floats.
+        wire: what messages hold; None for floats.
 
     Raises:
         ValueError: there is no such order; it is combined with a wire; or the number of leaves is
             not a power of two, or not divisible by the number of ranks.
     """
-    if order is None:
-        return None
     if order != "tree":
         raise ValueError(f"order={order!r}; choose from None, 'tree'")
-    if any(wire is not None for wire in wires):
+    if wire is not None:
         raise ValueError(
             "order='tree' with a wire: ranks round codes, so bits would depend on how many ranks "
             "there are; leave order out, or the wire"
@@ -44,11 +42,9 @@ def leaves_of_tree(order: Any, leaves: Any, ranks: int, *wires: Any) -> int | No
     return count
 
 
-def leaves_of_call(call: Call, *wires: Any) -> int | None:
+def leaves_of_call(call: Call, wire: Any) -> int:
     """`leaves_of_tree` for a call with `order` and `leaves`; refusals are those of the call."""
     order, leaves = call.arguments["order"], call.arguments["leaves"]
-    if order is None:
-        return None
     if any(isinstance(axis, int) for axis in call.axes) or not call.axes:
         words = f"order='tree' over {call.axis_name!r}"
         raise call.refusal(ValueError, words, "name an axis of the mesh or of a vmap")
@@ -56,4 +52,4 @@ def leaves_of_call(call: Call, *wires: Any) -> int | None:
         words = "order='tree' needs axis_index_groups of one size"
         raise call.refusal(ValueError, words, "pass groups of one size")
     n = len(call.grouped[0]) if call.grouped else call.ask(call.rank_count)
-    return call.ask(leaves_of_tree, order, leaves, n, *wires)
+    return call.ask(leaves_of_tree, order, leaves, n, wire)

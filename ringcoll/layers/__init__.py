@@ -1,13 +1,10 @@
 """Layers whose matmuls hide their collectives: functions on pytrees of parameters."""
 
 from ringcoll.layers import context_parallel, expert_parallel, fsdp, tensor_parallel
-from ringcoll.layers.leaves import by_leaves, compiled_apart
 from ringcoll.layers.randomness import fold_rng_over_axis
 from ringcoll.layers.replicas import copied, copied_beside
 
 __all__ = [
-    "by_leaves",
-    "compiled_apart",
     "context_parallel",
     "copied",
     "copied_beside",

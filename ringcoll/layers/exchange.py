@@ -7,7 +7,6 @@ from jax import Array
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import Wire
 
 
@@ -16,7 +15,7 @@ class Exchange:
     """How shards are gathered or sums scattered along `dim`, and what messages hold.
 
     `wire` is what the function's messages hold; `gradient_wire` is what its gradient's messages
-    hold. `order` and `leaves` are for the sums.
+    hold.
     """
 
     axes: tuple[Hashable, ...]
@@ -24,8 +23,6 @@ class Exchange:
     algorithm: Algorithm
     wire: Wire | None
     gradient_wire: Wire | None
-    order: str | None = None
-    leaves: int = LEAVES
 
     def gathered(self, x: Array) -> Array:
         """The shards of all ranks."""
@@ -42,8 +39,6 @@ class Exchange:
             tiled=True,
             algorithm=self.algorithm,
             wire=self.wire,
-            order=self.order,
-            leaves=self.leaves,
         )
 
     def transposed(self) -> "Exchange":

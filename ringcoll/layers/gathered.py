@@ -14,12 +14,10 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
-from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
-from ringcoll.layers.linear import check_order, kernel_and_bias, rank_count, with_bias
+from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import (
     axes_in,
     check_axes,
@@ -74,8 +72,6 @@ def gather(
     algorithm: Algorithm = "auto",
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Pytree:
     """The whole parameters, gathered from each rank's shards; inside `jax.shard_map`.
 
@@ -101,7 +97,6 @@ def gather(
         gradient_wire: what messages hold when the gradients of sharded leaves are summed; each
             rank's gradient is encoded once, and added in float32. The gradients of whole leaves,
             which are small, are not encoded.
-        order, leaves: for the sums, as for `ringcoll.psum`; see `layers.by_leaves`.
 
     Steps and bytes: an `all_gather` for each leaf that is sharded; with a wire, one byte per
     element and 4 bytes per block.
@@ -132,12 +127,6 @@ def gather(
     encoded, back = settled_pair(wire, gradient_wire)
     check_bound("fsdp.gather", axis_name)
     check_bound("fsdp.gather", replicas, "replicas")
-    check_order("fsdp.gather", order, leaves, axes, encoded, back)
-    if order is not None and (fused or replicas or reduce_dtype is not None):
-        words = f"order={order!r} with fused={fused}, replicas={replicas!r}, "
-        words += f"reduce_dtype={reduce_dtype!r}"
-        cure = "leave these out; gather in the dtype in which gradients are to be added"
-        raise refusal(ValueError, "fsdp.gather", words, cure)
 
     def checked(name: str, leaf: Array, spec: PartitionSpec) -> Array:
         if _gathered_dim(name, spec, axes) is None:
@@ -161,7 +150,7 @@ def gather(
             narrow = leaf.astype(to)
             return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
         sums = narrowed(to, reduce_dtype)
-        exchange = Exchange(axes, dim, algorithm, encoded, back, order, leaves)
+        exchange = Exchange(axes, dim, algorithm, encoded, back)
         with errors_of("fsdp.gather"):
             y = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
         return Gathered(lax.stop_gradient(y), leaf, reduce_dtype, back) if is_fused else y
@@ -178,7 +167,7 @@ def gather(
     summed: dict[str, Any] = {"reduce_dtype": reduce_dtype or dtype, "algorithm": algorithm}
     if back:
         params = _copied_if_sharded(params, specs, axes, everywhere, gradient_wire=back, **summed)
-    params = copied(params, everywhere, order=order, leaves=leaves, **summed)
+    params = copied(params, everywhere, **summed)
     return map_with_specs("fsdp.gather", one, params, specs)
 
 
@@ -238,8 +227,6 @@ def linear(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """x @ kernel + bias, multiplied while the kernel arrives.
 
@@ -250,15 +237,14 @@ def linear(
     Steps and bytes: those of `all_gather_matmul` with `operand=1`, which also has the options. A
     `Gathered` kernel has already arrived, and `residuals` does not apply to it. `wire` is what the
     messages of the gather hold; `gradient_wire` is what the messages of the kernel's gradient hold
-    (see `ringcoll.Wire`). For a `Gathered` kernel, the `gradient_wire` of `gather` counts. With
-    `order="tree"` a leaf is 1/leaves of the first dimension of x over all ranks.
+    (see `ringcoll.Wire`). For a `Gathered` kernel, the `gradient_wire` of `gather` counts.
 
     Gradient: for the kernel an `einsum_reduce_scatter`, under its own product; for operands that
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
 
     Raises:
-        ValueError: the kernel is neither a shard nor a gathered matrix that fits x; the bias does
-            not fit; or `order` is given with replicas or with a `Gathered` kernel.
+        ValueError: the kernel is neither a shard nor a gathered matrix that fits x; or the bias
+            does not fit.
 
     >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
     >>> linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
@@ -273,10 +259,6 @@ def linear(
     if shard.ndim != 2 or shard.shape[0] not in (features, features // n):
         words = f"x is {x.shape}, the kernel {shard.shape} on each of {n} ranks"
         cure = "pass a kernel of [d, f/n] or [d/n, f], where d are the features of x"
-        raise refusal(ValueError, "fsdp.linear", words, cure)
-    if order is not None and (replicas or isinstance(kernel, Gathered)):
-        words = f"order={order!r} with replicas={replicas!r}, or a gathered kernel"
-        cure = "shard the batch over axis_name alone, and pass the shard of the kernel"
         raise refusal(ValueError, "fsdp.linear", words, cure)
     dimension = -1 if shard.shape[0] == features else -2
     options: dict[str, Any] = {"algorithm": algorithm, "precision": precision}
@@ -294,14 +276,10 @@ def linear(
         _, back = settled_pair(wire, gradient_wire)
         matrix = copied(kernel, replicas, gradient_wire=back).astype(x.dtype)
         options |= {"operand": 1, "dimension": dimension, "residuals": residuals}
-        options |= {"wire": wire, "gradient_wire": gradient_wire, "order": order, "leaves": leaves}
+        options |= {"wire": wire, "gradient_wire": gradient_wire}
         with errors_of("fsdp.linear"):
             y = all_gather_matmul(x, matrix, axis_name, **options)
-    shared = copied(bias, (*axes, *axes_of(replicas)), order=order, leaves=leaves)
-    if bias is None or order is None:
-        return with_bias("fsdp.linear", y, shared)
-    add = lambda bias, y: with_bias("fsdp.linear", y, bias)  # noqa: E731
-    return slices_by_leaf(add, shared, y, 0, leaves // n)
+    return with_bias("fsdp.linear", y, copied(bias, (*axes, *axes_of(replicas))))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Every tensor-parallel layer consists of these two, with local work between them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -15,15 +15,12 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES, leaves_of_tree
 from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.parameters import check_alike, check_bound, errors_of, field, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_einsum, product_reduce_scatter
-from ringcoll.matmuls.in_blocks import matmul_in_blocks
 from ringcoll.matmuls.labels import matrix_spec
 
 
@@ -39,12 +36,6 @@ class LayerOptions:
     accumulate_dtype: DTypeLike | None
     wire: WireLike | None
     gradient_wire: WireLike | None
-    order: str | None
-    leaves: int
-
-    def tree(self) -> dict[str, Any]:
-        """The arguments `order` and `leaves`, which say in which order to add."""
-        return {"order": self.order, "leaves": self.leaves}
 
     def wires(self) -> tuple[Wire | None, Wire | None]:
         """The wire of the layer's messages, and the wire of its gradient's messages."""
@@ -64,8 +55,6 @@ def column_linear(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """x @ kernel + bias; each rank computes its columns.
 
@@ -105,8 +94,6 @@ def column_linear(
         accumulate_dtype=accumulate_dtype,
         wire=wire,
         gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
     )
     (y,) = columns("column_linear", [("kernel", params)], x, axis_name, options)
     return y
@@ -126,8 +113,6 @@ def row_linear(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """The sum over the ranks of x @ kernel, plus bias; each rank has rows of the kernel.
 
@@ -163,8 +148,6 @@ def row_linear(
         accumulate_dtype=accumulate_dtype,
         wire=wire,
         gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
     )
     return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused, follows=False)
 
@@ -199,11 +182,10 @@ def columns(
         raise refusal(ValueError, function, f"x is {x.shape}", cure)
     check_bound(function, axis_name)
     factors = [kernel for _, kernel, _ in named]
-    # Kernels become matrices if they differ in their number of dimensions, or with `order`, because
-    # leaves need not be whole heads. Otherwise they keep their shapes: a TPU would copy kernels of
-    # heads to make matrices of them.
+    # Kernels become matrices if they differ in their number of dimensions. Otherwise they keep
+    # their shapes: a TPU would copy kernels of heads to make matrices of them.
     differ = len({kernel.ndim for kernel in factors}) > 1
-    if not options.sequence_parallel or differ or options.order is not None:
+    if not options.sequence_parallel or differ:
         factors = [kernel.reshape(kernel.shape[0], -1) for kernel in factors]
     if options.sequence_parallel:
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
@@ -222,46 +204,22 @@ def columns(
                 accumulate_dtype=options.accumulate_dtype,
                 wire=options.wire,
                 gradient_wire=options.gradient_wire,
-                **options.tree(),
             )
     else:  # nothing is gathered, so the options of a gather do not apply
-        check_unused(function, axis_name, options)
-        dtype = options.preferred_element_type
-        exact = {"precision": options.precision, "preferred_element_type": dtype}
-        copy = partial(
-            copied,
+        copy = copied(
             x,
             axis_name,
             algorithm=options.algorithm,
             gradient_wire=options.wires()[1],
-            **options.tree(),
         )
-        if options.order is None:
-            xs = [copy()] * len(factors)
-            product: Any = partial(jnp.matmul, **exact)
-        else:  # each gets its own sum: the bits of sums of sums would depend on the ranks
-            xs = [copy() for _ in factors]
-            in_blocks = {**exact, **options.tree(), "accumulate_dtype": options.accumulate_dtype}
-            product = partial(matmul_in_blocks, axis_name=axis_name, contracted=False, **in_blocks)
-        products = [product(x, matrix) for x, matrix in zip(xs, factors, strict=True)]
+        dtype = options.preferred_element_type
+        exact = {"precision": options.precision, "preferred_element_type": dtype}
+        products = [jnp.matmul(copy, matrix, **exact) for matrix in factors]
     results = []
     for y, (_, kernel, bias) in zip(products, named, strict=True):
         shape = (*y.shape[: x.ndim - 1], *kernel.shape[1:])
-        if bias is None or options.order is None:
-            results.append(with_bias(function, y.reshape(shape), bias))
-            continue
-        check_bias(function, shape, bias)
-        flat = y.reshape(*shape[: x.ndim - 1], bias.size), bias.reshape(-1)
-        y = by_columns(lambda _, of: with_bias(function, *of), flat, axis_name, options)
-        results.append(y.reshape(shape))
+        results.append(with_bias(function, y.reshape(shape), bias))
     return results
-
-
-def by_columns(
-    function: Callable[[None, Any], Array], parts: Any, axis_name: AxisName, options: LayerOptions
-) -> Array:
-    """A function of arrays whose last dimension is a rank's columns, computed leaf by leaf."""
-    return slices_by_leaf(function, None, parts, -1, options.leaves // rank_count(axis_name))
 
 
 def rows(
@@ -300,7 +258,7 @@ def rows(
             gradient_wire=options.gradient_wire,
         )
     else:
-        check_unused(function, axis_name, options)
+        options.wires()  # refuses a wrong `gradient_wire`, although the gradient sends nothing
         multiplied = partial(matmul_all_reduce, fused=fused)
     with errors_of(function):
         y = multiplied(
@@ -312,40 +270,9 @@ def rows(
             preferred_element_type=options.preferred_element_type,
             accumulate_dtype=options.accumulate_dtype,
             wire=options.wire,
-            **options.tree(),
         )
     sharded = axes_of(axis_name) if options.sequence_parallel else ()
-    shared = copied(bias, sharded, **options.tree())
-    if shared is None or options.order is None:
-        return with_bias(function, y, shared)
-    blocks = leaves_of_rank(function, y.shape[-2], sharded, options.leaves) if sharded else 1
-    return slices_by_leaf(lambda bias, y: with_bias(function, y, bias), shared, y, -2, blocks)
-
-
-def check_unused(function: str, axis_name: AxisName, options: LayerOptions) -> None:
-    """Refuse wrong wires and orders in a call that sends or adds nothing."""
-    check_order(function, options.order, options.leaves, axis_name, *options.wires())
-
-
-def check_order(
-    function: str, order: str | None, leaves: int, axis_name: AxisName, *wires: Wire | None
-) -> None:
-    """Refuse an order of additions as `leaves_of_tree` does."""
-    if order is None:
-        return
-    try:
-        leaves_of_tree(order, leaves, rank_count(axis_name), *wires)
-    except ValueError as error:
-        raise ValueError(f"ringcoll.layers.{function}: {error}") from error
-
-
-def leaves_of_rank(function: str, size: int, axes: AxisName, leaves: int) -> int:
-    """The number of leaves of a rank, if each leaf is an equal part of its sequence."""
-    count = leaves // rank_count(axes)
-    if not count or size % count:
-        words = f"{size} tokens of the sequence on each rank are not divisible by {count} leaves"
-        raise refusal(ValueError, function, words, "pad the sequence, or pass fewer leaves")
-    return count
+    return with_bias(function, y, copied(bias, sharded))
 
 
 def check_sequence(function: str, size: int, axis_name: AxisName) -> None:

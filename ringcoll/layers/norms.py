@@ -1,7 +1,5 @@
 """Norms over the features of each token; the tokens are sharded or replicated."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -9,22 +7,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, slices_by_leaf
-from ringcoll.collectives.tree_order import LEAVES
-from ringcoll.layers.linear import check_order, leaves_of_rank
 from ringcoll.layers.parameters import field, refusal
 from ringcoll.layers.replicas import copied
 
 
-def rms_norm(
-    params: Any,
-    x: Array,
-    axis_name: AxisName = (),
-    *,
-    epsilon: float = 1e-6,
-    order: str | None = None,
-    leaves: int = LEAVES,
-) -> Array:
+def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
     """x divided by the root of the mean of its squares, times scale; in float32 or wider.
 
     `x: [..., d], scale: [d] -> [..., d]`, for the tokens that a rank has. Nothing is sent.
@@ -34,12 +21,9 @@ def rms_norm(
         x: tokens, sharded or replicated.
         axis_name: the axes over which tokens may be sharded; () for none.
         epsilon: added to the mean of the squares, under the root.
-        order, leaves: for the sums of gradients, as for `ringcoll.psum`; a leaf is 1/leaves of the
-            sequence, the last dimension but one. They take effect only under `check_vma=True`.
 
     Gradient: all tokens share the scale. Its gradient is summed by a `psum` over the axes of
-    `axis_name` over which x varies. If there are such axes, or with an `order`, JAX refuses forward
-    mode (`jvp`).
+    `axis_name` over which x varies. If there are such axes, JAX refuses forward mode (`jvp`).
 
     Raises:
         KeyError: there is no scale.
@@ -52,19 +36,13 @@ def rms_norm(
     [[1. 1. 1. 1.]
      [1. 1. 1. 1.]]
     """
-    scale = field(params, "scale")
-    return _normed("rms_norm", partial(_rms, epsilon), x, axis_name, (order, leaves), scale=scale)
+    scale = _parameter("rms_norm", "scale", field(params, "scale"), x, axis_name)
+    wide = x.astype(scale.dtype)
+    mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
 
 
-def layer_norm(
-    params: Any,
-    x: Array,
-    axis_name: AxisName = (),
-    *,
-    epsilon: float = 1e-6,
-    order: str | None = None,
-    leaves: int = LEAVES,
-) -> Array:
+def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
     """(x - mean) / standard deviation * scale + bias.
 
     `x: [..., d], scale, bias: [d] -> [..., d]`; the bias may be missing.
@@ -79,65 +57,24 @@ def layer_norm(
     [[4. 4. 4. 4.]
      [6. 6. 6. 6.]]
     """
-    present = {"scale": field(params, "scale")}
-    if (bias := field(params, "bias", None)) is not None:
-        present["bias"] = bias
-    centred = partial(_centred, epsilon, bias is not None)
-    return _normed("layer_norm", centred, x, axis_name, (order, leaves), **present)
-
-
-def _rms(epsilon: float, parameter: Callable[[str], Array], x: Array) -> Array:
-    scale = _per_feature(parameter("scale"), x)
-    wide = x.astype(scale.dtype)
-    mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
-
-
-def _centred(epsilon: float, biased: bool, parameter: Callable[[str], Array], x: Array) -> Array:
-    scale = _per_feature(parameter("scale"), x)
+    scale = _parameter("layer_norm", "scale", field(params, "scale"), x, axis_name)
     wide = x.astype(scale.dtype)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(variance + epsilon) * scale
-    if biased:
-        y = y + _per_feature(parameter("bias"), x)
+    bias = field(params, "bias", None)
+    if bias is not None:
+        y = y + _parameter("layer_norm", "bias", bias, x, axis_name)
     return y.astype(x.dtype)
 
 
-def _per_feature(value: Array, x: Array) -> Array:
-    """One number for each feature, reshaped to as many dimensions as x."""
-    return value.reshape((1,) * (x.ndim - 1) + value.shape)
-
-
-def _normed(
-    function: str,
-    norm: Callable[[Callable[[str], Array], Array], Array],
-    x: Array,
-    axis_name: AxisName,
-    tree: tuple[str | None, int],
-    **params: Any,
-) -> Array:
-    """The norm with parameters in float32 or wider; with `order="tree"`, leaf by leaf."""
-    values = {name: jnp.asarray(value) for name, value in params.items()}
-    for name, value in values.items():
-        if value.shape != x.shape[-1:]:
-            words = f"{name} is {value.shape}, x is {x.shape}"
-            raise refusal(ValueError, function, words, "pass one number for each feature")
-    wide = jnp.promote_types(x.dtype, jnp.float32)
+def _parameter(function: str, name: str, value: Any, x: Array, axis_name: AxisName) -> Array:
+    """A number for each feature, in float32 or wider, with as many dimensions as x."""
+    value = jnp.asarray(value)
+    if value.shape != x.shape[-1:]:
+        words = f"{name} is {value.shape}, x is {x.shape}"
+        raise refusal(ValueError, function, words, "pass one number for each feature")
     sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
-    order, leaves = tree
-    check_order(function, order, leaves, sharded)
-
-    def own(name: str) -> Array:
-        return copied(values[name].astype(wide), sharded, order=order, leaves=leaves)
-
-    def of_leaf(used: dict[str, Array], x: Array) -> Array:
-        return norm(used.__getitem__, x)
-
-    if order is None:
-        return norm(own, x)
-    used = {name: own(name) for name in values}
-    if not sharded or x.ndim == 1:
-        return leaf_by_leaf(of_leaf, used, [x])[0]
-    blocks = leaves_of_rank(function, x.shape[-2], sharded, leaves)
-    return slices_by_leaf(of_leaf, used, x, -2, blocks)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    value = copied(value.astype(wide), sharded)
+    return value.reshape((1,) * (x.ndim - 1) + value.shape)

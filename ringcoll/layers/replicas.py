@@ -15,7 +15,6 @@ from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
 from ringcoll.layers.parameters import check_bound
 from ringcoll.runtime.value_types import is_checked, varying
@@ -29,8 +28,6 @@ class _Summing:
     reduce_dtype: DTypeLike | None = None
     algorithm: Algorithm = "auto"
     wire: Wire | None = None
-    order: str | None = None
-    leaves: int = LEAVES
 
 
 def copied(
@@ -40,8 +37,6 @@ def copied(
     reduce_dtype: DTypeLike | None = None,
     algorithm: Algorithm = "auto",
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Pytree:
     """Mark a replicated pytree as per-rank, so that its gradient is summed over the axes.
 
@@ -75,7 +70,7 @@ def copied(
             groups[missing].append(i)
     wire = settled_to_nearest(gradient_wire)
     for axes, members in groups.items():
-        summing = _Summing(axes, reduce_dtype, algorithm, wire, order, leaves)
+        summing = _Summing(axes, reduce_dtype, algorithm, wire)
         copies = _copied(summing, [every[i] for i in members])
         for i, x in zip(members, copies, strict=True):
             every[i] = x
@@ -162,8 +157,6 @@ def _copied_backward(summing: _Summing, _: None, cts: list[Array]) -> tuple[list
         summing.axes,
         algorithm=summing.algorithm,
         wire=summing.wire,
-        order=summing.order,
-        leaves=summing.leaves,
     )
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 

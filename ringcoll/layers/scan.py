@@ -14,12 +14,9 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
-from ringcoll.collectives.leaf_by_leaf import closed, slices_by_leaf
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.gathered import Gathered, gather
-from ringcoll.layers.leaves import leaves_in
 from ringcoll.layers.parameters import check_bound, map_with_specs, refusal
 from ringcoll.runtime.value_types import varying
 
@@ -42,8 +39,6 @@ def scan_layers(
     algorithm: Algorithm = "auto",
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Pytree:
     """Run x through a stack of layers, while the parameters of the next layer travel.
 
@@ -67,9 +62,6 @@ def scan_layers(
             Gathered parameters are never kept.
         axis_name, dtype, reduce_dtype, replicas, fused, algorithm, wire, gradient_wire: as for
             `gather`.
-        order, leaves: for the sums of gradients, as for `gather`. The block then computes one leaf
-            after the other: the leaves cut the first dimension of each array of x. A block that
-            draws random numbers by its shape draws the same numbers for each leaf.
 
     Steps and bytes: forward l + 1 gathers of one layer; backward l gathers and l + 1
     reduce-scatters. That is one more of each than needed, so that all turns of a loop are equal.
@@ -78,7 +70,7 @@ def scan_layers(
 
     Raises:
         ValueError: the leaves do not have the same number of layers, or a spec shards the dimension
-            of layers; with an order, the leaves of a rank do not divide its rows; and as `gather`.
+            of layers; and as `gather`.
 
     Source: prefetching as in Zhao et al., "PyTorch FSDP" (2023), section 3.3.
 
@@ -110,19 +102,14 @@ def scan_layers(
         algorithm=algorithm,
         wire=wire,
         gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
     )
     ((length,),) = lengths
     check_bound("scan_layers", axis_name)
     check_bound("scan_layers", replicas, "replicas")
     axes = (*axes_of(axis_name), *axes_of(replicas))
     x = jax.tree.map(lambda leaf: varying(jnp.asarray(leaf), axes), x)
-    if order is not None:
-        count = leaves_in("scan_layers", x, axis_name, leaves)
-        block = partial(_by_leaf, block, count)
     gathered = jax.eval_shape(lambda p: gather_one(jax.tree.map(lambda leaf: leaf[0], p)), params)
-    explicit, captured = closed(block, gathered, x)
+    explicit, captured = _closed(block, gathered, x)
 
     def reordered(gathered: Pytree, captured: list[Array], x: Pytree) -> Pytree:
         return explicit(gathered, x, captured)
@@ -131,8 +118,22 @@ def scan_layers(
     return _scanned(_Scan(checkpointed, gather_one, length), params, captured, x)
 
 
-def _by_leaf(block: Block, count: int, gathered: Pytree, x: Pytree) -> Pytree:
-    return slices_by_leaf(block, gathered, x, 0, count)
+def _closed(block: Block, gathered: Pytree, x: Pytree) -> tuple[Callable[..., Pytree], list[Array]]:
+    """A function of (gathered, x, captured) that equals `block`, and the list `captured`.
+
+    `captured` has all the arrays that `block` closes over. A `custom_vjp` must not close over
+    traced values, and gives no gradient to arrays that it closes over; a user's block may close
+    over arrays, and may need their gradients.
+    """
+    program, shapes = jax.make_jaxpr(block, return_shape=True)(gathered, x)
+    structure = jax.tree.structure(shapes)
+
+    def explicit(gathered: Pytree, x: Pytree, captured: list[Array]) -> Pytree:
+        operands = jax.tree.leaves((gathered, x))
+        leaves = jax.core.eval_jaxpr(program.jaxpr, captured, *operands)
+        return jax.tree.unflatten(structure, leaves)
+
+    return explicit, [jnp.asarray(leaf) for leaf in program.consts]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """The two halves of a transformer block: attention by heads, and the MLP by features."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import partial
 from math import gcd
 from typing import Any
@@ -11,13 +11,10 @@ from jax import Array, lax
 from jax.typing import ArrayLike, DTypeLike
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.linear import (
     LayerOptions,
-    by_columns,
     check_bias,
     columns,
     kernel_and_bias,
@@ -45,8 +42,6 @@ def mlp(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """Two linear layers, the first by columns and the second by rows.
 
@@ -73,12 +68,9 @@ def mlp(
         accumulate_dtype=accumulate_dtype,
         wire=wire,
         gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
     )
     (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
-    hidden = _activated(lambda own: activation(*own), (hidden,), axis_name, options)
-    hidden = hidden.astype(x.dtype)  # `preferred_element_type` may have widened it
+    hidden = activation(hidden).astype(x.dtype)  # `preferred_element_type` may have widened it
     return rows("mlp", "down", field(params, "down"), hidden, axis_name, options)
 
 
@@ -96,8 +88,6 @@ def gated_mlp(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """activation(x @ gate) * (x @ up), then down: gate and up share one gather.
 
@@ -127,26 +117,11 @@ def gated_mlp(
         accumulate_dtype=accumulate_dtype,
         wire=wire,
         gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
     )
     linears = [(name, field(params, name)) for name in ("gate", "up")]
-    both = columns("gated_mlp", linears, x, axis_name, options)
-    hidden = _activated(lambda own: activation(own[0]) * own[1], both, axis_name, options)
-    hidden = hidden.astype(x.dtype)  # as in `mlp`
+    gate, up = columns("gated_mlp", linears, x, axis_name, options)
+    hidden = (activation(gate) * up).astype(x.dtype)  # as in `mlp`
     return rows("gated_mlp", "down", field(params, "down"), hidden, axis_name, options)
-
-
-def _activated(
-    function: Callable[[Sequence[Array]], Array],
-    parts: Sequence[Array],
-    axis_name: AxisName,
-    options: LayerOptions,
-) -> Array:
-    """An elementwise function of a rank's columns; with `order="tree"`, leaf by leaf."""
-    if options.order is None:
-        return function(parts)
-    return by_columns(lambda _, own: function(own), list(parts), axis_name, options)
 
 
 def attention(
@@ -167,8 +142,6 @@ def attention(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """Multi-head attention; each rank has some of the heads.
 
@@ -187,14 +160,13 @@ def attention(
             leave keys and values whole, or cut them over only the first axes of `axis_name`: each
             rank uses the heads of its own queries. With None, the types of keys say how they are
             cut. After `copied` they say "cut" although keys may be whole: pass kv_heads. Under
-            `check_vma=False` they say nothing: None is refused, unless a rank has one head of keys
-            and `order` is None.
+            `check_vma=False` they say nothing: None is refused, unless a rank has one head of keys.
 
     Steps and bytes: as `mlp`; query, key and value share one gather.
 
     Gradient, raises, `params` and options: as `column_linear` and `row_linear`; and
         ValueError: heads of queries are not a multiple of those of keys; `kv_heads` does not fit,
-            or is needed; ranks share heads of keys, with `order="tree"`.
+            or is needed.
 
     Source: Vaswani et al. (2017); Ainslie et al., "GQA" (2023); Shoeybi et al. (2019).
 
@@ -214,8 +186,6 @@ def attention(
         accumulate_dtype=accumulate_dtype,
         wire=wire,
         gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
     )
     linears = {name: kernel_and_bias(field(params, name)) for name in ("query", "key", "value")}
     kernels = {name: kernel for name, (kernel, _) in linears.items()}
@@ -229,13 +199,12 @@ def attention(
     if of_value != of_key or of_query[-1] != of_key[-1]:
         cure = "keys must have as many heads as values, and heads of one width"
         raise refusal(ValueError, "attention", words, cure)
-    own = _heads_of_own_queries(kv_heads, **kernels, axis_name=axis_name, order=order)
+    own = _heads_of_own_queries(kv_heads, **kernels, axis_name=axis_name)
     if own is not None:
         for name in "key", "value":
             linears[name] = _with_heads(own, *linears[name])
     named = [(name, {"kernel": kernel, "bias": bias}) for name, (kernel, bias) in linears.items()]
     query, key, value = columns("attention", named, x, axis_name, options)
-    where = None
     if rotary_base is not None:
         length = query.shape[-3]
         where = jnp.arange(length) if positions is None else jnp.asarray(positions)
@@ -243,20 +212,10 @@ def attention(
             words = f"positions are {where.shape}, and the whole sequence has {length}"
             cure = "pass [s] or [b, s], of the whole sequence on every rank"
             raise refusal(ValueError, "attention", words, cure)
+        query, key = (rotary(part, where, rotary_base) for part in (query, key))
     if attend is None:
         attend = partial(jax.nn.dot_product_attention, is_causal=causal)
-
-    def mixed_heads(where: Array | None, heads: Sequence[Array]) -> Array:
-        query, key, value = heads
-        if where is not None and rotary_base is not None:
-            query, key = (rotary(part, where, rotary_base) for part in (query, key))
-        return attend(query, key, value)
-
-    if order is None:
-        mixed = mixed_heads(where, (query, key, value))
-    else:  # one group of heads at a time, so that shapes do not depend on the number of ranks
-        mixed = slices_by_leaf(mixed_heads, where, [query, key, value], -2, key.shape[-2])
-    mixed = mixed.astype(x.dtype)  # as in `mlp`
+    mixed = attend(query, key, value).astype(x.dtype)  # as in `mlp`
     return rows("attention", "out", field(params, "out"), mixed, axis_name, options)
 
 
@@ -266,7 +225,6 @@ def _heads_of_own_queries(
     key: Array,
     value: Array,
     axis_name: AxisName,
-    order: str | None,
 ) -> Array | None:
     """Which of a rank's heads of keys its queries see, in order; None if it is all of them.
 
@@ -289,7 +247,7 @@ def _heads_of_own_queries(
         return all({*cut} <= varying for varying in types)  # more axes after `copied`
 
     cuts = [axes[:i] for i in range(len(axes) + 1) if possible(axes[:i])]
-    if cuts and groups == 1 and order is None:
+    if cuts and groups == 1:
         return None  # a rank's only head, however the heads are cut
     if len(cuts) != 1:
         has = f"each of {ranks} ranks has {heads} heads of queries and {groups} of keys"
@@ -298,10 +256,6 @@ def _heads_of_own_queries(
     (cut,) = cuts
     if cut == axes:
         return None
-    if order is not None:
-        words = f"order={order!r}, and several ranks share heads of keys"
-        cure = "cut the heads of keys over all ranks, or pass order=None"
-        raise refusal(ValueError, "attention", words, cure)
     sharing = heads * ranks // (groups * rank_count(cut))  # heads of queries for one of keys
     alike = gcd(heads, sharing)  # so many consecutive heads of a rank's queries see the same one
     first = rank * heads + jnp.arange(0, heads, alike)

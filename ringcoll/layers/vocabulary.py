@@ -11,18 +11,10 @@ from jax.typing import DTypeLike
 from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.collectives.leaf_by_leaf import leaf_by_leaf, sum_of_leaves
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
-from ringcoll.layers.linear import (
-    LayerOptions,
-    check_order,
-    check_sequence,
-    columns,
-    rank_count,
-)
+from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
 from ringcoll.layers.parameters import check_bound, errors_of, field, refusal
 from ringcoll.runtime.value_types import varying
 
@@ -36,23 +28,20 @@ def embed(
     algorithm: Algorithm = "auto",
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """The row of each token in a table; each rank has some rows of the table.
 
     `tokens: [..., s], embedding: [v/n, d] -> [..., s/n, d]`; with `sequence_parallel=False`
     `[..., s, d]` on every rank. The tokens are the same on every rank. A token outside the table
-    gives NaNs, as in `jax.numpy.take`. With `order="tree"` the bits of the gradient do not depend
-    on the number of ranks; the bits of the result never do.
+    gives NaNs, as in `jax.numpy.take`.
 
     Steps and bytes: a `psum_scatter`, or a `psum`, of the result.
 
     Gradient: an all-gather, or nothing; then each rank adds to its own rows. `wire` is what the
     sum's messages hold; `gradient_wire` is what the messages of that all-gather hold (see
     `ringcoll.Wire`). With `sequence_parallel=False` it is as for `row_linear`. With a wire, a NaN
-    spreads to all values of its block. There is forward mode (`jvp`), but not with an `order`, nor
-    with a wire where the sequence is sharded.
+    spreads to all values of its block. There is forward mode (`jvp`), but not with a wire where the
+    sequence is sharded.
 
     Raises:
         TypeError: the tokens are not integers.
@@ -71,28 +60,17 @@ def embed(
     check_bound("embed", axis_name)
     mine, row = _own(tokens, table.shape[0], axis_name)
     wires = settled_pair(wire, gradient_wire)
-    check_order("embed", order, leaves, axis_name, *wires)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
-    is_mine = mine[..., None]
-    if order is None:
-        rows = jnp.take(table, row, axis=0)
-    else:  # compiled by itself, so that the gradient always adds to rows in the same order
-
-        def taken(_: None, own: tuple[Array, Array]) -> Array:
-            return jnp.take(own[0], own[1], axis=0)
-
-        (rows,) = leaf_by_leaf(taken, None, [(table, row)])
-    found = jnp.where(is_mine, rows, none)
+    found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
-    options: dict[str, Any] = {"algorithm": algorithm, "order": order, "leaves": leaves}
     with errors_of("embed"):
         if not sequence_parallel:
-            return psum(found, axis_name, wire=wires[0], **options)
+            return psum(found, axis_name, wire=wires[0], algorithm=algorithm)
         check_sequence("embed", tokens.shape[-1], axis_name)
         axes, dim = axes_of(axis_name), tokens.ndim - 1
         if any(wires):
             return _scattered(Exchange(axes, dim, algorithm, *wires), varying(found, axes))
-        return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, **options)
+        return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, algorithm=algorithm)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -120,8 +98,6 @@ def unembed(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """The logits of each rank's part of the vocabulary.
 
@@ -145,8 +121,6 @@ def unembed(
         accumulate_dtype=accumulate_dtype,
         wire=wire,
         gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
     )
     linear = [("unembedding", field(params, "unembedding"))]
     (logits,) = columns("unembed", linear, x, axis_name, options)
@@ -159,8 +133,6 @@ def cross_entropy(
     axis_name: AxisName,
     *,
     algorithm: Algorithm = "auto",
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 
@@ -172,7 +144,7 @@ def cross_entropy(
     Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.
 
     Gradient: softmax(logits), minus one at the label, for each rank's part. Nothing is sent. There
-    is forward mode (`jvp`) too, but not with an `order`.
+    is forward mode (`jvp`) too.
 
     Raises:
         TypeError: the labels are not integers.
@@ -196,25 +168,11 @@ def cross_entropy(
         top = pmax(local, axis_name, algorithm=algorithm)
     mine, place = _own(labels, logits.shape[-1], axis_name)
     chosen = jnp.take_along_axis(logits, place[..., None], -1)[..., 0].astype(wide)
-    if order is None:
-        exps = _sum_of_exps(logits, top)
-    else:
-        size = logits.shape[-1]
-        blocks = leaves // rank_count(axis_name)
-        if not blocks or size % blocks:
-            words = f"a rank's {size} logits are not divisible by its {blocks} leaves"
-            raise refusal(ValueError, "cross_entropy", words, "pass fewer leaves")
-        parts = lax.split(logits, [size // blocks] * blocks, axis=labels.ndim)
-        exps = sum_of_leaves(leaf_by_leaf(lambda top, part: _sum_of_exps(part, top), top, parts))
-    sums = (exps, jnp.where(mine, chosen - top, -0.0))
+    sums = (_sum_of_exps(logits, top), jnp.where(mine, chosen - top, -0.0))
     with errors_of("cross_entropy"):
-        total, label = psum(sums, axis_name, algorithm=algorithm, order=order, leaves=leaves)
+        total, label = psum(sums, axis_name, algorithm=algorithm)
     is_in = _is_in(labels, logits.shape[-1], axis_name)
-
-    def losses(total: Array, label: Array) -> Array:
-        return jnp.where(is_in, jnp.log(total) - label, jnp.nan)
-
-    return losses(total, label) if order is None else leaf_by_leaf(losses, total, [label])[0]
+    return jnp.where(is_in, jnp.log(total) - label, jnp.nan)
 
 
 @partial(jax.checkpoint, prevent_cse=False)

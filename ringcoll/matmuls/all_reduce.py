@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
@@ -15,11 +14,8 @@ from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import renamed
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.matmuls.functions import matmul_reduce_scatter
-from ringcoll.matmuls.in_blocks import matmul_in_blocks
-from ringcoll.runtime.tree_sums import rounded
 from ringcoll.runtime.value_types import is_checked, varying
 
 
@@ -34,8 +30,6 @@ def matmul_all_reduce(
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
@@ -63,27 +57,9 @@ def matmul_all_reduce(
     call = Call("matmul_all_reduce", axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
-    product: Any = partial(
-        jnp.matmul, precision=precision, preferred_element_type=preferred_element_type
-    )
-    if order is not None:
-        product = partial(
-            matmul_in_blocks,
-            axis_name=axis_name,
-            contracted=True,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            accumulate_dtype=accumulate_dtype,
-            order=order,
-            leaves=leaves,
-        )
     if not fused:
-        own = call.ask(product, x, w)
-        narrow = own.dtype
-        is_float = jnp.issubdtype(narrow, jnp.inexact)
-        if is_float and order is not None and accumulate_dtype is not None:
-            # Keep the wide dtype, so that nothing is rounded before the last sum.
-            own = product(x, w, preferred_element_type=accumulate_dtype)
+        exact = {"precision": precision, "preferred_element_type": preferred_element_type}
+        own = call.ask(partial(jnp.matmul, **exact), x, w)
         with renamed(call.refusal):
             total = psum(
                 own,
@@ -91,17 +67,14 @@ def matmul_all_reduce(
                 algorithm=algorithm,
                 accumulate_dtype=accumulate_dtype,
                 wire=wire,
-                order=order,
-                leaves=leaves,
             )
-        return total if total.dtype == narrow else _narrowed(narrow, total.dtype, total)
+        return total.astype(own.dtype)  # the sum of booleans counts them
     n, rows = call.ask(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
 
     def reduced_and_gathered(x: Array, w: Array) -> Array:
-        # For the same bits, products must have the same number of rows for every n.
-        padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % (n if order is None else leaves)), (0, 0)]
+        padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
         mine = matmul_reduce_scatter(
             jnp.pad(x, padding),
             w,
@@ -111,8 +84,6 @@ def matmul_all_reduce(
             preferred_element_type=preferred_element_type,
             accumulate_dtype=accumulate_dtype,
             wire=wire,
-            order=order,
-            leaves=leaves,
         )
         total = all_gather(
             mine,
@@ -123,33 +94,18 @@ def matmul_all_reduce(
             algorithm=algorithm,
             accumulate_dtype=accumulate_dtype,  # only its gradient adds, if types are not checked
             wire=wire,
-            order=order,
-            leaves=leaves,
         )
         return lax.slice_in_dim(total, 0, rows, axis=x.ndim - 2)
 
     def wide_product(x: Array, w: Array) -> Array:  # so that only the gradients are rounded
         kinds = (accumulate_dtype, preferred_element_type, jnp.result_type(x, w))
         wide = max((k for k in kinds if k is not None), key=lambda k: jnp.dtype(k).itemsize)
-        return product(x, w, preferred_element_type=wide)
+        return jnp.matmul(x, w, precision=precision, preferred_element_type=wide)
 
     with renamed(call.refusal):
         if is_checked():
-            pulled = wide_product if order is None else product
-            return _replicated(reduced_and_gathered, pulled, x, w)
+            return _replicated(reduced_and_gathered, wide_product, x, w)
         return reduced_and_gathered(x, w)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _narrowed(narrow: np.dtype, wide: np.dtype, x: Array) -> Array:
-    """x, rounded to the narrow dtype; its cotangent is rounded too."""
-    return x.astype(narrow)
-
-
-_narrowed.defvjp(
-    lambda narrow, wide, x: (x.astype(narrow), None),
-    lambda narrow, wide, _, ct: (rounded(ct).astype(wide),),
-)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

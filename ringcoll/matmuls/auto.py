@@ -6,7 +6,7 @@ devices; `auto_gpus` chooses for GPUs, and `auto_hosts` between hosts on CPU. (F
 without a matmul, "auto" reads the measurements in `ringcoll.collectives.table`.)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -41,8 +41,7 @@ from ringcoll.matmuls.work import (
     sure,
     works_of,
 )
-from ringcoll.schedules.registry import build
-from ringcoll.schedules.schedule import Schedule, staggered
+from ringcoll.schedules.schedule import Schedule
 
 #: The algorithm that hides a collective: half of each shard travels in each direction.
 HIDDEN = "bidirectional_ring"
@@ -53,15 +52,6 @@ ONE_WAY = "ring"
 HIDDEN_ON_SEVERAL_AXES, MOST_RANKS = "hamiltonian", 32
 #: The columns of a tile of an array in a TPU's memory.
 TILE = 128
-#: The algorithm that adds by the tree of `order="tree"`. In lanes, matmuls hide its rounds: while
-#: the sums of one lane are on the wire, blocks of the next lane are multiplied.
-IN_ORDER = "recursive_doubling"
-#: The number of lanes; the last rounds of the last lane are exposed. The second number is used if
-#: the operand that all blocks read does not fit in the memory next to the core. (Compiled: more
-#: lanes are slower then.)
-LANES, FEWER_LANES = 16, 8
-#: The fewest rows of the matmul of a lane.
-ROWS = 512
 
 
 def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
@@ -285,29 +275,6 @@ def to_scatter(
     if scatter.follows:
         return min(seconds, key=lambda one: seconds[one] * (SURE**2 if one == LAX else sure(one)))
     return fastest(seconds)
-
-
-def to_scatter_in_order(
-    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, model: Model
-) -> Callable[..., Schedule]:
-    """The algorithm that scatters a sum of matmuls by the tree of `order="tree"` on TPUs."""
-    work, _ = summed(scatter, pairs, ranks)
-    (a, b), (x, y) = scatter.terms[0], pairs[0]
-    rows = dict(zip(a + b, (*x.shape, *y.shape), strict=True))[scatter.label]
-    lanes = LANES if model.holds(work.again) else FEWER_LANES
-    return _in_lanes(max(min(lanes, rows // ROWS), 1))
-
-
-@lru_cache
-def _in_lanes(lanes: int) -> Callable[..., Schedule]:
-    """Recursive doubling in this many lanes, each a round later than the one before."""
-
-    def recursive_doubling(*shape: int) -> Schedule:
-        schedule = build("all_gather", IN_ORDER, shape)
-        assert isinstance(schedule, Schedule)  # a gather has no stages
-        return staggered(schedule, lanes)
-
-    return recursive_doubling
 
 
 def scatter_seconds(

@@ -9,7 +9,6 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from typing import Any
 
 import jax
@@ -33,7 +32,6 @@ from ringcoll.runtime.slicing import (
     placed,
     sliced_along,
 )
-from ringcoll.runtime.tree_sums import added, summed
 from ringcoll.runtime.value_types import device_kind, empty, varying, zeros
 
 
@@ -90,9 +88,7 @@ class _Visitor:
         """Product i of a piece of x, which is at these places."""
         p = self.gather.products[i]
         other = sliced_along(self.others[i], p.other, self.gather.label, places)
-        moving = self.gather.moving
-        spec, cut = p.spec(moving), p.cut(moving)
-        return self.options.einsum(spec, piece, other, p.dtype, p.sharding, cut)
+        return self.options.einsum(p.spec(self.gather.moving), piece, other, p.dtype, p.sharding)
 
     def begun(self, i: int, x: Array) -> Array:
         """Before the first visit: the sum to which product i is added, or its result's buffer."""
@@ -141,38 +137,16 @@ def times_as_long(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
 
 def multiplied(options: Options, moving: str, product: Product, x: Array, other: Array) -> Array:
     """One whole product, in the dtype of its result."""
-    spec, cut = product.spec(moving), product.cut(moving)
-    y = options.einsum(spec, x, other, product.dtype, product.sharding, cut)
+    y = options.einsum(product.spec(moving), x, other, product.dtype, product.sharding)
     return y.astype(product.dtype)
 
 
 def summed_products(options: Options, scatter: Scatter, factors: Sequence[Array]) -> Array:
     """The sum of the products of all terms; `factors` has both factors of each term in turn."""
     specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
-    if options.leaves is not None and jnp.issubdtype(scatter.dtype, jnp.inexact):
-        return _summed_in_order(options, scatter, specs, factors)
     of_terms, typed = zip(specs, factors[::2], factors[1::2], strict=True), scatter.sharding
     products = [options.einsum(spec, a, b, scatter.dtype, typed) for spec, a, b in of_terms]
     return functools.reduce(lax.add, products)
-
-
-def _summed_in_order(
-    options: Options, scatter: Scatter, specs: Sequence[str], factors: Sequence[Array]
-) -> Array:
-    """The same sum in the order of the tree: first the terms of each leaf, then the leaves."""
-    one = replace(options, leaves=prod(options.sizes()))  # as many as ranks: one leaf on each rank
-    of_terms = [
-        zip(*options.in_blocks(spec, a, b, scatter.cut(term)), strict=True)
-        for spec, term, a, b in zip(specs, scatter.terms, factors[::2], factors[1::2], strict=True)
-    ]
-    leaves = [
-        [
-            one.einsum(spec, a, b, scatter.dtype, scatter.sharding)
-            for spec, (a, b) in zip(specs, of_leaf, strict=True)
-        ]
-        for of_leaf in zip(*of_terms, strict=True)
-    ]
-    return summed([functools.reduce(added, products) for products in leaves])
 
 
 def scatter_by_rounds(options: Options, scatter: Scatter, factors: list[Array]) -> list[Array]:
@@ -188,17 +162,12 @@ def scatter_by_rounds(options: Options, scatter: Scatter, factors: list[Array]) 
     shares = Shares(size, schedule.lanes, schedule.size)
     blocks = _Blocks(options, scatter, factors, labels, shares, order)
     unsliced = blocks.unsliced()
-    pays = (
-        order.takes_turns
-        and options.leaves is None
-        and auto.turns_pay(scatter, factors, schedule.size, device_kind())
-    )
+    pays = order.takes_turns and auto.turns_pay(scatter, factors, schedule.size, device_kind())
     if pays and turns.are_possible(schedule):
         halves = replace(blocks, shares=replace(shares, lanes=2 * schedule.lanes))
         return turns.reduce(schedule, ranks, halves.add, halves.start)
-    add = lax.add if options.leaves is None else added
     return engine.reduce(
-        schedule, ranks, blocks.produce, add, unsliced, order=order, wire=scatter.wire
+        schedule, ranks, blocks.produce, lax.add, unsliced, order=order, wire=scatter.wire
     )
 
 

@@ -13,7 +13,6 @@ from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.table import Table
-from ringcoll.collectives.tree_order import leaves_of_call
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
@@ -29,7 +28,7 @@ class FactorsCall(Call):
     def options(
         self, algorithm: Any, precision: Any, accumulate_dtype: Any, residuals: str = "save"
     ) -> Options:
-        """The checked options of the call: its axes, algorithm, precision and leaves."""
+        """The checked options of the call: its axes, algorithm and precision."""
         for axis in self.axes:
             if isinstance(axis, int):
                 words = f"{axis} is not a name; axes by position are lax's own"
@@ -42,18 +41,9 @@ class FactorsCall(Call):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
         # It adds by a schedule, so it has the same algorithms as psum_scatter.
-        leaves = leaves_of_call(self)
-        asked = algorithm, "psum_scatter", self.axes, None, leaves
-        algorithm = self.ask(choice.settled, *asked)
+        algorithm = self.ask(choice.settled, algorithm, "psum_scatter", self.axes)
         wide = None if accumulate_dtype is None else wide_dtype(self, accumulate_dtype)
-        return Options(self.axes, algorithm, precision, wide, residuals == "save", leaves)
-
-    def check_cut(self, options: Options, label: str, size: int) -> None:
-        """Refuse a label that cannot be cut into this rank's leaves."""
-        if options.leaves is not None and size % options.blocks():
-            words = f"label {label!r} of size {size} on each rank is not divisible by the "
-            words += f"{options.blocks()} leaves of a rank"
-            raise self.refusal(ValueError, words, "pass fewer leaves, or pad it")
+        return Options(self.axes, algorithm, precision, wide, residuals == "save")
 
     def wires(
         self, wire: Any, gradient_wire: Any, *factors: Array
@@ -63,7 +53,6 @@ class FactorsCall(Call):
         Both are None on a single rank: it sends nothing, so it rounds nothing.
         """
         forward, back = self.ask(wires.settled_pair, wire, gradient_wire)
-        leaves_of_call(self, forward, back)
         if forward or back:
             self.ask(wires.check_operands, factors, [False] * len(factors))
         return (forward, back) if self.rank_count() > 1 else (None, None)

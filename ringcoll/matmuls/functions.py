@@ -31,13 +31,6 @@ contribution is encoded once and sent straight to its owner; with a ring, each p
 encoded at every hop. `gradient_wire` is the wire of the gradients' messages: "same" (the default),
 another wire, or None for floats. Codes are rounded to nearest.
 
-With `order="tree"`, the bits do not depend on n, which must be a power of two that divides
-`leaves`. A rank multiplies in leaves / n blocks of one label. For a scatter, that is the first
-label that is summed over; for a gather, the first label of the other factor that is in the result
-but not in the gathered factor. Sums are added by one balanced tree of all leaves. On CPU, whole
-operands are moved before or after their products, because XLA:CPU adds in another order if a matmul
-has another number of rows.
-
 Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
 `jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over
 an explicit axis, as it does for `einsum`. A dimension that is gathered or scattered should not be
@@ -58,7 +51,6 @@ from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import renamed
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import SAME, WireLike
 from ringcoll.matmuls.checks import FactorsCall
 from ringcoll.matmuls.labels import Gather, Labels, Product, Scatter, matrix_spec
@@ -86,8 +78,6 @@ def all_gather_einsum(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = SAME,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Any:
     """The einsum of two factors; one of them is gathered along the label `gather`.
 
@@ -114,8 +104,7 @@ def all_gather_einsum(
     >>> print((ranks(product, (P("x"), P(None, "x")), P(None, "x"))(x, w) == x @ w).all())
     True
     """
-    arguments = {"gather": gather, "operand": operand, "order": order, "leaves": leaves}
-    call = FactorsCall("all_gather_einsum", spec, axis_name, **arguments)
+    call = FactorsCall("all_gather_einsum", spec, axis_name, gather=gather, operand=operand)
     options = call.options(algorithm, precision, accumulate_dtype, residuals)
     labels = call.labels(spec)
     if operand not in (0, 1):
@@ -133,8 +122,6 @@ def all_gather_einsum(
         sizes = call.sizes(labels, first, second, times)
         dtype = call.dtype(options, labels, sizes, first, second, preferred_element_type)
         products.append(Product(other, labels.out, dtype))
-        if cut := products[-1].cut(moving_labels):
-            call.check_cut(options, cut, sizes[cut])
     shard, *factors = call.typed_alike(shard, *factors)
     wires = call.wires(wire, gradient_wire, shard, *factors)
     results = gather_and_multiply(
@@ -156,8 +143,6 @@ def einsum_reduce_scatter(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = SAME,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """The sum over ranks of an einsum; rank r keeps block r along `scatter`.
 
@@ -194,8 +179,6 @@ def einsum_reduce_scatter(
         accumulate_dtype=accumulate_dtype,
         wire=wire,
         gradient_wire=gradient_wire,
-        order=order,
-        leaves=leaves,
     )
 
 
@@ -213,15 +196,12 @@ def product_reduce_scatter(
     accumulate_dtype: DTypeLike | None,
     wire: WireLike | None,
     gradient_wire: WireLike | None,
-    order: str | None,
-    leaves: int,
 ) -> Array:
     """`einsum_reduce_scatter` for layers, which know whether it `follows` other work.
 
     "auto" goes by that, because compilers fetch w under such work (see `Scatter`).
     """
-    arguments = {"scatter": scatter, "order": order, "leaves": leaves}
-    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, **arguments)
+    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, scatter=scatter)
     options, labels = call.options(algorithm, precision, accumulate_dtype), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
     x, w = call.array(x), call.array(w)
@@ -234,8 +214,6 @@ def product_reduce_scatter(
     wires = call.wires(wire, gradient_wire, x, w)
     terms = ((labels.x, labels.w),)
     scattered = Scatter(scatter, labels.out, terms, dtype, None, *wires, follows=follows)
-    if cut := scattered.cut(terms[0]):
-        call.check_cut(options, cut, sizes[cut])
     return multiply_and_scatter(options, scattered, [(x, w)])
 
 
@@ -253,8 +231,6 @@ def all_gather_matmul(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = SAME,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Any:
     """x @ w; one factor is gathered along one of its last two dimensions.
 
@@ -294,8 +270,6 @@ def all_gather_matmul(
             accumulate_dtype=accumulate_dtype,
             wire=wire,
             gradient_wire=gradient_wire,
-            order=order,
-            leaves=leaves,
         )
 
 
@@ -311,8 +285,6 @@ def matmul_reduce_scatter(
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = SAME,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """The sum over ranks of x @ w; rank r keeps block r of a dimension.
 
@@ -346,8 +318,6 @@ def matmul_reduce_scatter(
             accumulate_dtype=accumulate_dtype,
             wire=wire,
             gradient_wire=gradient_wire,
-            order=order,
-            leaves=leaves,
         )
 
 

@@ -106,11 +106,6 @@ class Product:
         """The einsum with the gathered factor, whose labels are `moving`."""
         return f"{moving},{self.other}->{self.out}"
 
-    def cut(self, moving: str) -> str:
-        """The label along which ranks have different blocks of the other factor; "" if none."""
-        free = [c for c in self.other if c in self.out and c not in moving]
-        return free[0] if free else ""
-
 
 @dataclass(frozen=True)
 class Gather:
@@ -152,9 +147,3 @@ class Scatter:
     gradient_wire: Wire | None = None
     follows: bool = field(default=False, kw_only=True)
     keeps: bool = field(default=False, kw_only=True)
-
-    def cut(self, term: tuple[str, str]) -> str:
-        """As `Product.cut`: the first label that a term sums over."""
-        a, b = term
-        summed = [c for c in b if c in a and c not in self.out]
-        return summed[0] if summed else ""

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives import as_bytes
-from ringcoll.collectives.all_gather import AllGather, PsumScatter
 from ringcoll.collectives.by_schedule import named
 from ringcoll.collectives.table import LAX
 from ringcoll.matmuls import auto, auto_gpus, auto_hosts, exchange
@@ -113,8 +112,6 @@ def _gather_and_multiply(
         on_gpus = auto_gpus.to_gather(gather, x, others, prod(sizes), device_kind())
         gpus = Form(on_gpus)  # its price assumed that no product is computed late
         between = Form(auto_hosts.to_gather(gather, x, others, prod(sizes)))
-        if options.by_whole_operands():
-            between = Form(LAX)
 
         def run(form: Form, x: Array, others: list[Array]) -> Any:
             if form.algorithm == exchange.EXCHANGED:
@@ -130,12 +127,7 @@ def _gather_and_multiply(
             return as_bytes.gathered(x, dim, Ranks.over(options.axes, None), gather.wire)
         return built_in.all_gather(x, options.axes, axis=dim, tiled=True)
 
-    if options.by_whole_operands():
-        all_gather = AllGather(axes=options.axes, dims=(dim,), algorithm=options.algorithm)
-        (gathered,) = all_gather(x)
-    elif options.algorithm != LAX:
-        if options.leaves is not None:  # as shards arrive, each rank would add in another order
-            late = [i for i, p in enumerate(gather.products) if gather.label not in p.out]
+    if options.algorithm != LAX:
         with named("all_gather_einsum", options.algorithm, "all_gather"):
             return gather_by_rounds(options, gather, x, others, late)
     elif 0 in x.shape:  # nothing to send, and lax's all_gather cannot be compiled for it
@@ -182,18 +174,10 @@ def multiply_and_scatter(
         if any(explicit_spec(x) is not None for pair in pairs for x in pair):
             # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
             algorithm = next(iter(auto.hiding_algorithms(sizes, model)))
-            if options.leaves is not None:
-                algorithm = auto.IN_ORDER
             return multiply_and_scatter(replace(options, algorithm=algorithm), scatter, pairs)
         form = Form(auto.to_scatter(scatter, pairs, sizes, model))
         gpus = Form(auto_gpus.to_scatter(scatter, pairs, prod(sizes), device_kind()))
         between = Form(auto_hosts.to_scatter(scatter, pairs, prod(sizes), jax.__version__))
-        if options.leaves is not None:  # the ring would add in another order
-            if form.algorithm != LAX:
-                form = Form(auto.to_scatter_in_order(scatter, pairs, prod(sizes), model))
-            if gpus.algorithm != LAX:
-                gpus = Form(auto.IN_ORDER)
-            between = Form(LAX)
 
         def run(form: Form, pairs: list[tuple[Array, Array]]) -> Array:
             return multiply_and_scatter(replace(options, algorithm=form.algorithm), scatter, pairs)
@@ -204,12 +188,6 @@ def multiply_and_scatter(
     if scatter.wire:  # values that a wire rounded are added in float32 or wider
         wide = options.accumulate_dtype or jnp.promote_types(dtype, jnp.float32)
         options = replace(options, accumulate_dtype=wide)
-    if options.leaves is not None and (options.by_whole_operands() or options.algorithm == LAX):
-        tree_options: dict[str, Any] = {"algorithm": options.algorithm, "leaves": options.leaves}
-        with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
-            total = summed_products(options, scatter, factors)
-            (own,) = PsumScatter(axes=options.axes, dims=(dim,), **tree_options)(total)
-            return own.astype(dtype)
     if options.algorithm == LAX:
         scatter_sum = partial(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True

@@ -9,7 +9,6 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.refusals import refused, renamed
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_matmul, matmul_reduce_scatter
 
@@ -29,8 +28,6 @@ def sharded_matmul(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
 ) -> Array:
     """This rank's shard of a @ b, sharded by `out_spec`; a and b are shards too, inside
     `shard_map`.
@@ -52,13 +49,12 @@ the other, under the product |
 
     Steps and bytes, gradient, and options: as the functions of `ringcoll.matmuls.functions`.
     `fused` is for the case with an all-reduce, `residuals` for the cases with an all-gather;
-    other cases ignore them. With `order="tree"` the bits do not depend on the number of ranks.
+    other cases ignore them.
 
     Raises:
         TypeError: a or b is not an array, or a spec is not a `PartitionSpec`.
         ValueError: a or b is not a matrix; a spec names an axis twice or leaves a dimension open;
-            they need more than one collective, which the message names; or `order` is given but
-            nothing is sent.
+            or they need more than one collective, which the message names.
 
     Source: the four cases are those of "How to Scale Your Model" (2025), chapter 3.
 
@@ -111,8 +107,6 @@ the other, under the product |
     if len(needed) > 1:
         names = ", ".join(f"{f.__name__} over {axes}" for f, axes, _ in needed)
         raise refusal(f"it needs more than one collective ({names}); call one of them before")
-    if order is not None and not needed:
-        raise refusal(f"order={order!r}, and ranks add nothing here; leave it out")
     ((function, axes, own),) = needed or [(all_gather_matmul, (), {})]  # of one rank
     if function is all_gather_matmul:
         own["residuals"] = residuals
@@ -128,8 +122,6 @@ the other, under the product |
             precision=precision,
             preferred_element_type=preferred_element_type,
             accumulate_dtype=accumulate_dtype,
-            order=order,
-            leaves=leaves,
         )
 
 

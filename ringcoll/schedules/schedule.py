@@ -271,20 +271,6 @@ def in_lanes(*schedules: Kind) -> Kind:
     return type(schedules[0])(schedules[0].shape, tuple(rounds), len(schedules))
 
 
-def staggered(schedule: Kind, lanes: int) -> Kind:
-    """Run a schedule of one lane in several lanes, each one round later than the lane before.
-
-    So messages of all rounds of the schedule are on the wire at the same time, each in another
-    lane.
-
-    >>> from ringcoll.schedules.schedule import staggered
-    >>> [len(moves) for moves in staggered(algorithms.recursive_doubling(8), 4).rounds]
-    [1, 2, 3, 3, 2, 1]
-    """
-    waits = (((),) * lane for lane in range(lanes))
-    return in_lanes(*(replace(schedule, rounds=(*wait, *schedule.rounds)) for wait in waits))
-
-
 def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Kind:
     """A schedule over several axes: gather along the first, then gather the result along the next.
 

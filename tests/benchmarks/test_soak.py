@@ -1,6 +1,5 @@
 """A short soak: it sees wrong results and leaks, and finds a wrong call again."""
 
-import json
 import re
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.collectives.references import REFERENCES
-from benchmarks.soak import expected, memory, models, soak, steps, trial
+from benchmarks.soak import expected, memory, soak, steps, trial
 from benchmarks.soak.memory import MemorySample
 from benchmarks.soak.random_calls import TOGETHER, draw
 from ringcoll import algorithms
@@ -24,28 +23,6 @@ from ringcoll.schedules.schedule import Schedule
 def test_a_short_soak(capsys):
     assert main(["soak", "--count", "20", "--seed", "1"]) == 0
     assert "#wrong 0 of 20 calls" in capsys.readouterr().out
-
-
-@pytest.mark.exhaustive
-def test_a_soak_of_models_compares_bits_with_those_of_a_file(capsys, tmp_path):
-    bits = tmp_path / "bits.json"
-    command = ["soak", "--order", "tree", "--count", "1", "--seed", "35", "--bits", str(bits)]
-    bits.write_text('{"0": "others"}')
-    assert main(command) == 1
-    assert f"wrong: all, from those in {bits} of RandomModel(" in capsys.readouterr().out
-    bits.unlink()
-    assert main(command) == 0
-    assert "#wrong 0 of 1 models" in capsys.readouterr().out
-    assert json.loads(bits.read_text()).keys() == {"0"}
-
-
-def test_models_are_of_all_kinds():
-    numbers = range(0, 200 * models.SHARING, models.SHARING)
-    drawn = [models.draw(1, i) for i in numbers]
-    assert drawn == [models.draw(1, i) for i in numbers]
-    assert {model.kind for model in drawn} == set(models.KINDS)
-    sizes = {size for model in drawn for size in model.meshes}
-    assert sizes >= {(1, 1), (1, 8), (8, 1), (2, 2), (2, 4), (4, 2)}
 
 
 def test_a_call_depends_on_its_seed_and_number_alone():

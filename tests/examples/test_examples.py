@@ -67,7 +67,6 @@ def test_training_with_experts_is_that_of_one_device(tmp_path):
         ("--experts 6 --model 4", "--experts 6: a token has 2, and each rank of --model 4 as many"),
         ("--experts 1", "--experts 1: a token has 2"),
         ("--experts 4 --check", "--check --experts 4: rounding may choose another expert"),
-        ("--order tree --model 4", "--order tree: the example has one order of additions along"),
     ],
 )
 def test_what_cannot_be_cut_or_checked_is_refused(refused, words, capsys):
@@ -94,15 +93,6 @@ def test_training_over_processes_is_that_of_one_to_the_last_bit(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_training_on_eight_ranks_is_that_on_one_to_the_last_bit(tmp_path):
-    sizes = "--layers 2 --width 64 --heads 8 --features 128 --sequence 32 --batch 2 --steps 5"
-    flags = f"{sizes} --data 1 --fsdp 1 --model 8 --order tree --check".split()
-    done = python("-m", "examples.train_transformer", *flags, "--output", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 of 5 steps have a loss with other bits than on one rank" in done.stdout
-
-
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["flax_block", "equinox_block"])
 def test_blocks_are_those_of_one_device(name):
     done = python("-W", "error", "-m", f"examples.{name}")
@@ -122,6 +112,7 @@ PROGRAMS = [
     ("fsdp_equinox", (), 0, ("54272 B of weights on a device", "the losses are equal, except")),
     ("fsdp_nnx", (), 0, ("52096 B of weights on a device", "the losses are equal, except")),
     ("overlap_budget", (), 0, ("within the budget",)),
+    ("same_losses", (), 0, ("by the tree         0 of 100 losses differ",)),
     ("overlap_budget", ("--plain",), 1, ("overlap_budget.py", "more than the 5.0% allowed")),
 ]
 

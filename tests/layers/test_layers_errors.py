@@ -63,9 +63,6 @@ CALLS = {
         ),
         "column_linear: x is (8,)": lambda: tp.column_linear(ones(8, 4), ones(8), "x"),
         "kernel is (8,)": lambda: tp.column_linear(ones(8), X, "x"),
-        "rms_norm: order='bogus'; choose from None, 'tree'": lambda: tp.rms_norm(
-            {"scale": ones(8)}, X, "x", order="bogus"
-        ),
         "row_linear: x is (2, 3, 8), kernel is (6, 5)": lambda: tp.row_linear(ones(6, 5), X, "x"),
         "the sequence of 3 is not divisible by the 4 ranks of 'x'; pad it, or pass seque": lambda: (
             tp.row_linear(ones(8, 5), X, "x")
@@ -267,7 +264,6 @@ OF_AXES = {
     "unembed": lambda names: tp.unembed({"unembedding": ones(8, 5)}, X, names),
     "cross_entropy": lambda names: tp.cross_entropy(X, ones(2, 3, dtype=int), names),
     "copied": lambda names: layers.copied(WHOLE, names),
-    "by_leaves": lambda names: layers.by_leaves(max, WHOLE, X, names),
     "fold_rng_over_axis": lambda names: layers.fold_rng_over_axis(jax.random.key(0), names),
     "fsdp.gather": lambda names: fsdp.gather(WHOLE, PART, names),
     "fsdp.linear": lambda names: fsdp.linear(ones(8, 5), X, names),

@@ -14,7 +14,6 @@ from support import make_mesh
 import ringcoll
 from ringcoll.layers import tensor_parallel as tp
 from ringcoll.matmuls import auto
-from ringcoll.matmuls.labels import Scatter
 from ringcoll.runtime import engine
 
 N = 4
@@ -136,32 +135,6 @@ def test_a_sum_by_turns_is_a_loop_of_two_halves_without_barriers(monkeypatch):
     # The first of one half, both of a turn, and the last of the other.
     assert count_of(traced.jaxpr, "dot_general") == 4
     assert hops(traced.jaxpr) == 2 * (N - 1)
-
-
-def test_what_the_next_lane_sends_is_multiplied_under_the_messages_of_this_one():
-    """A round has one product: of the blocks that a rank keeps and those that it sends next."""
-    lanes = 3
-    call, ins, shapes = scatter(algorithm=auto._in_lanes(lanes))
-    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((24, 2)), np.ones((2, 6)))
-    assert count_of(traced.jaxpr, "dot_general") == lanes + 1
-    # The first product, then one in each round; the arrived sum is added when it is done.
-    assert before_barriers(traced.jaxpr)[:3] == [(1, 0), (2, 1), (2, 1)]
-    x, w = (np.arange(np.prod(shape), dtype=np.float32).reshape(shape) % 7 for shape in shapes)
-    mapped = jax.shard_map(call, mesh=make_mesh(N), in_specs=ins, out_specs=P("x"))
-    np.testing.assert_array_equal(jax.jit(mapped)(x, w), x @ w)
-
-
-def test_a_sum_by_the_tree_has_as_many_lanes_as_its_rows_and_the_memory_allow():
-    def lanes(rows, columns, kind):
-        x, w = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((rows, 3584), (3584, columns)))
-        sums = Scatter("m", "mf", (("mk", "kf"),), jnp.dtype(jnp.bfloat16))
-        chosen = auto.to_scatter_in_order(sums, [(x, w)], 8, auto.machine(kind, 8, 8))
-        return chosen(8).lanes
-
-    assert lanes(8192, 8192, "TPU v5 lite") == 16
-    assert lanes(8192, 8192, "TPU v5") == 8  # whose memory beside the core is smaller than w
-    assert lanes(1024, 8192, "TPU v5 lite") == 2
-    assert lanes(256, 8192, "TPU v5 lite") == 1
 
 
 def test_a_long_ring_is_a_loop():

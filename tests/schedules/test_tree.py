@@ -4,7 +4,6 @@ import pytest
 
 from ringcoll import ScheduleError, algorithms, precision
 from ringcoll.__main__ import main
-from ringcoll.schedules.schedule import staggered
 from ringcoll.schedules.tree import balanced_algorithms
 
 
@@ -22,17 +21,6 @@ def test_ranks_with_leaves_make_one_tree(shape):
     for rank in range(schedule.size):
         own_tree = leaves_of(precision.tree(schedule, rank), 8 // schedule.size)
         assert own_tree == precision.balanced(8)
-
-
-@pytest.mark.parametrize("lanes", [1, 2, 5])
-def test_lanes_that_start_one_after_the_other_keep_the_tree(lanes):
-    one = algorithms.recursive_doubling(8)
-    schedule = staggered(one, lanes).check()
-    precision.check_balanced(schedule)
-    assert [sorted({m.lane for m in moves}) for moves in schedule.rounds] == [
-        [lane for lane in range(lanes) if 0 <= number - lane < len(one.rounds)]
-        for number in range(len(one.rounds) + lanes - 1)
-    ]
 
 
 def test_other_trees_are_told_apart():
