@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from benchmarks.measuring import report
 from benchmarks.measuring.options import listed
+from benchmarks.measuring.plot import PictureFile, PlotLine, plot
 from benchmarks.referee import judge
 from benchmarks.referee.judge import BY
-from ringcoll.commands.arguments import PictureFile, size, writing
+from ringcoll.commands.arguments import size, writing
 from ringcoll.commands.machine import MODELS, Machine, Shape, shapes
-from ringcoll.commands.plot import PlotLine, plot
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 
 TPU, GPU, NETWORK, LOCAL = "v5p", "h200", "infiniband400", 8

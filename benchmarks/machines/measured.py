@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from benchmarks.machines import fit, points, wheel
 from benchmarks.machines.points import PublishedPoint
 from benchmarks.measuring import report
+from benchmarks.measuring.plot import PictureFile, PlotLine, plot
 from ringcoll import cost
-from ringcoll.commands.arguments import PictureFile, writing
-from ringcoll.commands.plot import PlotLine, plot
+from ringcoll.commands.arguments import writing
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.io.files import write
 from ringcoll.io.text import bytes_in_words, seconds_in_words

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from ringcoll.costs.places import MOST_RANKS
 from ringcoll.costs.wire import CODES, ENCODED, Wire
-from ringcoll.io import figure, files
+from ringcoll.io import files
 from ringcoll.io.text import choose, columns
 from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR, in_lax
 from ringcoll.schedules.schedule import ScheduleError
@@ -92,20 +92,6 @@ class Folder(File):
         files.check_folder(self)
 
 
-class PictureFile(File):
-    """A picture that matplotlib writes."""
-
-    def check(self) -> None:
-        """Refuse a file that cannot be written or drawn.
-
-        Raises:
-            OSError: for example, its folder is missing.
-            ValueError: its ending is not that of a format.
-            ModuleNotFoundError: matplotlib is not installed.
-        """
-        figure.check("draw", self)
-
-
 def check_files(args: argparse.Namespace) -> None:
     """End the program, before it does anything, if one of its files cannot be written."""
     if getattr(args, "process_id", None):  # the first process writes for all
@@ -118,7 +104,7 @@ def check_files(args: argparse.Namespace) -> None:
             except OSError as error:
                 cure = "name a file in a folder that exists and can be written"
                 args.error(f"{option}: {error}; {cure}")
-            except (ValueError, ModuleNotFoundError) as error:
+            except ValueError as error:
                 args.error(f"{option}: {error}")
 
 

@@ -5,7 +5,7 @@
     python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
     python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --local 8 --outer ethernet100
     python -m ringcoll cost tour --bytes 64M --ranks 8 --algorithm ring,bidirectional_ring
-    python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule --plot sizes.svg
+    python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule
 
 B is the size in bytes as nccl-tests counts it: the operand or the result of a rank, whichever is
 larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand of 8M. In formulas,
@@ -19,11 +19,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
-
 from ringcoll.commands import arguments, machine
 from ringcoll.commands.machine import Machine, Seconds
-from ringcoll.commands.plot import PlotLine, plot
 from ringcoll.costs import encoding
 from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.counts import HostsPrice, Price
@@ -69,12 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_wire(parser)
     machine.add_arguments(parser)
     add("--formulas", action="store_true", help="print the formula of each algorithm too")
-    where = "time against size; of several rows, against ranks (svg, png)"
-    add("--plot", type=arguments.PictureFile, metavar="FILE", help=where)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables, plot if asked, and return the exit status."""
+    """Print the tables, and return the exit status."""
     collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
@@ -103,9 +98,6 @@ def run(args: argparse.Namespace) -> int:
     if args.formulas:
         lines += _formulas(rows, _forms(collective, algorithms, machines))
     print(*wrapped(lines), sep="\n")
-    if args.plot:
-        with arguments.writing(args, "plot"):
-            _plot(args, rows)
     return 0
 
 
@@ -216,24 +208,3 @@ def _ranges(row: Priced) -> list[Range]:
 def _in_words(ranges: Sequence[Range]) -> str:
     first, *others = ranges
     return "  ".join([first.name, *(f"| {bytes_in_words(r.least)} | {r.name}" for r in others)])
-
-
-def _plot(args: argparse.Namespace, rows: Sequence[Priced]) -> None:
-    if len(rows) == 1:
-        sizes = [round(b) for b in np.geomspace(LEAST, MOST, 100).tolist()]
-        lines = [
-            PlotLine(name, sizes, [f(b) for b in sizes]) for name, f in _distinct(rows[0]).items()
-        ]
-        title = f"{args.collective} on {rows[0].machine.name} x {args.device}, modelled"
-        marks = [one.least for one in _ranges(rows[0])[1:]]
-        plot(args.plot, title, "bytes of the full vector", lines, bytes_in_words, marks)
-        return
-    points: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        for name, seconds in row.seconds.items():
-            axes = len(row.machine.shape)
-            label = name if axes == 1 else f"{name}, {axes} axes"
-            points.setdefault(label, []).append((row.machine.ranks, seconds(args.bytes[0])))
-    lines = [PlotLine(name, *zip(*sorted(some), strict=True)) for name, some in points.items()]
-    title = f"{args.collective} of {bytes_in_words(args.bytes[0])} on {args.device}, modelled"
-    plot(args.plot, title, "ranks", lines, lambda n: f"{n:g}")

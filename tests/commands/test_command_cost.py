@@ -233,28 +233,6 @@ def test_functions_of_some_numbers_only(capsys):
     assert "\n3  -\n4  recursive_doubling\n" in printed
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        (
-            "8",
-            [
-                "all_gather on 8 x v5e, modelled",
-                "3.914M",
-                "bidirectional_ring = torus",
-                "bytes of the full",
-            ],
-        ),
-        ("2..8,2x2", ["all_gather of 64M on v5e, modelled", "torus, 2 axes", "ranks"]),
-    ],
-)
-def test_plots(capsys, tmp_path, ranks, words):
-    path = tmp_path / "times.svg"
-    cost(capsys, "all_gather", "--ranks", ranks, "--plot", str(path))
-    picture = path.read_text(encoding="utf-8")
-    assert [word for word in words if word not in picture] == []
-
-
 def test_scale(capsys, tmp_path):
     path = tmp_path / "scale.svg"
     assert benchmarks(["scale", "--ranks", "16..64", "--bytes", "1M", "--plot", str(path)]) == 0
