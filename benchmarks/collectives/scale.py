@@ -16,31 +16,33 @@ from benchmarks.measuring.options import listed
 from benchmarks.measuring.plot import PictureFile, PlotLine, plot
 from benchmarks.referee import judge
 from benchmarks.referee.judge import BY
-from ringcoll.commands.arguments import size, writing
-from ringcoll.commands.machine import MODELS, Machine, Shape, shapes
+from ringcoll.commands.arguments import shapes, size, writing
+from ringcoll.costs.machines import MACHINES
+from ringcoll.costs.places import Place
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 
 TPU, GPU, NETWORK, LOCAL = "v5p", "h200", "infiniband400", 8
 
 
 class Column(NamedTuple):
-    """A column: an algorithm, and the machine of n ranks on which it runs."""
+    """A column: an algorithm, and where the n ranks are that run it."""
 
     name: str
     algorithm: str
-    machine: Callable[[int], Machine]
+    place: Callable[[int], Place]
 
 
-def torus(n: int, axes: int) -> Machine:
+def torus(n: int, axes: int) -> Place:
     """A torus of n = 2^k chips, as nearly square as possible."""
     powers = [(n.bit_length() - 1 + axis) // axes for axis in range(axes)]
     shape = tuple(2**power for power in powers)
-    return Machine(shape, MODELS[TPU], network=shape)
+    return Place(MACHINES[TPU], shape, network=shape)
 
 
-def hosts(shape: Shape) -> Machine:
+def hosts(shape: tuple[int, ...]) -> Place:
     """Hosts of `LOCAL` ranks."""
-    return Machine(shape, MODELS[GPU], outer=MODELS[NETWORK], local=LOCAL)
+    number = prod(shape) // LOCAL
+    return Place(MACHINES[GPU], shape, number, between=MACHINES[NETWORK], ports=1)
 
 
 FORMS = (
@@ -110,7 +112,7 @@ def seconds_of(bytes: str, ranks: str, form: str, by: str = BY[0]) -> float:
 
 
 def _seconds(form: Column, n: int, nbytes: int, by: str) -> float:
-    machine = form.machine(n)
+    place = form.place(n)
     if by == "simgrid":
-        return judge.seconds("psum", form.algorithm, machine, nbytes)
-    return machine.seconds(machine.price("psum", form.algorithm))(nbytes)
+        return judge.seconds("psum", form.algorithm, place, nbytes)
+    return place.seconds(place.price("psum", form.algorithm))(nbytes)

@@ -23,7 +23,6 @@ from benchmarks.compiled import collectives, compiling, context, experts, fsdp, 
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.referee import referee
 from ringcoll import algorithms, cost, costs, overlap, schedules
-from ringcoll.commands import machine
 from ringcoll.costs import machines, slices
 from ringcoll.io.files import write
 from ringcoll.overlap import gpus
@@ -49,7 +48,7 @@ MODELLED: Mapping[str, Callable[..., float]] = {
     "candidates": candidates.seconds_of,
 }
 #: The code of these models, and of what they call.
-MODELS = (schedules, costs, cost, algorithms, machine, scale, candidates, benchmarks.referee)
+MODELS = (schedules, costs, cost, algorithms, scale, candidates, benchmarks.referee)
 
 
 @dataclass(frozen=True)

@@ -253,10 +253,10 @@ def modelled(one: PublishedPoint) -> float:
 
 def modelled_on(one: PublishedPoint, device: str | Device) -> float:
     """The seconds by the model of a device."""
-    hosts = f"{one.hosts} hosts" if one.hosts > 1 else None
+    call = one.collective, one.bytes, one.ranks, device
     if one.device in cost.DEVICES:
-        hosts = "line" if "no wrap" in one.topology else None
-    return cost.predict(one.collective, one.bytes, one.ranks, device, topology=hosts)
+        return cost.predict(*call, closed=False if "no wrap" in one.topology else None)
+    return cost.predict(*call, hosts=one.hosts if one.hosts > 1 else None)
 
 
 def off(one: PublishedPoint) -> float:

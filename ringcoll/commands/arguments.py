@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import product
 from math import prod
 from typing import Any, NoReturn
 
@@ -220,6 +221,33 @@ def check_ranks(shape: tuple[int, ...]) -> None:
             f"{'x'.join(map(str, shape))}: a schedule of more than {MOST_RANKS} ranks takes "
             "minutes and gigabytes to build; every rank does the same, so give fewer"
         )
+
+
+def shapes(text: str) -> list[tuple[int, ...]]:
+    """Read a list of shapes, such as "2..8,3,4x4". A range means powers of two, also for an axis.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not such a list, or a shape has too many ranks.
+    """
+    listed = [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
+    for shape in listed:
+        check_ranks(shape)
+    return listed
+
+
+def _range(text: str) -> list[int]:
+    """The numbers of "8", or the powers of two of "2..8"."""
+    first, dots, last = text.partition("..")
+    try:
+        low, high = int(first), int(last) if dots else int(first)
+    except ValueError:
+        low, high = 1, 0
+    numbers = [2**k for k in range(high.bit_length()) if low <= 2**k <= high] if dots else [low]
+    if low < 1 or high < low or not numbers:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of ranks; write 8, 2..256 or 4x4"
+        )
+    return numbers
 
 
 def count(text: str) -> int:

@@ -2,7 +2,7 @@
 
     python -m ringcoll machine --fit nccl.txt
     python -m ringcoll machine --fit nccl.txt --name mine --output mine.json
-    python -m ringcoll predict all_gather --ranks 8 --device mine.json
+    python -m ringcoll cost all_gather --ranks 8 --device mine.json
 
 The measurements are the output of nccl-tests, or the file that `python -m benchmarks --json`
 writes. Without --fit, the command lists the known machines.

@@ -284,7 +284,7 @@ def test_a_machine_without_a_network_is_of_one_host(tmp_path):
     file.write_text(json.dumps(GOOD))
     with pytest.raises(ValueError, match="mine names no network between hosts"):
         predict("psum", 8, 8, str(file))
-    assert predict("psum", 8, 8, str(file), topology="2 hosts, ethernet100") > 0
+    assert predict("psum", 8, 8, str(file), hosts=2, network="ethernet100") > 0
 
 
 def test_a_machine_of_ones_own_is_shown(tmp_path, capsys):

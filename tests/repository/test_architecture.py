@@ -52,7 +52,7 @@ WITHOUT_JAX = (
     *(f"overlap.{name}" for name in ("pending", "timeline", "rows", "report", "budget")),
     *(f"overlap.{name}" for name in ("tracks", "picture", "page", "trace", "comparison")),
     *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "explore")),
-    *("commands.machine", "commands.exporting", "commands.importing"),
+    *("commands.exporting", "commands.importing"),
 )
 #: All that layers may know: types, collectives, matmuls and attention, so that none bypasses a
 #: gradient.
