@@ -5,8 +5,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from ringcoll.io.figure import save
-
 _INK, _MUTED, _GRID = "#0b0b0b", "#52514e", "#e1e0d9"
 
 
@@ -25,4 +23,4 @@ def draw(path: Path, title: str, seen: Mapping[int, float], held_out: Mapping[in
     panel.tick_params(colors=_MUTED)
     panel.spines[:].set_visible(False)
     panel.legend(frameon=False, labelcolor=_INK)
-    save(figure, path)
+    figure.savefig(path, dpi=150)

@@ -4,7 +4,6 @@ draw all_reduce                                         who holds what after eac
 explore                                                 a page: play the rounds, compare the prices
 explain ring                                            an algorithm: rounds, price, when to use it
 cost all_reduce                                         the modelled time of every algorithm
-predict all_reduce --ranks 8 --device h100              the modelled time of one, or of the built-in
 machine --fit nccl.txt                                  a machine's constants, from measured times
 overlap --example all_gather_matmul                     what a compiled program waits for
 export all_reduce --algorithm ring -n 8 -o ring.xml     a schedule, as an MSCCL file
@@ -31,7 +30,6 @@ from ringcoll.commands import (
     fit,
     importing,
     overlap,
-    predict,
 )
 
 #: Each command is a module. It has `add_arguments(parser)` and `run(args) -> exit status`, and the
@@ -40,7 +38,6 @@ COMMANDS = {
     "draw": draw,
     "explore": explore,
     "cost": cost,
-    "predict": predict,
     "machine": fit,
     "explain": explain,
     "overlap": overlap,

@@ -153,6 +153,6 @@ def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Fi
     if args.draw and found.timed:
         name = "-".join(which.values())
         Path(args.draw).mkdir(parents=True, exist_ok=True)
-        path = Path(args.draw) / f"{name.replace(':', '-').replace('/', '-')}.png"
+        path = Path(args.draw) / f"{name.replace(':', '-').replace('/', '-')}.svg"
         overlap.report(program).draw(path)
     return found

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from benchmarks.machines import fit, points, wheel
 from benchmarks.machines.points import PublishedPoint
 from benchmarks.measuring import report
+from benchmarks.measuring.plot import PictureFile, PlotLine, plot
 from ringcoll import cost
-from ringcoll.commands.arguments import PictureFile, writing
-from ringcoll.commands.plot import PlotLine, plot
+from ringcoll.commands.arguments import writing
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.io.files import write
 from ringcoll.io.text import bytes_in_words, seconds_in_words
@@ -253,10 +253,10 @@ def modelled(one: PublishedPoint) -> float:
 
 def modelled_on(one: PublishedPoint, device: str | Device) -> float:
     """The seconds by the model of a device."""
-    hosts = f"{one.hosts} hosts" if one.hosts > 1 else None
+    call = one.collective, one.bytes, one.ranks, device
     if one.device in cost.DEVICES:
-        hosts = "line" if "no wrap" in one.topology else None
-    return cost.predict(one.collective, one.bytes, one.ranks, device, topology=hosts)
+        return cost.predict(*call, closed=False if "no wrap" in one.topology else None)
+    return cost.predict(*call, hosts=one.hosts if one.hosts > 1 else None)
 
 
 def off(one: PublishedPoint) -> float:

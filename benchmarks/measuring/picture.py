@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.measuring.plot import figure, save
 from benchmarks.measuring.row import Measurement
-from ringcoll.io.figure import figure, save
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 
 
@@ -19,7 +19,7 @@ def draw(path: str, header: Mapping[str, Any], rows: Sequence[Measurement]) -> N
     algorithms = list(dict.fromkeys(row.algorithm for row in rows))
     collectives = list(dict.fromkeys(row.collective for row in rows))
     types = list(dict.fromkeys(row.type for row in rows))
-    picture = figure("draw", path, (4.2 * max(len(types), 2), 2.3 * len(collectives) + 3.3))
+    picture = figure((4.2 * max(len(types), 2), 2.3 * len(collectives) + 3.3))
     grid = picture.subplots(len(collectives) + 1, len(types), squeeze=False)
     lines = {}
     for of_type, (*panels, last) in zip(types, grid.T, strict=True):
@@ -43,8 +43,14 @@ def draw(path: str, header: Mapping[str, Any], rows: Sequence[Measurement]) -> N
         for axis in (last.xaxis, last.yaxis):
             axis.set_major_formatter(lambda seconds, _: seconds_in_words(seconds))
             axis.set_minor_formatter("")
-    below = {"loc": "outside lower center", "ncols": 5, "frameon": False, "fontsize": "small"}
-    picture.legend(list(lines.values()), list(lines), **below)
+    picture.legend(
+        list(lines.values()),
+        list(lines),
+        loc="outside lower center",
+        ncols=5,
+        frameon=False,
+        fontsize="small",
+    )
     on = f"{header['devices']} x {header['device_kind']}, jax {header['jax']}, {header['date']}"
     picture.suptitle(f"{on}; over lax: below 1 is faster", fontsize="small")
     save(picture, path)

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ringcoll.commands.machine import Machine
 from ringcoll.costs.model import Model
+from ringcoll.costs.places import Place
 from ringcoll.costs.slices import along
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import Algorithm, build
@@ -47,24 +47,24 @@ def python() -> str:
 def seconds(
     collective: str,
     algorithm: Algorithm,
-    machine: Machine,
+    place: Place,
     nbytes: float,
     network: Mapping[str, Any] | None = None,
 ) -> float:
-    """The seconds of a collective on a machine, by SimGrid.
+    """The seconds of a collective at a place, by SimGrid.
 
     Args:
         collective, algorithm: as for `pricing.price`.
-        machine: a torus, a grid, or hosts with an outer network.
+        place: a torus, a grid, or hosts with a network between them.
         nbytes: bytes of the full vector.
-        network: a network of switches in place of the machine's, as the simulator describes it: its
+        network: a network of switches in place of its own, as the simulator describes it: its
             "kind" ("fat_tree", "dragonfly") and sizes.
 
     Raises:
         NoSimGrid: SimGrid is not installed.
-        ValueError: the machine is on a switch; or SimGrid fails.
+        ValueError: the place is a switch; or SimGrid fails.
     """
-    data = description(collective, algorithm, machine, nbytes, network)
+    data = description(collective, algorithm, place, nbytes, network)
     command = [python(), str(SIMULATOR)]
     done = subprocess.run(
         command, input=json.dumps(data), text=True, capture_output=True, check=False
@@ -77,16 +77,16 @@ def seconds(
 def description(
     collective: str,
     algorithm: Algorithm,
-    machine: Machine,
+    place: Place,
     nbytes: float,
     network: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The description that the simulator reads: the network, and phases of rounds of moves."""
-    model, run = machine.model, phases(collective, build(collective, algorithm, machine.shape))
-    shard = nbytes / machine.ranks
+    model, run = place.device.model, phases(collective, build(collective, algorithm, place.shape))
+    shard = nbytes / place.ranks
     return {
-        "ranks": machine.ranks,
-        "network": {**(network or _network(machine)), "hop": model.hop, "rate": _rate(model)},
+        "ranks": place.ranks,
+        "network": {**(network or _network(place)), "hop": model.hop, "rate": _rate(model)},
         "addition": model.gamma,
         "phases": [
             {
@@ -99,28 +99,28 @@ def description(
     }
 
 
-def _network(machine: Machine) -> dict[str, Any]:
-    outer = machine.outer
-    if outer is not None:
+def _network(place: Place) -> dict[str, Any]:
+    if place.between and place.hosts > 1:
+        outer = place.between.model
         ports = {"outer_rate": _rate(outer), "outer_start": outer.alpha}
-        return {"kind": "hosts", "hosts": machine.ranks // machine.local, **ports}
-    if machine.network is None:
-        raise ValueError(f"a machine of shape {machine.name} that is no torus: give its network")
-    if machine.is_torus:
-        return {"kind": "torus", "sizes": machine.network}
+        return {"kind": "hosts", "hosts": place.hosts, **ports}
+    if place.network is None:
+        raise ValueError(f"{place.name} ranks on a switch: give its network")
+    if place.is_torus:
+        return {"kind": "torus", "sizes": place.network}
     # A line is half of a ring: the way between two of its places is never round the other half.
-    rings = machine.closed or ()
-    axes = list(zip(machine.network, rings, strict=True))
+    rings = place.closed or ()
+    axes = list(zip(place.network, rings, strict=True))
     sizes = [n if is_ring else 2 * n for n, is_ring in axes]
     laid = itertools.product(*(along(n, is_ring) for n, is_ring in axes))
     return {"kind": "torus", "sizes": sizes, "places": [_number(at, sizes) for at in laid]}
 
 
-def _number(place: Iterable[int], sizes: Iterable[int]) -> int:
-    """The number of a place, row by row."""
+def _number(at: Iterable[int], sizes: Iterable[int]) -> int:
+    """The number of a chip, row by row."""
     number = 0
-    for at, size in zip(place, sizes, strict=True):
-        number = number * size + at
+    for each, size in zip(at, sizes, strict=True):
+        number = number * size + each
     return number
 
 

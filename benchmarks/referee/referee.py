@@ -18,8 +18,9 @@ from benchmarks.referee import judge
 from benchmarks.referee.judge import BY
 from ringcoll.algorithms import COLLECTIVES, in_lax, names
 from ringcoll.commands.arguments import collective, shape, sizes
-from ringcoll.commands.machine import MODELS, Machine
 from ringcoll.costs.counts import Price
+from ringcoll.costs.machines import MACHINES
+from ringcoll.costs.places import Place
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 from ringcoll.schedules.schedule import SizeError
 
@@ -28,18 +29,18 @@ NEAR, FAR = 0.01, 0.05
 NETWORKS = "16,8x8,4x4x4,hosts:8x8,tree:8x8,dragonfly:4x2x4x2"
 
 
-class NamedMachine(NamedTuple):
-    """A machine by its name in the command.
+class NamedPlace(NamedTuple):
+    """A place by its name in the command.
 
-    `network` is a network of switches, as the simulator takes it; None is the machine's own.
+    `network` is a network of switches, as the simulator takes it; None is the place's own.
     """
 
     name: str
-    machine: Machine
+    place: Place
     network: Mapping[str, Any] | None = None
 
 
-def named_machine(text: str) -> NamedMachine:
+def named_place(text: str) -> NamedPlace:
     """Read a network: "8x8", "grid:4x4", "hosts:8x8", "tree:8x8", "dragonfly:4x2x4x2", "thin:...".
 
     Raises:
@@ -48,15 +49,16 @@ def named_machine(text: str) -> NamedMachine:
     kind, _, of = text.rpartition(":")
     sizes = shape(of)
     if not kind:
-        return NamedMachine(text, Machine(sizes, MODELS[CHIP], network=sizes))
+        return NamedPlace(text, Place(MACHINES[CHIP], sizes, network=sizes))
     if kind == "grid":
         lines = (False,) * len(sizes)
-        return NamedMachine(text, Machine(sizes, MODELS[CHIP], network=sizes, closed=lines))
-    flat = Machine((prod(sizes),), MODELS[PORT])
+        return NamedPlace(text, Place(MACHINES[CHIP], sizes, network=sizes, closed=lines))
+    flat = Place(MACHINES[PORT], (prod(sizes),))
     if kind == "hosts" and len(sizes) == 2:
-        return NamedMachine(text, Machine(sizes, MODELS[GPU], outer=MODELS[PORT], local=sizes[1]))
+        hosts = Place(MACHINES[GPU], sizes, sizes[0], between=MACHINES[PORT], ports=1)
+        return NamedPlace(text, hosts)
     if kind == "tree" and len(sizes) == 2:
-        return NamedMachine(text, flat, {"kind": "fat_tree", "sizes": sizes})
+        return NamedPlace(text, flat, {"kind": "fat_tree", "sizes": sizes})
     if kind in ("dragonfly", "thin") and len(sizes) == 4:
         if sizes[2] < sizes[0]:  # SimGrid would read beyond its routers
             raise argparse.ArgumentTypeError(
@@ -64,7 +66,7 @@ def named_machine(text: str) -> NamedMachine:
                 "chassis leads to one group, so give as many routers, or more"
             )
         links = prod(sizes[1:]) if kind == "dragonfly" else 1
-        return NamedMachine(text, flat, {"kind": "dragonfly", "sizes": sizes, "links": links})
+        return NamedPlace(text, flat, {"kind": "dragonfly", "sizes": sizes, "links": links})
     raise argparse.ArgumentTypeError(
         f"{text!r} is no network; write 4x4, grid:4x4, hosts:8x8, tree:8x8 or dragonfly:4x2x4x2"
     )
@@ -107,18 +109,18 @@ def run(args: argparse.Namespace) -> int:
     if wrong := [name for name in chosen if name not in known]:
         args.error(f"--algorithm {wrong[0]!r}: choose from {', '.join(known)} or all")
     try:
-        machines = [named_machine(text) for text in args.network.split(",")]
+        places = [named_place(text) for text in args.network.split(",")]
         if args.by != "price":
             judge.python()
     except (argparse.ArgumentTypeError, judge.NoSimGrid) as error:
         args.error(str(error))
     shown = BY if args.by == "both" else (args.by,)
     table = report.table("network", "algorithm", "bytes", *shown, "ratio", "", left=2)
-    todo = [(one, name, n) for one in machines for name in chosen for n in args.bytes]
+    todo = [(one, name, n) for one in places for name in chosen for n in args.bytes]
     status = 0
     for one, name, nbytes in report.progress(todo, len(todo), "simulating", lambda of: str(of[1])):
         try:
-            paid = one.machine.price(args.collective, name)
+            paid = one.place.price(args.collective, name)
             found = [_seconds(one, args.collective, name, nbytes, by) for by in shown]
         except SizeError:  # the algorithm has no schedule for these ranks
             continue
@@ -138,7 +140,7 @@ def _to_neighbours(paid: Any) -> bool:
     return isinstance(paid, Price) and 0 < paid.hops == paid.rounds
 
 
-def _seconds(one: NamedMachine, name: str, algorithm: str, nbytes: int, by: str) -> float:
+def _seconds(one: NamedPlace, name: str, algorithm: str, nbytes: int, by: str) -> float:
     if by == "simgrid":
-        return judge.seconds(name, algorithm, one.machine, nbytes, one.network)
-    return one.machine.seconds(one.machine.price(name, algorithm))(nbytes)
+        return judge.seconds(name, algorithm, one.place, nbytes, one.network)
+    return one.place.seconds(one.place.price(name, algorithm))(nbytes)

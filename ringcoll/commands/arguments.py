@@ -9,12 +9,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from itertools import product
 from math import prod
 from typing import Any, NoReturn
 
 from ringcoll.costs.places import MOST_RANKS
 from ringcoll.costs.wire import CODES, ENCODED, Wire
-from ringcoll.io import figure, files
+from ringcoll.io import files
 from ringcoll.io.text import choose, columns
 from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR, in_lax
 from ringcoll.schedules.schedule import ScheduleError
@@ -92,20 +93,6 @@ class Folder(File):
         files.check_folder(self)
 
 
-class PictureFile(File):
-    """A picture that matplotlib writes."""
-
-    def check(self) -> None:
-        """Refuse a file that cannot be written or drawn.
-
-        Raises:
-            OSError: for example, its folder is missing.
-            ValueError: its ending is not that of a format.
-            ModuleNotFoundError: matplotlib is not installed.
-        """
-        figure.check("draw", self)
-
-
 def check_files(args: argparse.Namespace) -> None:
     """End the program, before it does anything, if one of its files cannot be written."""
     if getattr(args, "process_id", None):  # the first process writes for all
@@ -118,7 +105,7 @@ def check_files(args: argparse.Namespace) -> None:
             except OSError as error:
                 cure = "name a file in a folder that exists and can be written"
                 args.error(f"{option}: {error}; {cure}")
-            except (ValueError, ModuleNotFoundError) as error:
+            except ValueError as error:
                 args.error(f"{option}: {error}")
 
 
@@ -234,6 +221,33 @@ def check_ranks(shape: tuple[int, ...]) -> None:
             f"{'x'.join(map(str, shape))}: a schedule of more than {MOST_RANKS} ranks takes "
             "minutes and gigabytes to build; every rank does the same, so give fewer"
         )
+
+
+def shapes(text: str) -> list[tuple[int, ...]]:
+    """Read a list of shapes, such as "2..8,3,4x4". A range means powers of two, also for an axis.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not such a list, or a shape has too many ranks.
+    """
+    listed = [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
+    for shape in listed:
+        check_ranks(shape)
+    return listed
+
+
+def _range(text: str) -> list[int]:
+    """The numbers of "8", or the powers of two of "2..8"."""
+    first, dots, last = text.partition("..")
+    try:
+        low, high = int(first), int(last) if dots else int(first)
+    except ValueError:
+        low, high = 1, 0
+    numbers = [2**k for k in range(high.bit_length()) if low <= 2**k <= high] if dots else [low]
+    if low < 1 or high < low or not numbers:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of ranks; write 8, 2..256 or 4x4"
+        )
+    return numbers
 
 
 def count(text: str) -> int:

@@ -1,49 +1,69 @@
-"""Print the modelled time of a collective by every algorithm, and which is fastest.
+"""Print the modelled time of a collective by every algorithm and the built-in, and what is fastest.
 
     python -m ringcoll cost all_gather
-    python -m ringcoll cost all_gather --bytes 64M --ranks 8 --device v5e --formulas
+    python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e --formulas
     python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
-    python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --local 8 --outer ethernet100
-    python -m ringcoll cost tour --bytes 64M --ranks 8 --algorithm ring,bidirectional_ring
-    python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule --plot sizes.svg
+    python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --network ethernet100
+    python -m ringcoll cost all_gather --device mine.json --algorithm lax,ring --json
+    python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule
 
 B is the size in bytes as nccl-tests counts it: the operand or the result of a rank, whichever is
 larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand of 8M. In formulas,
 alpha is seconds per message, hop seconds per link that a message passes, beta seconds per byte on
-the busiest link, and gamma seconds per byte added. Nothing is measured.
+the busiest link, and gamma seconds per byte added. `lax` is the built-in, whose price comes from
+published measurements if there are any. Nothing is measured here; `python -m benchmarks measured`
+says how far prices are off.
 """
 
 import argparse
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from ringcoll.commands import arguments, machine
-from ringcoll.commands.machine import Machine, Seconds
-from ringcoll.commands.plot import PlotLine, plot
-from ringcoll.costs import encoding
+from ringcoll.commands import arguments
+from ringcoll.costs import encoding, machines
 from ringcoll.costs.closed_forms import at, closed_form, prices
-from ringcoll.costs.counts import HostsPrice, Price
-from ringcoll.costs.model import Range, fastest
+from ringcoll.costs.counts import Price
+from ringcoll.costs.machines import MACHINES, Device
+from ringcoll.costs.model import Model, Range, fastest
+from ringcoll.costs.places import SWITCH, Place, Seconds, place_of
+from ringcoll.costs.prediction import LAX, PERMUTE, seconds_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.text import WIDTH, aligned, bytes_in_words, seconds_in_words, wrapped
-from ringcoll.schedules.registry import Algorithm, in_lax, listed_name, names, unknown
+from ringcoll.schedules.registry import (
+    ALIASES,
+    COLLECTIVES,
+    TOUR,
+    Algorithm,
+    in_lax,
+    listed_name,
+    names,
+    unknown,
+)
 
 #: The range of bytes over which the fastest algorithm is printed.
 LEAST, MOST = 2**10, 2**32
 #: Bytes of an element of bfloat16, which --wire replaces by codes.
 _ITEMSIZE = 2
 
+_CONSTANTS = {
+    "alpha": "seconds per message",
+    "hop": "seconds per link that a message passes",
+    "beta": "seconds per byte sent",
+    "gamma": "seconds per byte added",
+}
+_SOME_SIZES = (2**10, 2**20, 2**26, 2**30)
+
 Algorithms = Mapping[str, Algorithm]
 
 
 class Priced(NamedTuple):
-    """The algorithms that a machine can run, with their seconds, and their formulas if any."""
+    """The algorithms that ranks can run, with their seconds, and their formulas if any."""
 
-    machine: Machine
+    place: Place
     seconds: dict[str, Seconds]
     formulas: dict[str, str]
 
@@ -51,7 +71,14 @@ class Priced(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
-    arguments.add_collective(parser)
+    known = [*COLLECTIVES, TOUR, PERMUTE, *ALIASES]
+    add(
+        "collective",
+        type=arguments.collective,
+        choices=known,
+        metavar="COLLECTIVE",
+        help=", ".join(known),
+    )
     add(
         "--bytes",
         type=arguments.sizes,
@@ -59,7 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help=f"B, the sizes; one table for each (64M); {arguments.SIZES}",
     )
-    add("--algorithm", metavar="LIST", help="compare only the algorithms of these names")
+    what = "only the algorithms of these names; lax is the built-in"
+    add("--algorithm", metavar="LIST", help=what)
     add(
         "--function",
         type=arguments.algorithm,
@@ -67,26 +95,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compare this one too: it maps the sizes of the axes to a Schedule",
     )
     arguments.add_wire(parser)
-    machine.add_arguments(parser)
+    add(
+        "-n",
+        "--ranks",
+        type=arguments.shapes,
+        default="8",
+        metavar="LIST",
+        help="the ranks, one column for each: 2,3,5; 2..256 (the powers of two from 2 to 256); "
+        "16x16 (two axes, or hosts x ranks of a host); 2..64x8 (the first axis 2 to 64, the second "
+        "8) (default: %(default)s)",
+    )
+    names_of = f"{', '.join(MACHINES)}; or a machine's file (v5e)"
+    add("--device", type=_device, default="v5e", metavar="NAME", help=names_of)
+    where = "hosts of GPUs (default: the fewest, or the first size of --ranks)"
+    add("--hosts", type=arguments.count, metavar="N", help=where)
+    add(
+        "--network",
+        metavar="NETWORK",
+        help="of TPUs: the chips of the slice, such as 4x4 (default: the shape of --ranks), or "
+        f"{SWITCH}; of GPUs: the network between hosts, such as ethernet100",
+    )
+    add(
+        "--closed",
+        action=argparse.BooleanOptionalAction,
+        help="whether all axes of a slice are rings, or none is (default: as on a real slice)",
+    )
+    what = "ports of a host to the network between hosts (default: one for each of its ranks)"
+    add("--ports", type=arguments.count, metavar="N", help=what)
+    for name, constant in _CONSTANTS.items():
+        add(
+            f"--{name}",
+            type=arguments.seconds,
+            metavar="SECONDS",
+            help=f"{constant}, in place of what is known of the device",
+        )
     add("--formulas", action="store_true", help="print the formula of each algorithm too")
-    where = "time against size; of several rows, against ranks (svg, png)"
-    add("--plot", type=arguments.PictureFile, metavar="FILE", help=where)
+    add("--json", action="store_true", help="print JSON")
+
+
+def _device(name: str) -> Device:
+    """A machine by its name, or by the path of its file.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such machine.
+    """
+    try:
+        return machines.find(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables, plot if asked, and return the exit status."""
+    """Print the tables, and return the exit status."""
     collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
         algorithms = _chosen(args, collective)
         wire = arguments.wire(args.wire, args.collective)
-        rows = [_priced(m, collective, algorithms, refused, wire) for m in machine.machines(args)]
+        places = [_place(args, shape) for shape in args.ranks]
+        rows = [_priced(place, collective, algorithms, refused, wire) for place in places]
         if not any(row.seconds for row in rows):
             raise ValueError("; ".join(refused))
     except ValueError as error:
         args.error(str(error))
-    machines = [row.machine for row in rows]
-    lines = [*machine.described(args), *machine.lines(machines)]
+    if args.json:
+        print(json.dumps([*_as_json(args, rows)], indent=1))
+        return 0
+    lines = [*_described(places)]
     if wire:
         lines.append(
             f"messages hold {args.wire} and scales: {encoding.ratio(wire, _ITEMSIZE):.3f} of the "
@@ -97,15 +172,12 @@ def run(args: argparse.Namespace) -> int:
         lines += ["", f"{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest"]
         lines += _table(rows, algorithms, nbytes)
     lines += ["", f"fastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}"]
-    winners = [(row.machine.name, _in_words(_ranges(row)) if row.seconds else "-") for row in rows]
+    winners = [(row.place.name, _in_words(_ranges(row)) if row.seconds else "-") for row in rows]
     lines += aligned(winners, left=2)
     lines += [f"- {why}" for why in refused]
     if args.formulas:
-        lines += _formulas(rows, _forms(collective, algorithms, machines))
+        lines += _formulas(rows, _forms(collective, algorithms, places))
     print(*wrapped(lines), sep="\n")
-    if args.plot:
-        with arguments.writing(args, "plot"):
-            _plot(args, rows)
     return 0
 
 
@@ -115,10 +187,11 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     Raises:
         ValueError: there is no algorithm of a name in --algorithm.
     """
-    known = names(collective)
+    known = [LAX] if collective != TOUR else []
+    known += names(collective) if collective != PERMUTE else []
     chosen: dict[str, Algorithm] = {}
     for asked in args.algorithm.split(",") if args.algorithm else known:
-        name = listed_name(collective, asked)
+        name = asked if asked in known else listed_name(collective, asked)
         if name not in known:
             raise ValueError(f"--algorithm {asked}: {args.collective}: {unknown(asked, known)}")
         chosen[name] = name
@@ -128,46 +201,108 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     return chosen
 
 
-def _encoded(m: Machine, collective: str, paid: Price | HostsPrice, wire: Wire) -> Seconds:
-    """Seconds with a wire: fewer bytes to send, and the work to encode, decode and add."""
-    sent = replace(m, model=replace(m.model, gamma=0.0)).seconds(paid)
-    ratio, name = encoding.ratio(wire, _ITEMSIZE), "psum" if collective == "pmean" else collective
+def _place(args: argparse.Namespace, shape: tuple[int, ...]) -> Place:
+    """Where ranks of a shape are.
 
-    def seconds(size: float) -> float:
-        work = encoding.seconds(name, m.ranks, size, _ITEMSIZE, wire, m.model)
-        return sent(size * ratio) + work
+    Raises:
+        ValueError: they do not fit.
+    """
+    place = place_of(shape, _changed(args), args.hosts, args.network, args.closed)
+    return replace(place, ports=args.ports or 0)
 
-    return seconds
+
+def _changed(args: argparse.Namespace) -> Device:
+    """The device, with the constants that the options give in place of what was measured."""
+    given = {name: getattr(args, name) for name in _CONSTANTS}
+    changes = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        return args.device
+    if "alpha" in changes or "beta" in changes:
+        changes["wire"] = None
+    model = replace(args.device.model, **changes)
+    return replace(args.device, model=model, curves=MappingProxyType({}), like="")
+
+
+def _described(places: Sequence[Place]) -> Iterator[str]:
+    """The constants of the device and of the networks between hosts; which axes are lines."""
+    device = places[0].device
+    yield f"modelled on {device.name}: {_constants(device.model)}"
+    known = {
+        (place.between.name, place.ports or place.ranks // place.hosts): place.between.model
+        for place in places
+        if place.between and place.hosts > 1
+    }
+    for (name, ports), model in known.items():
+        yield f"{ports} port{'s' * (ports > 1)} of a host to {name}: {_constants(model)}"
+    networks = [place.network or () for place in places if not place.is_torus]
+    if networks:
+        shapes = dict.fromkeys("x".join(map(str, network)) for network in networks)
+        yield (
+            f"an axis of {', '.join(shapes)} is a line, not a ring, on a slice of chips "
+            "(--closed closes every axis)"
+        )
+
+
+def _constants(model: Model) -> str:
+    if wire := model.wire:
+        some = (f"{seconds_in_words(wire(b))} of {bytes_in_words(b)}" for b in _SOME_SIZES)
+        return f"a message, measured: {', '.join(some)}"
+    words = f"alpha {seconds_in_words(model.alpha)}"
+    if model.hop:
+        words += f", hop {seconds_in_words(model.hop)}"
+    for name, second in (("beta", model.beta), ("gamma", model.gamma)):
+        words += f", {name} 1/({1e-9 / second:.4g} GB/s)" if second else f", {name} 0"
+    return words
 
 
 def _priced(
-    m: Machine,
+    place: Place,
     collective: str,
     algorithms: Algorithms,
     refused: dict[str, None],
     wire: Wire | None,
 ) -> Priced:
-    """Price every algorithm on a machine; add to `refused` why it cannot run one."""
-    row = Priced(m, {}, {})
+    """Price every algorithm at a place; add to `refused` why it cannot run there."""
+    row = Priced(place, {}, {})
     for name, algorithm in algorithms.items():
         try:
-            paid = m.price(collective, algorithm)
+            row.seconds[name] = seconds_of(collective, place, algorithm, wire, _ITEMSIZE)
         except ValueError as error:
             refused[f"{name}: {error}"] = None
             continue
-        row.seconds[name] = _encoded(m, collective, paid, wire) if wire else m.seconds(paid)
+        if algorithm == LAX or place.hosts > 1:
+            continue
+        paid = place.price(collective, algorithm)
         if isinstance(paid, Price):
-            row.formulas[name] = at(m.ranks, paid, m.model.gamma > 0)
+            row.formulas[name] = at(place.ranks, paid, place.device.model.gamma > 0)
     return row
 
 
-def _forms(collective: str, algorithms: Algorithms, machines: Sequence[Machine]) -> dict[str, str]:
-    """The closed form of each algorithm, if all machines are rings or all are switches."""
-    rings = {m.network and m.network == m.shape and m.is_torus for m in machines if m.ranks > 2}
-    if rings not in ({None}, {True}) or any(m.outer or len(m.shape) > 1 for m in machines):
+def _as_json(args: argparse.Namespace, rows: Sequence[Priced]) -> Iterator[dict[str, Any]]:
+    """The seconds of each algorithm, for each number of ranks and size."""
+    for nbytes in args.bytes:
+        for row in rows:
+            for name, seconds in row.seconds.items():
+                yield {
+                    "collective": args.collective,
+                    "bytes": nbytes,
+                    "ranks": row.place.shape,
+                    "device": args.device.name,
+                    "algorithm": name,
+                    "wire": args.wire,
+                    "seconds": seconds(nbytes),
+                }
+
+
+def _forms(collective: str, algorithms: Algorithms, places: Sequence[Place]) -> dict[str, str]:
+    """The closed form of each algorithm, if all places are rings or all are switches."""
+    rings = {p.network and p.network == p.shape and p.is_torus for p in places if p.ranks > 2}
+    if rings not in ({None}, {True}) or any(p.hosts > 1 or len(p.shape) > 1 for p in places):
         return {}
-    paid = {name: prices(collective, one, rings == {True}) for name, one in algorithms.items()}
-    forms = {name: closed_form(p, machines[0].model.gamma > 0) for name, p in paid.items()}
+    ours = {name: one for name, one in algorithms.items() if one != LAX}
+    paid = {name: prices(collective, one, rings == {True}) for name, one in ours.items()}
+    adds = places[0].device.model.gamma > 0
+    forms = {name: closed_form(p, adds) for name, p in paid.items()}
     return {name: str(form) for name, form in forms.items() if form}
 
 
@@ -184,7 +319,7 @@ def _table(rows: Sequence[Priced], names: Iterable[str], nbytes: int) -> Iterato
     columns = []
     for row in rows:
         times = _times(row, nbytes)
-        columns.append([f"{row.machine.name} ", *(times.get(name, "- ") for name in first[1:])])
+        columns.append([f"{row.place.name} ", *(times.get(name, "- ") for name in first[1:])])
     width, used = (max(map(len, some)) for some in ([*chain(*columns)], first))
     fit = max((WIDTH - used) // (width + 2), 1)
     for start in range(0, len(columns), fit):
@@ -193,7 +328,7 @@ def _table(rows: Sequence[Priced], names: Iterable[str], nbytes: int) -> Iterato
 
 def _formulas(rows: Sequence[Priced], forms: Mapping[str, str]) -> Iterator[str]:
     """The formulas of each machine; of several rings or switches, those for any n."""
-    of = {f"n = {row.machine.name}": row.formulas for row in rows if len(rows) == 1 or not forms}
+    of = {f"n = {row.place.name}": row.formulas for row in rows if len(rows) == 1 or not forms}
     for n, formulas in {**of, "any n > 2": forms}.items():
         if formulas:
             yield from ("", f"formulas, {n}")
@@ -216,24 +351,3 @@ def _ranges(row: Priced) -> list[Range]:
 def _in_words(ranges: Sequence[Range]) -> str:
     first, *others = ranges
     return "  ".join([first.name, *(f"| {bytes_in_words(r.least)} | {r.name}" for r in others)])
-
-
-def _plot(args: argparse.Namespace, rows: Sequence[Priced]) -> None:
-    if len(rows) == 1:
-        sizes = [round(b) for b in np.geomspace(LEAST, MOST, 100).tolist()]
-        lines = [
-            PlotLine(name, sizes, [f(b) for b in sizes]) for name, f in _distinct(rows[0]).items()
-        ]
-        title = f"{args.collective} on {rows[0].machine.name} x {args.device}, modelled"
-        marks = [one.least for one in _ranges(rows[0])[1:]]
-        plot(args.plot, title, "bytes of the full vector", lines, bytes_in_words, marks)
-        return
-    points: dict[str, list[tuple[int, float]]] = {}
-    for row in rows:
-        for name, seconds in row.seconds.items():
-            axes = len(row.machine.shape)
-            label = name if axes == 1 else f"{name}, {axes} axes"
-            points.setdefault(label, []).append((row.machine.ranks, seconds(args.bytes[0])))
-    lines = [PlotLine(name, *zip(*sorted(some), strict=True)) for name, some in points.items()]
-    title = f"{args.collective} of {bytes_in_words(args.bytes[0])} on {args.device}, modelled"
-    plot(args.plot, title, "ranks", lines, lambda n: f"{n:g}")

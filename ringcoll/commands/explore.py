@@ -10,7 +10,7 @@ formula and the code.
 
 import argparse
 
-from ringcoll.commands import arguments, machine
+from ringcoll.commands import arguments
 from ringcoll.draw.explore import SHAPES, as_explorer
 from ringcoll.io import files
 from ringcoll.io.text import bytes_in_words
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=machine.shapes,
+        type=arguments.shapes,
         default=SHAPES,
         metavar="LIST",
         help="the ranks to choose from, 2 to 16: 2,3,5; 2..8 (powers of two); 4x2 (two axes) "

@@ -1,12 +1,11 @@
 """Fit a machine to measurements: print the fit and its error, and write the machine's file.
 
-    python -m ringcoll machine --fit points.csv
+    python -m ringcoll machine --fit nccl.txt
     python -m ringcoll machine --fit nccl.txt --name mine --output mine.json
-    python -m ringcoll predict all_gather --ranks 8 --device mine.json
+    python -m ringcoll cost all_gather --ranks 8 --device mine.json
 
-The measurements are the output of nccl-tests, the file that `python -m benchmarks --json` writes,
-or a CSV file. Its columns are collective, bytes, ranks, seconds (or time_us) and, if you like,
-algorithm and hosts. Without --fit, the command lists the known machines.
+The measurements are the output of nccl-tests, or the file that `python -m benchmarks --json`
+writes. Without --fit, the command lists the known machines.
 """
 
 import argparse
@@ -28,11 +27,7 @@ class MachineFile(arguments.File):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
-    add(
-        "--fit",
-        metavar="FILE",
-        help="measurements: nccl-tests' output, JSON of our benchmarks, or CSV",
-    )
+    add("--fit", metavar="FILE", help="measurements: nccl-tests' output, or JSON of our benchmarks")
     add("--name", metavar="NAME", help="the name of the machine (default: the name of the file)")
     add("--output", type=MachineFile, metavar="FILE", help="write the machine to this .json file")
     add("--show", metavar="NAME", help="print a known machine: its figures and their sources")

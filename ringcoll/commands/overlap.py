@@ -99,9 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--draw",
-        type=arguments.PictureFile,
+        type=arguments.Svg,
         metavar="FILE",
-        help="draw the timeline, as svg or png",
+        help="draw the timeline, as SVG",
     )
     parser.add_argument(
         "--html",

@@ -1,12 +1,9 @@
 """Make a machine from measurements: read a table, fit a machine, and say how far it is off.
 
-A table is the output of nccl-tests, the file that `python -m benchmarks --json` writes, or a CSV
-file with a header. Its columns are collective, bytes, ranks, seconds (or time_us) and, if you like,
-algorithm and hosts. Bytes are counted as nccl-tests does.
+A table is the output of nccl-tests, or the file that `python -m benchmarks --json` writes. Bytes
+are counted as nccl-tests does.
 """
 
-import csv
-import io
 import json
 import re
 from collections import defaultdict
@@ -51,33 +48,27 @@ class Timing:
 
 
 def read_timings(text: str) -> list[Timing]:
-    """Read the measurements of a table, in any of three formats.
+    """Read the measurements of a table: nccl-tests' output, or JSON of our benchmarks.
 
     Raises:
         ValueError: it is not such a table; the message has the line and the cure.
 
-    >>> table = "collective,bytes,ranks,time_us\\nall_gather,1024,8,31.9\\n"
-    >>> fitting.read_timings(table)[0].ranks
+    >>> row = '{"collective": "psum", "size": 1024, "ranks": 8, "algorithm": "lax", "seconds": 1}'
+    >>> fitting.read_timings('{"rows": [' + row + "]}")[0].ranks
     8
     """
-    text = text.removeprefix("\ufeff")  # the byte order mark that some spreadsheets write
     if not text.strip():
         raise ValueError("line 1: the file is empty; give a table of measurements")
     lines = text.splitlines()
-    try:
-        if any(map(_COLUMNS.match, lines)):
-            timings = list(_of_nccl_tests(lines))
-        elif "#" in lines[0] and "_perf" in text:
-            raise ValueError(
-                "line 1: nccl-tests' output without its header, '#  size  count  type ...', and so "
-                "without times; give the whole output"
-            )
-        elif text.lstrip()[0] in "{[":
-            timings = list(_of_json(text))
-        else:
-            timings = list(_of_csv(text))
-    except csv.Error as error:
-        raise ValueError(f"line 1: not a table: {error}") from None
+    if any(map(_COLUMNS.match, lines)):
+        timings = list(_of_nccl_tests(lines))
+    elif "#" in lines[0] and "_perf" in text:
+        raise ValueError(
+            "line 1: nccl-tests' output without its header, '#  size  count  type ...', and so "
+            "without times; give the whole output"
+        )
+    else:
+        timings = list(_of_json(text))
     if not timings:
         raise ValueError("line 1: no measurement; give a time in each line, or in each of `rows`")
     return timings
@@ -198,34 +189,7 @@ def _sample(one: Timing, algorithm: str = "") -> Sample:
     return Sample(paid.startups, float(paid.link) * shard, added, one.seconds)
 
 
-# -- three formats --
-
-
-def _of_csv(text: str) -> Iterator[Timing]:
-    rows = csv.reader(io.StringIO(text))
-    header = [name.strip() for name in next(rows, [])]
-    time = next((name for name in ("seconds", "time_us", "us") if name in header), "")
-    missing = [name for name in ("collective", "bytes") if name not in header]
-    missing += [] if time else ["seconds"]
-    ranks = next((name for name in ("ranks", "chips") if name in header), "")
-    missing += [] if ranks else ["ranks"]
-    if missing:
-        raise ValueError(
-            f"line 1: no column {', '.join(missing)} in {shown(','.join(header))}; a table has "
-            "collective, bytes, ranks and seconds (or time_us), or is nccl-tests' output, or JSON"
-        )
-    unit = 1.0 if time == "seconds" else 1e-6
-    for row in rows:
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) != len(header):
-            raise ValueError(
-                f"line {rows.line_num}: {len(row)} cells under {len(header)} names; quote commas"
-            )
-        cells = dict(zip(header, map(str.strip, row), strict=True))
-        name, size = cells["collective"], cells["bytes"]
-        algorithm, hosts = cells.get("algorithm") or "lax", cells.get("hosts") or "1"
-        yield _timing(rows.line_num, name, size, cells[ranks], cells[time], unit, algorithm, hosts)
+# -- two formats --
 
 
 def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:

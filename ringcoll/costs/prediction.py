@@ -6,16 +6,14 @@ along all axes of the slice, as XLA runs it, and on hosts over gloo by a ring.
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import ceil, log2
 from typing import Any
 
 from ringcoll.costs import encoding, machines
-from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
 from ringcoll.costs.curves import Curve, Way, across, rising
 from ringcoll.costs.machines import MACHINES, Device
-from ringcoll.costs.model import Model, seconds, seconds_on_hosts
-from ringcoll.costs.places import Place, place_of
+from ringcoll.costs.model import Model, seconds
+from ringcoll.costs.places import Place, Seconds, counted, place_of
 from ringcoll.costs.wire import ENCODED, Wire
 from ringcoll.io.strict_json import DTYPES, shown
 from ringcoll.io.text import choose
@@ -68,9 +66,11 @@ def predict(
     device: str | Device,
     algorithm: Algorithm = LAX,
     dtype: str = "float32",
-    topology: str | None = None,
     wire: Wire | str | None = None,
     *,
+    hosts: int | None = None,
+    network: str | None = None,
+    closed: bool | None = None,
     offsets: frozenset[int] | None = None,
 ) -> float:
     """The seconds that a collective takes on a machine.
@@ -91,17 +91,19 @@ def predict(
         algorithm: "lax" for the built-in; or a name, schedule or function, as
             `algorithms.build` takes it.
         dtype: the dtype of the elements; sums are assumed to be kept in it.
-        topology: None for the usual one: TPUs on a slice of the ranks' shape, GPUs on the fewest
-            hosts (for an algorithm of ringcoll, hosts with equal numbers of ranks). Otherwise words
-            that describe it: the chips of a slice ("4x4"; the built-in uses all its axes; if there
-            are fewer ranks than chips, they are one axis of it), "line" or "ring", "switch", the
-            hosts ("4 hosts"), a network between hosts ("ethernet100").
         wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
             float32 are included. "lax" is then the built-in exchange and gather of bytes.
+        hosts: the number of hosts of GPUs; None: the fewest (for an algorithm of ringcoll, hosts
+            with equal numbers of ranks), or the first size of a shape.
+        network: between hosts, its name ("ethernet100"; None: the machine's usual one). For TPUs,
+            the chips of the slice, "4x4": the built-in uses all its axes; if there are fewer ranks
+            than chips, they are one axis of it (None: a slice of the ranks' shape). Or "switch".
+        closed: whether all axes of the slice are rings, or none is; None: as a slice of this size
+            is.
         offsets: as for `pricing.price`; only for an algorithm without a wire.
 
     Raises:
-        ValueError: the machine, collective, algorithm, ranks, dtype or topology is not known, or
+        ValueError: the machine, collective, algorithm, ranks, dtype or network is not known, or
             the algorithm has no schedule for these ranks; or nbytes is not a number of bytes; or
             the collective or dtype has no wire.
 
@@ -123,39 +125,63 @@ def predict(
         raise ValueError(
             f"predict: nbytes {shown(nbytes)} is not a number of bytes; give 0 or more, up to 2^63"
         )
-    if name in EXCHANGES:  # slices that are all of one size
-        name = "all_to_all"
     if not isinstance(dtype, str) or _DTYPES.get(dtype, dtype) not in DTYPES:
         cure = choose(dtype, DTYPES)
         raise ValueError(f"predict: dtype {shown(dtype)} is not known; {cure}")
     machine = device if isinstance(device, Device) else machines.find(device)
-    place = place_of(ranks, machine, topology)
-    if place.ranks == 1:
-        return 0.0
+    place = place_of(ranks, machine, hosts, network, closed)
     if (name == TOUR or offsets is not None) and (algorithm == LAX or wire is not None):
         words = f"{name} by {algorithm!r}, wire={wire!r}"
         raise ValueError(
             f"predict: {words}: name an algorithm, and pass no wire: its schedule is priced"
         )
+    if wire is None:
+        return seconds_of(name, place, algorithm, offsets=offsets)(float(nbytes))
+    codes = wire if isinstance(wire, Wire) else Wire(wire)
+    if name not in ENCODED:
+        raise ValueError(f"predict: {name} has no wire; there are {', '.join(ENCODED)}")
+    itemsize = _FLOATS.get(_DTYPES.get(dtype, dtype), 0)
+    if not itemsize:
+        raise ValueError(
+            f"predict: dtype {dtype!r} with a wire, which carries {', '.join(_FLOATS)}"
+        )
+    return seconds_of(name, place, algorithm, codes, itemsize)(float(nbytes))
+
+
+def seconds_of(
+    name: str,
+    place: Place,
+    algorithm: Algorithm,
+    wire: Wire | None = None,
+    itemsize: int = 4,
+    offsets: frozenset[int] | None = None,
+) -> Seconds:
+    """What `predict` says, as a function of bytes: the schedule is priced once.
+
+    Args:
+        name: the collective, by the name that `jax.lax` gives it.
+        place: the ranks, and where they are.
+        algorithm, wire, offsets: as for `predict`.
+        itemsize: the bytes of an element; only a wire needs it.
+
+    Raises:
+        ValueError: the algorithm has no schedule for these ranks, or there is no such built-in.
+    """
+    if place.ranks == 1:
+        return lambda _: 0.0
+    if name in EXCHANGES:  # slices that are all of one size
+        name = "all_to_all"
+    if algorithm == LAX and place.device.model.axes and place.network is None:
+        raise ValueError(f"predict: the built-in of {place.device.name} runs on a slice")
     if wire is not None:
-        codes = wire if isinstance(wire, Wire) else Wire(wire)
-        if name not in ENCODED:
-            raise ValueError(f"predict: {name} has no wire; there are {', '.join(ENCODED)}")
-        itemsize = _FLOATS.get(_DTYPES.get(dtype, dtype), 0)
-        if not itemsize:
-            raise ValueError(
-                f"predict: dtype {dtype!r} with a wire, which carries {', '.join(_FLOATS)}"
-            )
-        if name in ALL_REDUCES:
-            name = "psum"
-        return _encoded(name, algorithm, float(nbytes), itemsize, place, codes)
+        return _encoded("psum" if name in ALL_REDUCES else name, algorithm, itemsize, place, wire)
     if algorithm == LAX:
-        return _built_in(name, float(nbytes), place)
+        return lambda nbytes: _built_in(name, nbytes, place)
     if name == PERMUTE:
         raise ValueError(
             f"predict: a ppermute is one message: algorithm {algorithm!r} is not 'lax'"
         )
-    return _by_schedule(name, algorithm, float(nbytes), place, offsets)
+    return place.seconds(place.price(name, algorithm, offsets))
 
 
 def _is_size(nbytes: Any) -> bool:
@@ -165,71 +191,22 @@ def _is_size(nbytes: Any) -> bool:
         return False
 
 
-def _encoded(
-    name: str, algorithm: Algorithm, nbytes: float, itemsize: int, place: Place, wire: Wire
-) -> float:
+def _encoded(name: str, algorithm: Algorithm, itemsize: int, place: Place, wire: Wire) -> Seconds:
     """Seconds with a wire: fewer bytes to send, and the work to encode, decode and add."""
-    work = encoding.seconds(name, place.ranks, nbytes, itemsize, wire, place.device.model)
-    size = nbytes * encoding.ratio(wire, itemsize)
+    model, ratio = place.device.model, encoding.ratio(wire, itemsize)
     if algorithm != LAX:
-        no_sums = replace(place.device.model, gamma=0.0)  # `work` includes the additions
+        no_sums = replace(model, gamma=0.0)  # the work includes the additions
         still = replace(place, device=replace(place.device, model=no_sums))
-        return work + _by_schedule(name, algorithm, size, still)
-    parts = {"psum": ("all_to_all", "all_gather"), "psum_scatter": ("all_to_all",)}
-    return work + sum(_built_in(part, size, place) for part in parts.get(name, (name,)))
+        sent = [still.seconds(still.price(name, algorithm))]
+    else:
+        parts = {"psum": ("all_to_all", "all_gather"), "psum_scatter": ("all_to_all",)}
+        sent = [seconds_of(part, place, LAX) for part in parts.get(name, (name,))]
 
+    def taken(nbytes: float) -> float:
+        work = encoding.seconds(name, place.ranks, nbytes, itemsize, wire, model)
+        return work + sum(seconds(nbytes * ratio) for seconds in sent)
 
-# -- by a schedule --
-
-
-def paid(
-    collective: str, ranks: int | Sequence[int], device: str | Device, algorithm: Algorithm
-) -> Price | HostsPrice:
-    """The counts that `predict` turns into seconds: the messages, bytes and additions.
-
-    Args:
-        collective, ranks, device, algorithm: as for `predict`, but not the built-in.
-
-    Raises:
-        ValueError: as `predict`.
-
-    >>> from ringcoll.costs.prediction import paid
-    >>> paid("all_gather", 8, "v5e", "ring").startups
-    7
-    """
-    machine = device if isinstance(device, Device) else machines.find(device)
-    return _paid(in_lax(collective), algorithm, place_of(ranks, machine, None))
-
-
-@lru_cache(maxsize=4096)
-def _price(*what: Any, offsets: frozenset[int] | None = None) -> Price:
-    return price(*what, offsets=offsets)
-
-
-def _paid(
-    name: str, algorithm: Algorithm, place: Place, offsets: frozenset[int] | None = None
-) -> Price | HostsPrice:
-    if place.between and 1 < place.hosts < place.ranks:
-        return price_on_hosts(name, algorithm, place.shape, place.hosts, offsets=offsets)
-    return _price(name, algorithm, place.shape, place.network, place.closed, offsets=offsets)
-
-
-def _by_schedule(
-    name: str,
-    algorithm: Algorithm,
-    nbytes: float,
-    place: Place,
-    offsets: frozenset[int] | None = None,
-) -> float:
-    model, shard = place.device.model, nbytes / place.ranks
-    outer = MACHINES[place.between].model if place.hosts > 1 and place.between else None
-    cost = _paid(name, algorithm, place, offsets)
-    if isinstance(cost, Price):
-        return seconds(cost, shard, outer or model)
-    assert outer is not None  # `_paid` returns a HostsPrice only if there are several hosts
-    # A host has a port for each of its ranks.
-    ports = replace(outer, beta=outer.beta * place.hosts / place.ranks)
-    return seconds_on_hosts(cost, shard, model, ports)
+    return taken
 
 
 # -- the built-in --
@@ -239,7 +216,7 @@ def _built_in(name: str, nbytes: float, place: Place) -> float:
     if place.device.model.axes:
         return _on_tpus(name, nbytes, place.by_sides())
     if place.device.ranks_a_host == 1:  # the machine is a network between hosts of one rank
-        network = MACHINES[place.between] if place.between else place.device
+        network = place.between or place.device
         return _in_a_ring(name, nbytes, place.ranks, network.model)
     hosts = place.uneven or place.hosts
     measured = _measured(name, nbytes, place.ranks, hosts > 1, place.device)
@@ -266,14 +243,14 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     # Messages start together; each link carries its share. (A matmul that exchanges rows does not
     # know the slice: see `model.all_to_all_seconds`.)
     if name == "all_to_all":
-        paid = _price(name, "pairwise", place.shape, place.network, place.closed)
+        paid = counted(name, "pairwise", place.shape, place.network, place.closed)
         paid = replace(paid, startups=1, hops=max(place.shape) // 2, uneven=())
     elif sum(size > 1 for size in place.shape) > 1:
-        paid = _price(name, "torus", place.shape, place.network, place.closed)
+        paid = counted(name, "torus", place.shape, place.network, place.closed)
     elif place.closed == (True,):
-        paid = _price(name, "bidirectional_ring", (n,), (n,))
+        paid = counted(name, "bidirectional_ring", (n,), (n,))
     else:  # on a line, shards go outward: each direction of a link carries as much as a ring's
-        paid = _price(name, "ring", (n,), (n,))
+        paid = counted(name, "ring", (n,), (n,))
     return seconds(paid, nbytes / n, model)
 
 
@@ -281,7 +258,7 @@ def _in_a_ring(name: str, nbytes: float, ranks: int, model: Model) -> float:
     if name == PERMUTE:
         return _by_wire(nbytes, model)
     schedule = "pairwise" if name == "all_to_all" else "ring"
-    return seconds(_price(name, schedule, (ranks,)), nbytes / ranks, model)
+    return seconds(counted(name, schedule, (ranks,)), nbytes / ranks, model)
 
 
 def _by_wire(nbytes: float, model: Model) -> float:
@@ -347,8 +324,8 @@ def _between_hosts(name: str, nbytes: float, hosts: int, place: Place) -> float:
     Each rank starts a message for every other rank of its ring. An all-reduce goes up and down a
     tree of hosts instead, as NCCL does for small vectors.
     """
-    device, n = place.device, place.ranks
-    outer, local = MACHINES[place.between].model, n / hosts
+    assert place.between is not None  # `place_of` refuses several hosts without one
+    device, n, outer, local = place.device, place.ranks, place.between.model, place.ranks / hosts
     within = _measured(name, nbytes, ceil(local), False, device) if local > 1 else None
     inner = within or device.model.alpha
     if name == PERMUTE:

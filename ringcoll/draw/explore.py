@@ -18,7 +18,8 @@ from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.counts import Price
 from ringcoll.costs.machines import MACHINES
 from ringcoll.costs.model import fastest
-from ringcoll.costs.prediction import LAX, paid, predict
+from ringcoll.costs.places import place_of
+from ringcoll.costs.prediction import LAX, seconds_of
 from ringcoll.draw import style
 from ringcoll.draw.captions import counted
 from ringcoll.draw.motion import Film
@@ -155,16 +156,17 @@ def _priced(
 
     None if the machine cannot have these ranks.
     """
-    ranks = shape[0] if len(shape) == 1 else shape
     seconds: dict[str, list[float]] = {}
     formulas: dict[str, str] = {}
     for name in (LAX, *plans):
         try:
-            seconds[name] = [predict(collective, b, ranks, machine, name) for b in SIZES]
+            place = place_of(shape, MACHINES[machine])
+            taken = seconds_of(collective, place, name)
         except ValueError:  # the machine does not have these axes or hosts
             continue
+        seconds[name] = [taken(b) for b in SIZES]
         if name != LAX:
-            cost = paid(collective, ranks, machine, name)
+            cost = place.price(collective, name)
             if isinstance(cost, Price):
                 formulas[name] = at(prod(shape), cost, MACHINES[machine].model.gamma > 0)
     if not seconds:

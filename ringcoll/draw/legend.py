@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import RankSet
-from ringcoll.draw.style import COLOURS, FAINT, Element, cell, label, outline, shape
+from ringcoll.draw.style import COLOURS, cell, outline
+from ringcoll.io.svg import FAINT, Element, label, shape
 from ringcoll.schedules.phases import Carries
 
 SIDE, _LINE = 14.0, 24.0

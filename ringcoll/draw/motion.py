@@ -14,9 +14,9 @@ from ringcoll.draw.picture import Picture, is_more
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route
 from ringcoll.draw.steps import Message, RankSet
-from ringcoll.draw.style import Element, label, rect, shape
-from ringcoll.draw.svg import MARGIN, document, finished
+from ringcoll.draw.svg import MARGIN
 from ringcoll.draw.text import wrap
+from ringcoll.io.svg import FAINT, Box, Element, document, finished, label, rect, shape
 
 _SECONDS = 2.4  # a round
 #: Within a round, when its messages leave and arrive.
@@ -65,7 +65,7 @@ def as_motion(plan: Plan, follow: int | None = None) -> str:
     for number, lines in enumerate(wrapped):
         shown = shape(moving, "g")
         film.between(shown, number, number + 1 + (number == film.last))
-        label(shown, (wide / 2, 51), film.picture.heading(number), 13, fill=style.FAINT)
+        label(shown, (wide / 2, 51), film.picture.heading(number), 13, fill=FAINT)
         for i, line in enumerate(lines):
             label(shown, (wide / 2, bottom + _LINE * i), line, 12)
     below = bottom + _LINE * max(map(len, wrapped))
@@ -116,7 +116,7 @@ class Film:
     def _round(self, into: Element, number: int) -> Element:
         """Draw the arrows of a round. Return its messages, which are drawn later, above ranks."""
         picture = self.picture
-        arrows, travelling = shape(into, "g"), style.Element("g")
+        arrows, travelling = shape(into, "g"), Element("g")
         self.between(arrows, number, number + 1 + (number == self.last))
         for post, route in zip(picture.posts[number], picture.routes[number], strict=True):
             of = self._of_messages(post)
@@ -231,7 +231,7 @@ class Film:
             keySplines=_EASE,
         )
 
-    def bar(self, into: Element, box: style.Box) -> None:
+    def bar(self, into: Element, box: Box) -> None:
         """Draw the bar that shows how far the film has run."""
         x, y, width, height = box
         rect(into, box, style.EMPTY, rx=1.5)

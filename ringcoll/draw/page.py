@@ -13,8 +13,8 @@ from ringcoll.draw.motion import Film
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.source import highlighted, paragraphs, source
 from ringcoll.draw.style import dark
-from ringcoll.draw.svg import document, finished
 from ringcoll.io.page import page, part, shared, table
+from ringcoll.io.svg import document, finished
 
 _PAYLOAD = 64 * 2**20
 _WIDE = 820  # pixels; a wider picture gets the whole width of the page
@@ -64,7 +64,7 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
 def moving(film: Film) -> str:
     """The SVG of the ranks alone, for a page that plays it and has the dark colours."""
     width, height = film.picture.size
-    root = document(film.picture.plan.title, "")
+    root = document(film.picture.plan.title)
     film.draw(root)
     root.set("style", f"--natural: {width:.0f}px")
     return finished(root, width, height)
@@ -85,7 +85,7 @@ def legend(plan: Plan) -> str:
     """What the squares of the picture mean, as HTML."""
     spans = []
     for glyph, text in entries(plan):
-        root = document(text, "")
+        root = document(text)
         glyph(root)
         spans.append(f"<span>{finished(root, SIDE, SIDE)}{escape(text)}</span>")
     return "".join(spans)

@@ -9,7 +9,7 @@ from ringcoll.draw.captions import running
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
 from ringcoll.draw.steps import Frame, Message, RankSet, frames
-from ringcoll.draw.style import Element, label, rect, shape
+from ringcoll.io.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 from ringcoll.schedules.phases import Carries
 from ringcoll.schedules.schedule import digits
 
@@ -101,7 +101,7 @@ class Picture:
         """Draw one frame, with its upper left corner at the origin."""
         frame, (width, height) = self.frames[number], self.size
         if headed:
-            label(into, (width / 2, 14), self.heading(number), 13, fill=style.FAINT)
+            label(into, (width / 2, 14), self.heading(number), 13, fill=FAINT)
         top = _TITLE if headed else (height - self.extent[1]) / 2
         x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
@@ -144,7 +144,7 @@ class Picture:
         """Whether a lane holds the shards of a tour and not its sums."""
         return self.plan.tour is not None and lane < self.plan.tour.out.lanes
 
-    def place(self, rank: int, column: int) -> style.Box:
+    def place(self, rank: int, column: int) -> Box:
         """The box in which a rank shows its data of a column."""
         (x, y), (width, height) = self.machine.middles[rank], self.machine.box
         x, y = x - width / 2 + self.inset, y - height / 2 + _HEAD
@@ -171,7 +171,7 @@ class Picture:
         if len(held[0]) == self.stripes and len(set(held)) == 1:
             look = {"fill": _on(style.COLOURS[column])}
         elif any(held):
-            look = {"fill": style.INK, "stroke": style.PAPER, "paint_order": "stroke"}
+            look = {"fill": INK, "stroke": PAPER, "paint_order": "stroke"}
             look["stroke_width"] = "2.6"
         label(group, (width / 2, height / 2 + 3.7), str(column), 10.5, **look)
         return group
@@ -192,7 +192,7 @@ class Picture:
         (x, y), (ux, uy) = route.ways[-1].end, route.ways[-1].heading
         tip = ((x, y), *((x - 8 * ux + s * uy, y - 8 * uy - s * ux) for s in (-3.6, 3.6)))
         points = " ".join(f"{px:.1f},{py:.1f}" for px, py in tip)
-        shape(into, "polygon", points=points, fill=colour if dense else style.FAINT)
+        shape(into, "polygon", points=points, fill=colour if dense else FAINT)
 
     def glyph(
         self, into: Element, post: Sequence[Message], route: Route, at: tuple[float, float]
@@ -211,7 +211,7 @@ class Picture:
         rows = ceil(count / columns)
         x, y = at[0] - columns * width / 2, at[1] - rows * height / 2
         around = (x - 2, y - 2, columns * width + 4, rows * height + 4)
-        rect(into, around, style.PAPER, rx=3, stroke=style.FAINT, stroke_width=0.8)
+        rect(into, around, PAPER, rx=3, stroke=FAINT, stroke_width=0.8)
         # A block gets one stripe, because several would be too thin to show their colours.
         block = any(phase.carries is Carries.BLOCKS for phase in self.plan.phases)
         for i, (piece, lane) in enumerate(pieces):

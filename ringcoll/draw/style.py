@@ -1,13 +1,10 @@
-"""Colours, shapes, and the cell that shows whose data a rank holds."""
+"""Colours, and the cell that shows whose data a rank holds."""
 
 from collections.abc import Sequence
-from typing import Any
-from xml.etree import ElementTree
 
 from ringcoll.draw.steps import RankSet
-
-Element = ElementTree.Element
-Box = tuple[float, float, float, float]  # x, y, width, height
+from ringcoll.io import svg
+from ringcoll.io.svg import INK, Box, Element, rect
 
 #: Sixteen colours of shards or ranks, as far from each other and from the empty cell as possible,
 #: also for readers who cannot see red or green. (The least distance in OKLab is 0.08, by the
@@ -16,8 +13,7 @@ COLOURS = (
     *("#2c71b7", "#e4a249", "#4db491", "#9c2e5a", "#9b8df5", "#362988", "#51400d", "#efdc3a"),
     *("#8f5d04", "#671650", "#b96367", "#ab8704", "#71c1f7", "#c3d491", "#6094b0", "#62488c"),
 )
-PAPER, INK, FAINT, EMPTY, LINE = "#ffffff", "#1d2433", "#667085", "#eceff4", "#98a2b3"
-BOX, MUTED = "#f8f9fb", "#8a94a6"
+EMPTY, LINE, BOX, MUTED = "#eceff4", "#98a2b3", "#f8f9fb", "#8a94a6"
 #: Colours of text on a dark and on a light cell; they are the same on dark paper.
 ON_DARK, ON_LIGHT = "#fdfdfd", "#11151d"
 #: `COLOURS` on dark paper. A colour that has light text there has light text here too.
@@ -27,50 +23,14 @@ DARK_COLOURS = (
 )
 DARK = {
     **dict(zip(COLOURS, DARK_COLOURS, strict=True)),
-    **{PAPER: "#1c2029", INK: "#e7e9ef", FAINT: "#a0a9ba", EMPTY: "#2b313d", LINE: "#667085"},
-    **{BOX: "#222733", MUTED: "#7b8598"},
+    **svg.DARK,
+    **{EMPTY: "#2b313d", LINE: "#667085", BOX: "#222733", MUTED: "#7b8598"},
 }
-CLASS = "ringcoll"  # the CSS class of every picture
-FONT = "ui-sans-serif, system-ui, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 
 
 def dark() -> str:
-    """CSS that gives a picture dark colours if the reader's device asks for them.
-
-    The selectors find elements by their light colours, which a viewer without CSS shows. They
-    select only inside `CLASS`, because a page may hold other pictures. They also select the
-    picture itself, which has the colour of its letters.
-    """
-    rules = "".join(
-        f":is(.{CLASS},.{CLASS} *)[{what}='{light}']{{{what}:{colour}}}"
-        for light, colour in DARK.items()
-        for what in ("fill", "stroke")
-    )
-    return f"@media (prefers-color-scheme:dark){{{rules}}}"
-
-
-def shape(parent: Element, tag: str, **attributes: Any) -> Element:
-    """Add an element; a number gets four digits, and _ in an attribute's name becomes -."""
-    return ElementTree.SubElement(
-        parent,
-        tag,
-        {
-            name.replace("_", "-"): value if isinstance(value, str) else f"{value:.4g}"
-            for name, value in attributes.items()
-        },
-    )
-
-
-def rect(parent: Element, box: Box, fill: str, **look: Any) -> None:
-    """Draw a rectangle."""
-    x, y, width, height = box
-    shape(parent, "rect", x=x, y=y, width=width, height=height, fill=fill, **look)
-
-
-def label(parent: Element, at: tuple[float, float], text: str, size: float, **look: Any) -> None:
-    """Write a line of text, centred unless `text_anchor` says otherwise."""
-    look = {"text_anchor": "middle", **look}
-    shape(parent, "text", x=at[0], y=at[1], font_size=size, **look).text = text
+    """CSS that gives a picture dark colours if the reader's device asks for them."""
+    return svg.dark(DARK)
 
 
 def outline(parent: Element, box: Box) -> None:

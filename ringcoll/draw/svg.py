@@ -1,13 +1,12 @@
 """Pictures as files: SVG, written by hand."""
 
 from math import ceil
-from xml.etree import ElementTree
 
-from ringcoll.draw import style
 from ringcoll.draw.legend import legend
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Plan
-from ringcoll.draw.style import Element, label, shape
+from ringcoll.draw.style import dark
+from ringcoll.io.svg import document, finished, label, shape
 
 MOST_FRAMES = 24  # in one file
 MARGIN = 16.0
@@ -41,7 +40,7 @@ def as_svg(plan: Plan, number: int | None = None) -> str:
     columns = _across(len(chosen), width, height)
     total = max(columns * width, 8.4 * len(plan.title), 330.0) + 2 * MARGIN
     down = ceil(len(chosen) / columns)
-    root = document(plan.title)
+    root = document(plan.title, dark())
     label(root, (total / 2, 30), plan.title, 15, font_weight="600")
     for i, k in enumerate(chosen):
         x, y = (total - columns * width) / 2 + i % columns * width, 50 + i // columns * height
@@ -59,30 +58,3 @@ def _across(count: int, width: float, height: float) -> int:
     columns = min(count, max(1, round((count * height / width) ** 0.5 * 1.25)))
     fits = (columns + 1) * width <= _MOST_WIDTH
     return columns + (fits and -count % (columns + 1) < -count % columns)
-
-
-def document(title: str, css: str | None = None) -> Element:
-    """An empty picture, light or dark as the reader's device asks.
-
-    Args:
-        title: the title, which a screen reader reads aloud.
-        css: the style of the picture; None: its dark colours; "": none, because a page has the
-            dark colours once for all its pictures.
-    """
-    root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
-    root.set("class", style.CLASS)
-    root.set("font-family", style.FONT)
-    root.set("fill", style.INK)
-    shape(root, "title").text = title
-    if css != "":
-        shape(root, "style").text = style.dark() if css is None else css
-    shape(root, "rect", width="100%", height="100%", fill=style.PAPER)
-    return root
-
-
-def finished(root: Element, width: float, height: float) -> str:
-    """The SVG text of a picture of this size."""
-    root.set("viewBox", f"0 0 {width:.0f} {height:.0f}")
-    root.set("width", f"{width:.0f}")
-    root.set("height", f"{height:.0f}")
-    return ElementTree.tostring(root, encoding="unicode")

@@ -86,8 +86,8 @@ class Gpu:
         members = sorted(set(ranks))
         local = self.device.ranks_a_host
         hosts = len({rank // local for rank in members})
-        where = f"{hosts} hosts" if len(members) % hosts == 0 else None
-        return predict(name, nbytes, len(members), self.device, topology=where)
+        equal = hosts if len(members) % hosts == 0 else None
+        return predict(name, nbytes, len(members), self.device, hosts=equal)
 
     @property
     def error(self) -> str:

@@ -5,7 +5,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from ringcoll.io.page import page, part
-from ringcoll.overlap.chart import LOOKS
+from ringcoll.overlap.picture import LOOKS
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.tracks import tracks
 
@@ -28,7 +28,7 @@ class Drawn(NamedTuple):
 def as_page(reports: Sequence[Drawn]) -> str:
     """HTML: the timelines one above the other, on one axis of time."""
     data = {
-        "looks": [[kind, colour, legend] for kind, (_, colour, legend) in LOOKS.items()],
+        "looks": [[kind, colour, legend] for kind, (colour, legend) in LOOKS.items()],
         "reports": [_report(made) for made in reports],
     }
     title = " above ".join(made.title for made in reports)

@@ -4,14 +4,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from os import PathLike
+from os import PathLike, fspath
 from textwrap import wrap
 
+from ringcoll.io.files import write
 from ringcoll.io.text import WIDTH
-from ringcoll.overlap.chart import draw
 from ringcoll.overlap.chips import Chip, Gpu
-from ringcoll.overlap.inline import as_html
 from ringcoll.overlap.page import Drawn, as_page
+from ringcoll.overlap.picture import as_html, as_svg
 from ringcoll.overlap.rows import LineRows, Row, by_line, table_lines
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.trace import as_trace
@@ -131,7 +131,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the timeline above the text."""
-        return as_html(str(self), self.advice, self.segments, self.total)
+        return as_html(str(self), self.advice, self.segments, self.total > 0)
 
     def to_dict(self) -> dict:
         """All figures as plain data, without the segments."""
@@ -215,21 +215,19 @@ class Report:
         return Drawn(self.title, _totals(self), self.total, self.exposed, rows, self.segments)
 
     def draw(self, path: str | PathLike[str], *below: "Report") -> None:
-        """Draw the timeline, compute above the wire, as SVG or PNG.
+        """Draw the timeline, the chip above its links, as SVG.
 
         Args:
-            path: the file; its ending says which format.
+            path: the file; its name ends in .svg.
             below: reports whose timelines are drawn below this one, on the same axis of time.
 
         Raises:
-            ModuleNotFoundError: matplotlib is not installed.
-            ValueError: there are no times to draw.
+            ValueError: there are no times to draw, or the name ends otherwise.
         """
-        timelines = []
-        for made in (self, *below):
-            drawn = made._checked("draw")
-            timelines.append((f"{drawn.title}: {drawn.totals[0]}", drawn.segments))
-        draw(timelines, path)
+        if not fspath(path).endswith(".svg"):
+            raise ValueError(f"draw: {fspath(path)!r} is not an SVG; end the name with .svg")
+        drawn = [made._checked("draw") for made in (self, *below)]
+        write(path, as_svg([(f"{one.title}: {one.totals[0]}", one.segments) for one in drawn]))
 
 
 def _text(report: Report, details: bool = False) -> Iterator[str]:

@@ -24,10 +24,10 @@ PLACES = ("8", "4x3", "hosts:4x2", "tree:4x4", "dragonfly:2x2x2x2")
 
 def judged(place, collective, algorithm, size):
     """The price, and SimGrid's seconds over the price."""
-    one = referee.named_machine(place)
-    paid = one.machine.price(collective, algorithm)
-    found = judge.seconds(collective, algorithm, one.machine, size, one.network)
-    return paid, found / one.machine.seconds(paid)(size)
+    one = referee.named_place(place)
+    paid = one.place.price(collective, algorithm)
+    found = judge.seconds(collective, algorithm, one.place, size, one.network)
+    return paid, found / one.place.seconds(paid)(size)
 
 
 @SIMGRID
@@ -87,8 +87,8 @@ def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
     monkeypatch.setattr(judge, "python", lambda: "python3")
     for factor, status in ((1.005, 0), (1.03, 1)):
 
-        def off(collective, algorithm, machine, nbytes, network, factor=factor):
-            return factor * machine.seconds(machine.price(collective, algorithm))(nbytes)
+        def off(collective, algorithm, place, nbytes, network, factor=factor):
+            return factor * place.seconds(place.price(collective, algorithm))(nbytes)
 
         monkeypatch.setattr(judge, "seconds", off)
         command = ["referee", "--network", "8", "--algorithm", "ring", "--bytes", "1M"]

@@ -1,6 +1,7 @@
 """`python -m ringcoll cost`: times, formulas and crossovers against the model, by brute force."""
 
 import argparse
+import json
 import re
 from functools import partial
 from math import prod
@@ -9,8 +10,7 @@ import pytest
 
 from ringcoll.__main__ import main
 from ringcoll.algorithms import GATHERS, names, ring
-from ringcoll.commands.arguments import size
-from ringcoll.commands.machine import network, shapes
+from ringcoll.commands.arguments import shapes, size
 from ringcoll.cost import (
     DEVICES,
     SWITCHES,
@@ -63,7 +63,6 @@ def test_ranks_are_lists_of_shapes():
     assert shapes("2..16") == [(2,), (4,), (8,), (16,)]
     assert shapes("3..9,3,5") == [(4,), (8,), (3,), (5,)]
     assert shapes("4x2,2..4x8") == [(4, 2), (2, 8), (4, 8)]
-    assert network("4x2") == (4, 2)
     for text in ("", "0", "x4", "8..2", "3..3", "four", "2..-4"):
         with pytest.raises(argparse.ArgumentTypeError, match="not a number of ranks; write 8, 2"):
             shapes(text)
@@ -83,7 +82,7 @@ def test_messages_of_codes_cost_what_is_predicted(capsys):
     options = ("--ranks", "4x2", "--bytes", "64M", "--wire", "int8")
     printed = cost(capsys, "all_reduce", *options)
     assert "int8 and scales: 0.516 of the bytes of bfloat16" in printed
-    for name in ("direct", "torus"):
+    for name in ("lax", "direct", "torus"):
         taken = predict("psum", 2**26, (4, 2), "v5e", name, "bfloat16", wire="int8")
         assert re.search(rf"\n{name} +{re.escape(seconds_in_words(taken))}[*\n]", printed)
     with pytest.raises(SystemExit):
@@ -99,7 +98,7 @@ def columns(printed):
 
 
 def test_a_column_for_each_number_of_ranks(capsys):
-    asked = ("all_gather", "--ranks", "3,8", "--network", "torus")
+    asked = ("all_gather", "--ranks", "3,8", "--closed")
     assert "alpha + " not in cost(capsys, *asked)
     wide = cost(capsys, "all_gather", "--ranks", "2..2048")
     assert [row.count("s") for row in re.findall(r"^ring( .*)$", wide, re.M)] == [8, 3]
@@ -155,36 +154,83 @@ def test_ones_own_schedule_and_network(capsys):
     assert "two_ended  4 s*\n" in printed
     assert "ring       7 s\n" in printed
     assert "bruck" not in printed
-    options = ("--network", "4x2", "--bytes", "1K,1M", "--formulas")
-    on_rows = cost(capsys, "all_gather", "--ranks", "8", *options)
-    assert "B = 1K" in on_rows
-    assert "B = 1M" in on_rows
-    assert "(n-1) alpha" not in on_rows  # of 8 ranks only
+    options = ("--network", "8x1", "--bytes", "1K,1M", "--formulas")
+    on_a_line = cost(capsys, "all_gather", "--ranks", "8", *options)
+    assert "B = 1K" in on_a_line
+    assert "B = 1M" in on_a_line
+    assert "(n-1) alpha" not in on_a_line  # of 8 ranks only
 
 
 def test_hosts(capsys):
-    arguments = "--ranks 2..4x8,32 --local 8 --device h200 --outer ethernet10 --outer-alpha 1e-3"
-    printed = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split())
-    assert (
-        "hosts of 8 ranks that share a port, ethernet10: alpha 1 ms, beta 1/(1.25 GB/s)" in printed
-    )
+    arguments = "--ranks 2..4x8,32 --device h200 --network ethernet10 --ports"
+    printed = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split(), "1")
+    assert "1 port of a host to ethernet10: alpha 30 us, beta 1/(1.25 GB/s)" in printed
     for place, shape in enumerate(((2, 8), (4, 8), (32,))):
         n = prod(shape)
         paid = price_on_hosts("psum", "ring", shape, n // 8)
-        outer = Model(1e-3, SWITCHES["ethernet10"].beta, 0)
-        taken = seconds_on_hosts(paid, 2**26 / n, SWITCHES["h200"], outer)
+        taken = seconds_on_hosts(paid, 2**26 / n, SWITCHES["h200"], SWITCHES["ethernet10"])
         assert columns(printed)["ring"][place] == seconds_in_words(taken)
+    eight = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split()[:-1])
+    assert "8 ports of a host to ethernet10" in eight
+    of = ("psum", 2**26, (2, 8), "h200", "ring")
+    taken = seconds_in_words(predict(*of, network="ethernet10"))
+    assert (
+        columns(eight)["ring"][0]
+        == taken
+        == columns(
+            cost(
+                capsys, "all_reduce", "--algorithm", "ring", *arguments.split()[:-1], "--hosts", "2"
+            )
+        )["ring"][0]
+    )
+
+
+def test_the_defaults_are_eight_v5e(capsys):
+    """All algorithms and the built-in, as `predict` prices them."""
+    printed = cost(capsys, "all_reduce")
+    assert printed.startswith("modelled on v5e: alpha 0.9 us")
+    for name in ("lax", *names("psum")):
+        assert columns(printed)[name] == [seconds_in_words(predict("psum", 2**26, 8, "v5e", name))]
+    assert cost(capsys, "all_reduce", "-n", "8", "--device", "v5e") == printed
+    assert "\nlax" not in cost(capsys, "tour")
+    assert [*columns(cost(capsys, "ppermute"))] == ["lax"]
+
+
+def test_json(capsys):
+    asked = ("all_gather", "--bytes", "1K,64M", "--device", "h100", "--algorithm", "lax,ring")
+    assert json.loads(cost(capsys, *asked, "--json")) == [
+        {
+            "collective": "all_gather",
+            "bytes": nbytes,
+            "ranks": [8],
+            "device": "h100",
+            "algorithm": name,
+            "wire": None,
+            "seconds": predict("all_gather", nbytes, 8, "h100", name),
+        }
+        for nbytes in (2**10, 2**26)
+        for name in ("lax", "ring")
+    ]
+
+
+def test_constants_replace_what_was_measured(capsys):
+    asked = ("all_gather", "--device", "h100", "--algorithm", "lax,ring", "--alpha", "1")
+    assert columns(cost(capsys, *asked)) == {"lax": ["7 s"], "ring": ["7 s"]}
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         ("all_gather --algorithm rign", "--algorithm rign: all_gather: no algorithm 'rign'; did"),
-        ("all_gather --ranks 8 --network 4x4", "--network 4x4 does not have 8 ranks"),
-        ("all_gather --ranks 12 --local 8", "--local 8 of 12 ranks: they do not divide"),
-        ("all_gather --ranks 8 --local 4 --network torus", "hosts are a switch each"),
-        ("all_gather --ranks 8 --outer h200", "--outer is the network between hosts: give --local"),
-        ("all_gather --ranks 2x2x2", "a torus of 2x2x2: v5e has links along 2 axes; give another"),
+        ("all_gather --ranks 8 --network 2x2", "8 ranks do not fit on a slice of 4"),
+        (
+            "all_gather --ranks 8 --network torus",
+            "network 'torus' is no slice ('4x4'), nor 'switch'",
+        ),
+        ("all_gather --ranks 8 --hosts 2", "v5e is on a slice; leave it out"),
+        ("all_gather --ranks 2x2x2", "v5e has links along 2 axes, not (2, 2, 2)"),
+        ("all_gather --algorithm lax --network switch", "the built-in of v5e runs on a slice"),
+        ("all_gather --device nothing", "no machine is named 'nothing'"),
         ("all_gather --algorithm recursive_doubling --ranks 3", "a power of two, got 3 ranks"),
     ],
 )
@@ -198,7 +244,7 @@ def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
     ("arguments", "complaint"),
     [
         ("--alpha -1", "argument --alpha: '-1' is not a number of seconds; write 3e-6, or 0"),
-        ("--local 0", "argument --local: '0' is not a number above 0"),
+        ("--ports 0", "argument --ports: '0' is not a number above 0"),
         ("--function ringcoll.cost:DEVICES", "is a mappingproxy; name a function"),
     ],
 )
@@ -218,37 +264,15 @@ given, recursive_doubling = partial(ring, direction=-1), of_eight
 
 
 def test_functions_of_some_numbers_only(capsys):
-    own = f"--network torus --algorithm ring,recursive_doubling --function {__name__}"
+    own = f"--closed --algorithm ring,recursive_doubling --function {__name__}"
     printed = cost(capsys, "all_gather", "--ranks", "3,8", *f"{own}:of_eight".split())
     assert [columns(printed)[name][0] for name in ("recursive_doubling", "of_eight")] == ["-", "-"]
     assert "\n- of_eight: --function test_command_cost:of_eight: called with (3,), the" in printed
     assert "KeyError: 3 (" in printed
     printed = cost(capsys, "all_gather", "--ranks", "3,5", "--algorithm", "recursive_doubling",
-                "--function", f"{__name__}:given", "--network", "torus", "--formulas")  # fmt: skip
+                "--function", f"{__name__}:given", "--closed", "--formulas")  # fmt: skip
     assert "given               (n-1) alpha + (n-1) hop + (n-1)/n B beta" in printed
     printed = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
     assert "recursive_doubling (--function)  " in printed  # beside the library's
     printed = cost(capsys, "all_gather", "--ranks", "3,4", "--algorithm", "recursive_doubling")
     assert "\n3  -\n4  recursive_doubling\n" in printed
-
-
-@pytest.mark.parametrize(
-    ("ranks", "words"),
-    [
-        (
-            "8",
-            [
-                "all_gather on 8 x v5e, modelled",
-                "3.914M",
-                "bidirectional_ring = torus",
-                "bytes of the full",
-            ],
-        ),
-        ("2..8,2x2", ["all_gather of 64M on v5e, modelled", "torus, 2 axes", "ranks"]),
-    ],
-)
-def test_plots(capsys, tmp_path, ranks, words):
-    path = tmp_path / "times.svg"
-    cost(capsys, "all_gather", "--ranks", ranks, "--plot", str(path))
-    picture = path.read_text(encoding="utf-8")
-    assert [word for word in words if word not in picture] == []

@@ -60,7 +60,7 @@ def test_without_a_command_each_has_an_example_that_can_be_typed(capsys, monkeyp
     typed = []
     for name, command in COMMANDS.items():
         monkeypatch.setattr(command, "run", lambda args, name=name: typed.append(name) or 0)
-    assert [main(re.split(" {2,}", line.strip())[0].split()) for line in lines] == [0] * 9
+    assert {main(re.split(" {2,}", line.strip())[0].split()) for line in lines} == {0}
     assert typed == [line.split()[0] for line in lines]
     assert {*typed} == {*COMMANDS}
 

@@ -1,4 +1,4 @@
-"""A machine from measurements: three formats, their errors, and the fit."""
+"""A machine from measurements: two formats, their errors, and the fit."""
 
 import json
 import re
@@ -10,9 +10,6 @@ from ringcoll.cost import predict
 from ringcoll.costs.fitting import fit_machine, read_timings
 
 SIZES = [2**k for k in range(10, 31, 2)]
-CSV = "collective,bytes,ranks,time_us\n" + "".join(
-    f"{name},{b},8,{10 + b / 1e5:.3f}\n" for name in ("all_gather", "ppermute") for b in SIZES
-)
 NCCL = """# Collective test starting: all_reduce_perf
 #  Rank  0 Group  0 Pid 1 on node1 device  0 [0x00] NVIDIA H100
 #  Rank  1 Group  0 Pid 2 on node1 device  1 [0x01] NVIDIA H100
@@ -62,6 +59,20 @@ def ours(rows):
     return json.dumps({"measured_on": {"processes": 1}, "checks": [], "rows": rows})
 
 
+def row(collective, size, seconds, ranks=8, algorithm="lax"):
+    """A row of what our benchmarks write."""
+    labels = {"collective": collective, "size": size, "ranks": ranks, "algorithm": algorithm}
+    return labels | {"seconds": {"median": seconds}}
+
+
+def one(*values, **others):
+    """A file of one row."""
+    return ours([row(*values, **others)])
+
+
+GATHERS, PERMUTES = (
+    [row(name, b, (10 + b / 1e5) * 1e-6) for b in SIZES] for name in ("all_gather", "ppermute")
+)
 ROW = {"collective": "psum", "ranks": 4, "algorithm": "ring", "resolved": "ring"}
 OURS = ours(
     [ROW | {"size": b, "seconds": {"low": 0, "median": 6e-5 + 1.5 * b / 1e9}} for b in SIZES]
@@ -70,7 +81,7 @@ OURS = ours(
 
 
 @pytest.mark.parametrize(("text", "collective", "ranks"), [
-    (CSV, "all_gather", 8), (NCCL, "psum", 2), (OURS, "psum", 4),
+    (ours(GATHERS), "all_gather", 8), (NCCL, "psum", 2), (OURS, "psum", 4),
 ])  # fmt: skip
 def test_formats(text, collective, ranks):
     timings = [one for one in read_timings(text) if one.collective == collective]
@@ -101,7 +112,7 @@ def test_each_of_nccl_tests_alone_makes_a_machine(test, collective, newline, tmp
 
 
 def test_outputs_of_nccl_tests_may_follow_each_other():
-    text = "\ufeff" + nccl("all_gather", 16) + nccl("alltoall", 8, 40.0, root=False)
+    text = nccl("all_gather", 16) + nccl("alltoall", 8, 40.0, root=False)
     timings = read_timings(text)
     gathers, exchanges = timings[: len(SIZES)], timings[len(SIZES) :]
     assert {(one.collective, one.ranks, one.hosts) for one in gathers} == {("all_gather", 16, 2)}
@@ -116,19 +127,15 @@ def test_what_a_launcher_writes_before_each_line_is_left_out(words):
     assert read_timings(behind(words, text)) == read_timings(text)
 
 
-def test_a_csv_file_of_a_spreadsheet_is_read():
-    assert read_timings("\ufeff" + CSV) == read_timings(CSV)
-
-
 def test_times_that_do_not_grow_are_refused():
-    flat = "collective,bytes,ranks,us\n" + "".join(f"psum,{b},8,10\n" for b in SIZES)
-    with pytest.raises(ValueError, match="line 2: the times do not grow with the bytes, so there"):
+    flat = ours([row("psum", b, 1e-5) for b in SIZES])
+    with pytest.raises(ValueError, match="line 1: the times do not grow with the bytes, so there"):
         fit_machine("mine", read_timings(flat))
 
 
 def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
-    table, machine = tmp_path / "mine.csv", tmp_path / "mine.json"
-    table.write_text(CSV)
+    table, machine = tmp_path / "rows.json", tmp_path / "mine.json"
+    table.write_text(ours(GATHERS + PERMUTES))
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
     printed = capsys.readouterr().out
     assert "all_gather on 8 ranks: 11 points" in printed
@@ -141,10 +148,8 @@ def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
 
 
 def test_below_what_was_measured_a_collective_goes_down_to_its_start(tmp_path):
-    table, machine = tmp_path / "large.csv", tmp_path / "large.json"
-    header, *rows = CSV.splitlines()
-    large = [row for row in rows if int(row.split(",")[1]) >= 2**20]
-    table.write_text("\n".join([header, *large]))
+    table, machine = tmp_path / "rows.json", tmp_path / "large.json"
+    table.write_text(ours([row for row in GATHERS + PERMUTES if row["size"] >= 2**20]))
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
     assert predict("all_gather", 8, 8, str(machine)) == pytest.approx(10e-6, rel=0.05)
 
@@ -164,25 +169,23 @@ def test_algorithms_of_ours_give_rates():
     ("text", "words"),
     [
         ("", "line 1: the file is empty"),
-        ("bytes,seconds\n", "line 1: no column collective, ranks"),
         ("\n".join(NCCL.splitlines()[:3]), "line 1: nccl-tests' output without its header"),
         ("\n".join(NCCL.splitlines()[:5]), "line 1: no measurement; give a time in each line"),
         (NCCL[: NCCL.rindex("0.1 0.1 0 20")], "line 16: 6 columns; nccl-tests prints"),
-        ("collective,bytes,ranks,us\npsum,8,8,-1\n", "line 2: 8 bytes, 8 ranks, -1e-06 s"),
-        ("collective,bytes,ranks,us\npsum,8,2.5,1\n", "line 2: "),
-        ("collective,bytes,ranks,us\npsum,8\n", "line 2: 2 cells under 4 names"),
-        ("collective,bytes,ranks,us\n\nsum,8,8,1\n", "line 3: collective 'sum' is not known"),
-        ("collective,bytes,ranks,us\npsum,8,1,1\n", "line 2: 1 rank sends nothing"),
-        ("collective,bytes,ranks,us,algorithm\npsum,8,8,1,zig\n", "line 2: "),
+        (one("psum", 8, -1), "line 1: 8 bytes, 8 ranks, -1 s"),
+        (one("psum", 8, 1, 2.5), "line 1: ['8', '2.5', '1', '1']: bytes, ranks, time or hosts is"),
+        (one("sum", 8, 1), "line 1: collective 'sum' is not known"),
+        (one("psum", 8, 1, 1), "line 1: 1 rank sends nothing"),
+        (one("psum", 8, 1, algorithm="zig"), "line 1: "),
+        ("psum,8,8,1", "line 1: not JSON that can be read"),
         (NCCL.replace("all_reduce_perf", "test"), "line 6: no test is named above"),
         (NCCL + nccl("alltoall").replace("Rank", "Node"), "line 31: no line '#  Rank  0 ...'"),
         (without(NCCL, 2), "line 2: rank 0 is missing or cut off; give every line"),
         (NCCL.replace("0.1 0 20", "0.1 1 20", 1), "line 6: #wrong is not 0: the results are wrong"),
         (NCCL + behind("0: ", NCCL), "line 1: not every '#  size  count  type ...' has the same"),
         ('{"version": 2, "results": []}', "or what nccl-tests prints (its JSON is not read)"),
-        ("collective,bytes,ranks,us\npsum,8,99999999,1\n", "line 2: 99999999 ranks: at most 65536"),
+        (one("psum", 8, 1, 99999999), "line 1: 99999999 ranks: at most 65536"),
         (nccl("hypercube"), "collective 'hypercube' is not known; there are all_gather"),
-        ('collective,bytes,ranks,us\n"' + "9" * 200_000, "line 1: not a table: field larger than"),
         ("{\n\n]", "line 3: not JSON"),
         (ours([{"seconds": 1}]), "line 1: row 1 has no collective, size, ranks, algorithm"),
     ],
@@ -193,40 +196,38 @@ def test_what_is_no_table_is_refused_with_its_line(text, words):
 
 
 def test_fractions_of_bytes_stay_apart(tmp_path):
-    rows = "".join(f"psum,{1 + k / 10},8,{1e-5 * (k + 1)}\n" for k in range(6))
-    data, _ = fit_machine("mine", read_timings("collective,bytes,ranks,seconds\n" + rows))
+    rows = [row("psum", 1 + k / 10, 1e-5 * (k + 1)) for k in range(6)]
+    data, _ = fit_machine("mine", read_timings(ours(rows)))
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(data))
     assert predict("psum", 1.25, 8, str(file)) == pytest.approx(3.5e-5)
 
 
 def test_too_few_sizes_are_refused(tmp_path, capsys):
-    table = tmp_path / "few.csv"
-    table.write_text("\n".join(CSV.splitlines()[:4]))
+    table = tmp_path / "few.json"
+    table.write_text(ours(GATHERS[:3]))
     with pytest.raises(SystemExit):
         main(["machine", "--fit", str(table)])
     printed = capsys.readouterr().err
-    assert "line 2: all_gather by lax on 8 ranks has 3 sizes; measure 4 or more" in printed
+    assert "line 1: all_gather by lax on 8 ranks has 3 sizes; measure 4 or more" in printed
     with pytest.raises(SystemExit):
-        main(["machine", "--fit", str(tmp_path / "nothing.csv")])
-    assert "nothing.csv: No such file" in capsys.readouterr().err
+        main(["machine", "--fit", str(tmp_path / "nothing.txt")])
+    assert "nothing.txt: No such file" in capsys.readouterr().err
 
 
 def test_sizes_that_are_measured_twice_count_once():
-    once = [line for line in CSV.splitlines() if "all_gather" in line]
-    header = CSV.splitlines()[0]
-    (one,) = fit_machine("mine", read_timings("\n".join([header, *once])))[0]["curves"]
-    (two,) = fit_machine("mine", read_timings("\n".join([header, *once, *once])))[0]["curves"]
-    assert (one["knots"], 2 * one["points"]) == (two["knots"], two["points"])
-    few = "\n".join([header, *[once[0]] * 9])
+    (once,) = fit_machine("mine", read_timings(ours(GATHERS)))[0]["curves"]
+    (twice,) = fit_machine("mine", read_timings(ours(GATHERS * 2)))[0]["curves"]
+    assert (once["knots"], 2 * once["points"]) == (twice["knots"], twice["points"])
+    few = ours(GATHERS[:1] * 9)
     with pytest.raises(ValueError, match="has 1 sizes; measure 4 or more"):
         fit_machine("mine", read_timings(few))
 
 
 def test_what_is_no_text_is_refused(tmp_path, capsys):
-    (tmp_path / "binary.csv").write_bytes(bytes(range(256)))
+    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
     line = "line 2: this is not text in UTF-8; save it as such"
-    for name, words in (("binary.csv", line), (".", "Is a directory")):
+    for name, words in (("binary.txt", line), (".", "Is a directory")):
         with pytest.raises(SystemExit):
             main(["machine", "--fit", str(tmp_path / name)])
         assert f"--fit {tmp_path / name}: {words}" in capsys.readouterr().err
@@ -283,13 +284,13 @@ def test_a_machine_without_a_network_is_of_one_host(tmp_path):
     file.write_text(json.dumps(GOOD))
     with pytest.raises(ValueError, match="mine names no network between hosts"):
         predict("psum", 8, 8, str(file))
-    assert predict("psum", 8, 8, str(file), topology="2 hosts, ethernet100") > 0
+    assert predict("psum", 8, 8, str(file), hosts=2, network="ethernet100") > 0
 
 
 def test_a_machine_of_ones_own_is_shown(tmp_path, capsys):
-    table, machine = tmp_path / "mine.csv", tmp_path / "mine.json"
-    table.write_text(CSV)
-    assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
+    table, machine = tmp_path / "rows.json", tmp_path / "mine.json"
+    table.write_text(ours(GATHERS + PERMUTES))
+    assert main(["machine", "--fit", str(table), "--name", "mine", "--output", str(machine)]) == 0
     assert main(["machine", "--show", str(machine)]) == 0
     assert "mine: measured by the user" in capsys.readouterr().out
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from ringcoll import cost, pricing
-from ringcoll.__main__ import main
 from ringcoll.cost import predict
 from ringcoll.costs import machines
 from ringcoll.costs.machines import FOLDER, MACHINES
@@ -36,38 +35,38 @@ def test_measured_collectives_take_what_was_measured(asked, measured):
 
 def test_a_line_of_chips_is_slower_than_a_ring():
     of = ("all_gather", 2**17, 4, "v5e")
-    assert predict(*of, topology="v5e 8x4, axis of 4 (no wrap)") == pytest.approx(8 * US, rel=0.1)
-    assert predict(*of, topology="8x4") == predict(*of, topology="line")
+    assert predict(*of, closed=False) == pytest.approx(8 * US, rel=0.1)
+    assert predict(*of, network="8x4") == predict(*of, closed=False)
     big = ("all_gather", 2**30, 4, "v5e")
-    assert predict(*big, topology="ring") == pytest.approx(predict(*big, topology="line") / 2, 0.01)
-    closed = predict("all_gather", 2**30, 16, "v5e", topology="16x16")
+    assert predict(*big, closed=True) == pytest.approx(predict(*big, closed=False) / 2, 0.01)
+    closed = predict("all_gather", 2**30, 16, "v5e", network="16x16")
     assert closed == pytest.approx(15 / 16 * 2**30 / 2 * cost.DEVICES["v5e"].beta, rel=0.01)
 
 
 @pytest.mark.parametrize("sides", [(4, 4, 4), (2, 2, 1), (2, 4, 1)])
 @pytest.mark.parametrize("collective", ["psum", "psum_scatter", "all_to_all", "ppermute"])
 def test_the_built_in_uses_all_axes_of_a_slice_that_ranks_fill(collective, sides):
-    topology, of = "x".join(map(str, sides)), (collective, 2**26)
-    assert predict(*of, prod(sides), "v5p", topology=topology) == predict(*of, sides, "v5p")
+    network, of = "x".join(map(str, sides)), (collective, 2**26)
+    assert predict(*of, prod(sides), "v5p", network=network) == predict(*of, sides, "v5p")
 
 
 def test_axes_of_ranks_may_be_a_part_of_a_slice():
     """An axis along a whole side of 16 is a ring. A shorter axis is a line."""
     of = ("all_gather", 2**28)
-    assert predict(*of, (16, 2), "v5e", "torus", topology="16x16") == pytest.approx(
+    assert predict(*of, (16, 2), "v5e", "torus", network="16x16") == pytest.approx(
         cost.seconds(
             pricing.price("all_gather", "torus", (16, 2), (16, 2), (True, False)),
             2**28 / 32,
             cost.DEVICES["v5e"],
         )
     )
-    lines = predict(*of, (4, 2), "v5e", "torus", topology="line")
-    assert predict(*of, (4, 2), "v5e", "torus", topology="4x4") == lines
+    lines = predict(*of, (4, 2), "v5e", "torus", closed=False)
+    assert predict(*of, (4, 2), "v5e", "torus", network="4x4") == lines
 
 
 def test_a_schedule_of_a_number_of_ranks_goes_round_the_slice_that_they_fill():
     of = ("psum", 2**26, 64, "v5p", "ring")
-    assert predict(*of, topology="4x4x4") == predict(*of)
+    assert predict(*of, network="4x4x4") == predict(*of)
 
 
 def test_other_names_are_the_same():
@@ -83,33 +82,33 @@ def test_other_names_are_the_same():
     ]:
         assert predict(collective, MIB, np.int64(8), device) == same
     assert predict("psum", MIB, 8, "h100", "lax", "half") == same
-    assert predict("psum", MIB, [1, 8], "h100", "lax", "bf16", "8 on NVSwitch (NVLink4)") == same
+    assert predict("psum", MIB, [1, 8], "h100", "lax", "bf16", hosts=1) == same
 
 
 def test_hosts_and_the_network_between_them():
     of = ("all_gather", 2**28, 16, "h100")
-    assert predict(*of) == predict(*of[:2], (2, 8), "h100") == predict(*of, topology="2 hosts")
-    assert predict(*of, topology="2 hosts, ethernet100") > 2 * predict(*of)
-    assert predict(*of, topology="4x4") > predict(*of)
-    ten, hundred = (predict(*of, topology=f"2 hosts, ethernet{n}") for n in (10, 100))
+    assert predict(*of) == predict(*of[:2], (2, 8), "h100") == predict(*of, hosts=2)
+    assert predict(*of, hosts=2, network="ethernet100") > 2 * predict(*of)
+    assert predict(*of, hosts=4) > predict(*of)
+    ten, hundred = (predict(*of, hosts=2, network=f"ethernet{n}") for n in (10, 100))
     assert ten == pytest.approx(10 * hundred, rel=0.1)
     # By ports of 100 Gbit/s, one for each rank: two hosts swap their sums, more send two each.
     two, four = (
-        predict("psum", 2**33, 8 * h, "h100", topology=f"{h} hosts, ethernet100") for h in (2, 4)
+        predict("psum", 2**33, 8 * h, "h100", hosts=h, network="ethernet100") for h in (2, 4)
     )
     assert two == pytest.approx(2**33 / 8 / 12.5e9, rel=0.01)
     assert four == pytest.approx(2 * two, rel=0.01)
-    alps = predict(*of, topology="2 hosts, slingshot alps")
-    assert alps == predict(*of, topology="2 hosts, slingshot200")
-    assert alps < predict(*of, topology="2 hosts, slingshot") / 2
+    alps = predict(*of, network="Slingshot ALPS")
+    assert alps == predict(*of, network="slingshot200")
+    assert alps < predict(*of, network="slingshot") / 2
     # A rank that is alone on its host starts messages like any other rank.
-    alone = predict("ppermute", 8, 8, "h100", topology="8 hosts")
+    alone = predict("ppermute", 8, 8, "h100", hosts=8)
     assert alone >= MACHINES["h100"].model.alpha
     # Eleven ranks are on two hosts, of six and five.
     times = [predict("psum", 2**28, n, "h100") for n in (10, 11, 12)]
     assert times == sorted(times, reverse=True)  # more ports, and two hosts for each
     psum = ("psum", 2**16, 2, "cpu")
-    assert predict(*psum, topology="2 hosts, InfiniBand verbs") == predict(*psum[:3], "ibverbs")
+    assert predict(*psum, hosts=2, network="ibverbs") == predict(*psum[:3], "ibverbs")
     assert predict("psum", 2**20, 4, "cpu", "ring") == predict("psum", 2**20, 4, "gloo", "ring")
 
 
@@ -124,21 +123,36 @@ def test_hosts_and_the_network_between_them():
         (("all_gather", 8, 6, "h100", "recursive_doubling"), "6"),
         (("ppermute", 8, 8, "h100", "ring"), "a ppermute is one message"),
         (("psum", 8, 8, "h100", "lax", "float31"), "dtype 'float31' is not known"),
-        (("psum", 8, 8, "h100", "lax", "float32", "a cloud"), "topology 'a cloud' says no slice"),
-        (("psum", 8, 9, "h100", "lax", "float32", "2 hosts"), "do not divide among 2 hosts"),
         (("psum", 8, (2, 2, 2), "v5e"), "v5e has links along 2 axes"),
         (("psum", 8, 8, "missing.json"), "missing.json: No such file"),
         (("psum", 10**400, 8, "h100"), "is not a number of bytes; give 0 or more, up to 2^63"),
         (("psum", 8, 10**9, "v5p"), "a schedule of more than 65536 ranks takes minutes"),
-        (("psum", 8, 64, "v5p", "lax", "float32", "8x4"), "64 ranks do not fit on a slice of 32"),
         (("psum", 8, 8, "v5e", ["ring"]), "algorithm ['ring'] is not 'lax', a name, a schedule"),
-        (("pmax", 8, 8, "v5e", "lax", "float32", None, "int8"), "pmax has no wire"),
-        (("psum", 8, 8, "v5e", "lax", "int4", None, "int8"), "dtype 'int4' with a wire, which c"),
+        (("pmax", 8, 8, "v5e", "lax", "float32", "int8"), "pmax has no wire"),
+        (("psum", 8, 8, "v5e", "lax", "int4", "int8"), "dtype 'int4' with a wire, which c"),
     ],
 )
 def test_what_is_not_known_is_refused_with_what_there_is(asked, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         predict(*asked)
+
+
+@pytest.mark.parametrize(
+    ("device", "where", "words"),
+    [
+        ("h100", {"network": "a cloud"}, "network 'a cloud' is not known between hosts; give one"),
+        ("h100", {"network": "h200"}, "network 'h200' is not known between hosts; give one"),
+        ("h100", {"hosts": 3}, "64 ranks do not divide among 3 hosts"),
+        ("h100", {"closed": True}, "closed=True: h100 has no axes; leave it out"),
+        ("v5p", {"hosts": 2}, "hosts=2: v5p is on a slice; leave it out"),
+        ("v5p", {"network": "8x4"}, "64 ranks do not fit on a slice of 32"),
+        ("v5p", {"network": "0x4"}, "network '0x4' is no slice ('4x4'), nor 'switch'"),
+        ("v5p", {"network": "switch"}, "the built-in of v5p runs on a slice"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused(device, where, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        predict("psum", 8, 64, device, **where)
 
 
 def test_every_figure_of_a_machine_has_a_source():
@@ -159,17 +173,3 @@ def test_no_two_machines_have_one_name():
         for name in (one.name, *one.also):
             plain = "".join(c for c in name.lower() if c.isalnum())
             assert owners.setdefault(plain, one.name) == one.name
-
-
-def test_the_command_says_the_same(capsys):
-    command = "predict all_gather --bytes 1K,64M -n 8 --device h100 --json"
-    assert main(command.split()) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["seconds"] for row in rows] == [
-        predict("all_gather", size, 8, "h100") for size in (2**10, 2**26)
-    ]
-    assert main(["predict", "psum", "-n", "2x4", "--device", "h200", "--algorithm", "ring"]) == 0
-    assert "modelled: psum by ring on h200" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["predict", "psum", "--device", "nothing"])
-    assert "no machine is named 'nothing'" in capsys.readouterr().err

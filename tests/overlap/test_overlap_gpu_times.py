@@ -70,7 +70,7 @@ def test_ranks_on_two_hosts_use_the_network():
     (near,) = timed(blocking("all-reduce", groups="{{0,1,2,3}}"), ranks=16).rows
     (far,) = timed(blocking("all-reduce", groups="{{0,1,8,9}}"), ranks=16).rows
     assert near.wire == pytest.approx(cost.predict("psum", 1e6, 4, "h100"))
-    assert far.wire == pytest.approx(cost.predict("psum", 1e6, (2, 2), "h100", topology="2 hosts"))
+    assert far.wire == pytest.approx(cost.predict("psum", 1e6, (2, 2), "h100", hosts=2))
     assert far.wire != near.wire
 
 

@@ -14,9 +14,8 @@ from support import make_mesh
 
 from ringcoll import overlap
 from ringcoll.overlap import hlo
-from ringcoll.overlap.chart import LOOKS
-from ringcoll.overlap.inline import as_svg
 from ringcoll.overlap.network import Network
+from ringcoll.overlap.picture import LOOKS, as_svg
 from ringcoll.overlap.timeline import Segment
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -165,9 +164,12 @@ def test_reports_are_compared_by_line():
 def test_timelines_are_drawn_one_above_the_other(tmp_path):
     report, path = overlap.report(HIDDEN, chip=CHIP), tmp_path / "timelines.svg"
     report.draw(path, replace(report, name="below"))
-    titles = [line for line in path.read_text(encoding="utf-8").split("\n") if " on 4 x " in line]
-    assert [report.name in title for title in titles] == [True, False]
-    assert ["below" in title for title in titles] == [False, True]
+    texts = [one.text for one in ElementTree.parse(path).iter(f"{SVG}text")]
+    titles = [text for text in texts if " on 4 x " in text]
+    assert [title.partition(" on ")[0] for title in titles] == [report.name, "below"]
+    assert texts.count("compute") == 3  # two tracks, and the legend
+    with pytest.raises(ValueError, match=r"end the name with \.svg"):
+        report.draw(tmp_path / "timelines.png")
 
 
 def untiled(text):
@@ -257,7 +259,7 @@ def test_a_notebook_shows_the_timeline_above_the_text():
     shown = timed._repr_html_()
     svg, _, text = shown.partition("<pre>")
     bars = {bar.get("fill") for bar in ElementTree.fromstring(svg).iter(f"{SVG}rect")}
-    assert {LOOKS["compute"][1], LOOKS["exposed"][1], LOOKS["wire"][1]} <= bars
+    assert {LOOKS["compute"][0], LOOKS["exposed"][0], LOOKS["wire"][0]} <= bars
     assert "exposed us" in text
     assert timed.advice in text
     assert "assumed:" not in text
@@ -267,4 +269,6 @@ def test_a_notebook_shows_the_timeline_above_the_text():
 def test_bars_that_touch_are_one():
     segments = [Segment("compute", start * 1e-6, (start + 1) * 1e-6, "") for start in range(1000)]
     segments.append(Segment("compute", 0.002, 0.003, ""))
-    assert as_svg(segments, 0.004).count("<rect") == 3  # two bars, and the legend's
+    picture = ElementTree.fromstring(as_svg([("", segments)]))
+    bars = [one for one in picture.iter(f"{SVG}rect") if one.get("fill") == LOOKS["compute"][0]]
+    assert len(bars) == 3  # two bars, and the legend's

@@ -49,10 +49,9 @@ WITHOUT_JAX = (
     *("attention.layouts", "attention.tiles", "attention.auto"),
     *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
     *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
-    *(f"overlap.{name}" for name in ("pending", "timeline", "chart", "rows", "report", "budget")),
-    *(f"overlap.{name}" for name in ("tracks", "page", "trace", "inline", "comparison")),
+    *(f"overlap.{name}" for name in ("pending", "timeline", "rows", "report", "budget")),
+    *(f"overlap.{name}" for name in ("tracks", "picture", "page", "trace", "comparison")),
     *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "explore")),
-    *(f"commands.{name}" for name in ("machine", "plot")),
     *("commands.exporting", "commands.importing"),
 )
 #: All that layers may know: types, collectives, matmuls and attention, so that none bypasses a
@@ -60,7 +59,6 @@ WITHOUT_JAX = (
 LAYERS_KNOW = ("layers", "collectives", "matmuls", "attention", "runtime.value_types")
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "costs", "io")
-LAZILY = {"io.figure": "matplotlib"}  # an extra, and only when it is drawn
 #: The methods that a notebook calls, and the one module that they may import from below.
 SHOWN, DRAWS = ("_repr_svg_", "_repr_html_"), "draw.notebook"
 #: The second is for modules that the first is not for: see `Call`.
@@ -135,16 +133,11 @@ def without_types(module, tree):
 def complaints(module, source):
     """What is wrong with a module's imports, one line each."""
     tree = without_types(module, ast.parse(source))
-    late = {node for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for node in ast.walk(f)}
-    early = [node for node in ast.walk(tree) if node not in late]
     shown = {name for node in inside_shown(tree) for name in imported_by(node)}
     room = module.split(".")[0]
     for name in imported(tree):
         root, *inner = name.split(".")
-        if root == LAZILY.get(module):
-            if name in {n for node in early for n in imported_by(node)}:
-                yield f"imports {name}: only inside the function that needs it"
-        elif root not in {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}:
+        if root not in {"ringcoll", "jax", "numpy", *sys.stdlib_module_names}:
             yield f"imports {name}: only jax, numpy and the standard library are there at run time"
         if root == "jax" and is_in(module, WITHOUT_JAX):
             yield f"imports {name}: it must not know JAX"
@@ -230,7 +223,6 @@ def test_no_imports_run_in_a_circle():
         ("__init__", "from ringcoll import overlap as overlap", "above it"),
         ("lax", "if TYPE_CHECKING:\n    from ringcoll import overlap", "above it"),
         ("layers.linear", "from ringcoll.runtime.engine import gather", "layers are made of"),
-        ("io.figure", "from matplotlib.figure import Figure", "only inside the function"),
         ("overlap.report", "def f():\n    import matplotlib", "standard library"),
         ("schedules.tour", "def f():\n    from ringcoll.draw.notebook import of_plan", "above it"),
         ("costs.model", "def _repr_svg_():\n    from ringcoll.draw.svg import as_svg", "above it"),

@@ -1,14 +1,31 @@
-"""Plot times: a line for every algorithm, both axes logarithmic."""
+"""Pictures by matplotlib (the extra `bench`): times, a line for every algorithm."""
 
+import os
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from typing import NamedTuple
 
-from ringcoll.io.figure import Path, figure, save
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ringcoll.commands.arguments import File
+from ringcoll.io import files
 from ringcoll.io.text import seconds_in_words
 
 #: The colours of lines, in order.
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 _STYLES = ("-", (0, (4, 2)))
+#: What replaces white paper, black ink and the pale grid if the reader's device is dark.
+_PAPER, _INK, _GRID = "#1c2029", "#e7e9ef", "#323947"
+_DARK = (
+    "@media (prefers-color-scheme:dark){"
+    + "".join(
+        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
+        for light, dark in (("#ffffff", _PAPER), ("#000000", _INK), ("#eeeeee", _GRID))
+        for what in ("fill", "stroke")
+    )
+    + f"text,[style='stroke: #000000']{{fill:{_INK}}}}}"  # their fill is black by default
+)
 
 
 class PlotLine(NamedTuple):
@@ -20,13 +37,36 @@ class PlotLine(NamedTuple):
     measured: Sequence[float] = ()
 
 
+class PictureFile(File):
+    """A picture that matplotlib writes."""
+
+    endings = (".svg", ".png")
+
+
+def figure(size: tuple[float, float]) -> Figure:
+    """An empty figure of this width and height, in inches."""
+    return Figure(figsize=size, layout="constrained")
+
+
+def save(picture: Figure, path: str) -> None:
+    """Write a figure to a file; the ending of the path names the format (svg, png)."""
+    drawn = BytesIO()
+    with rc_context({"svg.fonttype": "none"}):  # text as text
+        picture.savefig(drawn, dpi=150, format=os.path.splitext(path)[1][1:].lower() or "svg")
+    files.write(path, in_the_dark(drawn.getvalue()))
+
+
+def in_the_dark(picture: bytes) -> bytes:
+    """An SVG by matplotlib, with colours for dark paper added; any other picture unchanged."""
+    return picture.replace(b"</style>", f"\n{_DARK}</style>".encode(), 1)
+
+
 def plot(
-    path: Path,
+    path: str,
     title: str,
     along: str,
     lines: Sequence[PlotLine],
     in_words: Callable[[float], str] = str,
-    marks: Sequence[float] = (),
 ) -> None:
     """Draw seconds, as SVG or PNG.
 
@@ -36,23 +76,14 @@ def plot(
         along: the label of the horizontal axis.
         lines: the lines to draw.
         in_words: writes a place as text.
-        marks: places where another line becomes the lowest.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
     """
-    plotted = figure("plot", path, (8, 4.6))
+    plotted = figure((8, 4.6))
     axes = plotted.subplots()
     for i, line in enumerate(lines):
         colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i // len(_COLOURS) % len(_STYLES)]
         axes.plot(line.places, line.seconds, color=colour, linestyle=style, label=line.name)
         if line.measured:
             axes.plot(line.places, line.measured, ".", color=colour)
-    for mark in marks:
-        axes.axvline(mark, color="#bbbbbb", linewidth=0.8, linestyle=":")
-        axes.annotate(
-            in_words(mark), (mark, 1), xycoords=("data", "axes fraction"), fontsize="x-small"
-        )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda place, _: in_words(place))

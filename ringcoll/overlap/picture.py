@@ -1,0 +1,90 @@
+"""Timelines as one picture: the track of the chip above the tracks of its links."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from math import log10
+
+from ringcoll.io.svg import DARK, FAINT, Element, dark, document, finished, label, rect, shape
+from ringcoll.overlap.timeline import Segment
+from ringcoll.overlap.tracks import tracks
+
+#: The colour of each row of a timeline, and its text in the legend.
+LOOKS = {
+    "compute": ("#4477aa", "compute"),
+    "memory": ("#ccbb44", "wait for memory"),
+    "exposed": ("#ee6677", "wait for the wire: exposed"),
+    "wire": ("#228833", "wire"),
+    "skipped": ("#bbbbbb", "more turns of a loop, alike"),
+}
+_MARGIN, _LEFT, _WIDTH, _HIGH = 16.0, 116.0, 860.0, 18.0
+
+
+def as_html(text: str, advice: str, segments: Sequence[Segment], timed: bool) -> str:
+    """What a notebook shows: the timeline, if there are times, above a report's text.
+
+    The text is without the assumptions.
+    """
+    words = text.partition("\n\nassumed:")[0] + (f"\n{advice}" if advice else "")
+    shown = f"<pre>{escape(words)}</pre>"
+    return as_svg([("", segments)]) + shown if timed else shown
+
+
+def as_svg(timelines: Sequence[tuple[str, Sequence[Segment]]]) -> str:
+    """SVG: timelines one above the other, on one axis of time, with a legend.
+
+    Args:
+        timelines: the title and the segments of each.
+    """
+    root, y = document("what a chip and its links do", dark(DARK)), _MARGIN
+    total = max((one.stop for _, segments in timelines for one in segments), default=0.0) or 1e-6
+    for title, segments in timelines:
+        if title:
+            label(root, (_MARGIN, y + 10), title, 12, text_anchor="start")
+            y += 20
+        for track in tracks(segments):
+            label(root, (_LEFT - 8, y + 13), track.name, 12, fill=FAINT, text_anchor="end")
+            for row, start, stop in _bars(track.segments, _WIDTH / total):
+                rect(root, (_LEFT + start, y, stop - start, _HIGH), LOOKS[row][0])
+            y += _HIGH + 3
+        y += 9
+    _axis(root, y, total * 1e6)
+    _legend(root, y + 32, {one.row for _, segments in timelines for one in segments})
+    return finished(root, _LEFT + _WIDTH + _MARGIN, y + 44 + _MARGIN)
+
+
+def _bars(segments: Sequence[Segment], scale: float) -> Iterator[tuple[str, float, float]]:
+    """Row, left and right of each bar, in pixels.
+
+    Neighbours of one row become one bar if less than half a pixel is between them.
+    """
+    row, left, right = "", 0.0, 0.0
+    for segment in segments:
+        start, stop = segment.start * scale, segment.stop * scale
+        if segment.row == row and start <= right + 0.5:
+            right = max(right, stop)
+            continue
+        if row:
+            yield row, left, right
+        row, left, right = segment.row, start, stop
+    if row:
+        yield row, left, right
+
+
+def _axis(root: Element, y: float, most: float) -> None:
+    """Draw an axis of time, in microseconds, with five ticks or more."""
+    power = 10.0 ** int(log10(most) // 1)
+    step = next(power / part for part in (1, 2, 5, 10) if most * part >= 5 * power)
+    for tick in range(int(most / step) + 1):
+        x = _LEFT + _WIDTH * tick * step / most
+        shape(root, "line", x1=x, x2=x, y1=y - 6, y2=y - 1, stroke=FAINT)
+        label(root, (x, y + 11), f"{tick * step:g}", 11, fill=FAINT)
+    label(root, (_LEFT - 8, y + 11), "microseconds", 11, fill=FAINT, text_anchor="end")
+
+
+def _legend(root: Element, y: float, rows: set[str]) -> None:
+    x = _LEFT
+    for row, (colour, text) in LOOKS.items():
+        if row in rows:
+            rect(root, (x, y, 11, 11), colour)
+            label(root, (x + 16, y + 10), text, 12, text_anchor="start")
+            x += 40 + 6.2 * len(text)
