@@ -126,8 +126,6 @@ def test_a_bad_function_name_is_refused(capsys, text):
         ("matmul --shape 7x7", "argument --shape: '7x7' is not of 3 sizes"),
         ("matmul --shape 7x7x7", "error: --shape 7x7x7: IndivisibleError: "),
         ("layers --mesh q", "argument --mesh: 'q' is not a mesh; write x=4,y=2"),
-        ("scale --ranks 4x4", "argument --ranks: '4x4': give powers of two from 8"),
-        ("scale --ranks 12", "argument --ranks: '12': give powers of two from 8"),
         ("failures --ways x", "argument --ways: no 'x'; choose from today, checked, deadline"),
     ],
 )
