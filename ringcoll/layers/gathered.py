@@ -1,14 +1,14 @@
 """Gather parameters where they are used, and reduce-scatter their gradients."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
@@ -17,7 +17,7 @@ from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.leaf_by_leaf import slices_by_leaf
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import LEAVES
-from ringcoll.collectives.wires import Wire, WireLike, settled_pair
+from ringcoll.collectives.wires import WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import check_order, kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import (
@@ -29,8 +29,8 @@ from ringcoll.layers.parameters import (
     refusal,
 )
 from ringcoll.layers.replicas import copied, narrowed
-from ringcoll.matmuls.functions import all_gather_matmul, einsum_reduce_scatter
-from ringcoll.runtime.value_types import is_checked, varying
+from ringcoll.matmuls.functions import all_gather_matmul
+from ringcoll.runtime.value_types import is_checked
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,6 @@ class _Gathering:
     reduce_dtype: np.dtype
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Gathered:
-    """A kernel that was gathered, and this rank's shard, which gets the gradient.
-
-    `gather(fused=True)` returns it for a matrix. Only `linear` takes it: other computations with
-    `whole` have no gradient. A matrix that was never sharded is its own shard.
-    """
-
-    whole: Array
-    shard: Array
-    reduce_dtype: DTypeLike | None = field(default=None, metadata={"static": True})
-    gradient_wire: Wire | None = field(default=None, metadata={"static": True})
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.whole.dtype
-
-
 def gather(
     params: Pytree,
     specs: Pytree,
@@ -70,7 +51,6 @@ def gather(
     dtype: DTypeLike | None = None,
     reduce_dtype: DTypeLike | None = None,
     replicas: AxisName = (),
-    fused: bool = False,
     algorithm: Algorithm = "auto",
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
@@ -92,9 +72,6 @@ def gather(
         reduce_dtype: the dtype in which gradients travel and are summed; None for that of the
             result.
         replicas: further axes over which ranks have other data but the same shards.
-        fused: whether sharded matrices are returned as `Gathered`, which only `linear` takes.
-            Their gradients are then reduce-scattered under the products that make them. (Gather
-            the parameters of other layers in a separate call.)
         algorithm: the algorithm of the gather and of the sums.
         wire: what the messages of the gather hold (see `ringcoll.Wire`); each shard is encoded
             once, after it is cast to `dtype`. None for numbers of `dtype`.
@@ -133,9 +110,8 @@ def gather(
     check_bound("fsdp.gather", axis_name)
     check_bound("fsdp.gather", replicas, "replicas")
     check_order("fsdp.gather", order, leaves, axes, encoded, back)
-    if order is not None and (fused or replicas or reduce_dtype is not None):
-        words = f"order={order!r} with fused={fused}, replicas={replicas!r}, "
-        words += f"reduce_dtype={reduce_dtype!r}"
+    if order is not None and (replicas or reduce_dtype is not None):
+        words = f"order={order!r} with replicas={replicas!r}, reduce_dtype={reduce_dtype!r}"
         cure = "leave these out; gather in the dtype in which gradients are to be added"
         raise refusal(ValueError, "fsdp.gather", words, cure)
 
@@ -151,20 +127,17 @@ def gather(
             raise refusal(ValueError, "fsdp.gather", words, cure)
         return leaf
 
-    def one(name: str, leaf: Array, spec: PartitionSpec) -> Array | Gathered:
+    def one(name: str, leaf: Array, spec: PartitionSpec) -> Array:
         dim = _gathered_dim(name, spec, axes)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf
         to = narrowed(leaf.dtype, dtype)
-        is_fused = fused and leaf.ndim == 2
         if dim is None:
-            narrow = leaf.astype(to)
-            return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
+            return leaf.astype(to)
         sums = narrowed(to, reduce_dtype)
         exchange = Exchange(axes, dim, algorithm, encoded, back, order, leaves)
         with errors_of("fsdp.gather"):
-            y = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
-        return Gathered(lax.stop_gradient(y), leaf, reduce_dtype, back) if is_fused else y
+            return _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
 
     def widened(leaf: Array) -> Array:
         # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
@@ -247,18 +220,17 @@ def linear(
     dtype of x. If the kernel is sharded by columns, results are put side by side; if by rows,
     they are added up. Columns are the better choice.
 
-    Steps and bytes: those of `all_gather_matmul` with `operand=1`, which also has the options. A
-    `Gathered` kernel has already arrived, and `residuals` does not apply to it. `wire` is what the
-    messages of the gather hold; `gradient_wire` is what the messages of the kernel's gradient hold
-    (see `ringcoll.Wire`). For a `Gathered` kernel, the `gradient_wire` of `gather` counts. With
-    `order="tree"` a leaf is 1/leaves of the first dimension of x over all ranks.
+    Steps and bytes: those of `all_gather_matmul` with `operand=1`, which also has the options.
+    `wire` is what the messages of the gather hold; `gradient_wire` is what the messages of the
+    kernel's gradient hold (see `ringcoll.Wire`). With `order="tree"` a leaf is 1/leaves of the
+    first dimension of x over all ranks.
 
     Gradient: for the kernel an `einsum_reduce_scatter`, under its own product; for operands that
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
 
     Raises:
-        ValueError: the kernel is neither a shard nor a gathered matrix that fits x; the bias does
-            not fit; or `order` is given with replicas or with a `Gathered` kernel.
+        ValueError: the kernel is no shard of a matrix that fits x; the bias does not fit; or
+            `order` is given with replicas.
 
     >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
     >>> linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
@@ -266,86 +238,37 @@ def linear(
     [ 1.  5.  9. 13.]
     """
     kernel, bias = kernel_and_bias(params)
-    shard = kernel.shard if isinstance(kernel, Gathered) else kernel
     check_bound("fsdp.linear", axis_name)
     check_bound("fsdp.linear", replicas, "replicas")
     n, features = rank_count(axis_name), x.shape[-1]
-    if shard.ndim != 2 or shard.shape[0] not in (features, features // n):
-        words = f"x is {x.shape}, the kernel {shard.shape} on each of {n} ranks"
+    if kernel.ndim != 2 or kernel.shape[0] not in (features, features // n):
+        words = f"x is {x.shape}, the kernel {kernel.shape} on each of {n} ranks"
         cure = "pass a kernel of [d, f/n] or [d/n, f], where d are the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
-    if order is not None and (replicas or isinstance(kernel, Gathered)):
-        words = f"order={order!r} with replicas={replicas!r}, or a gathered kernel"
-        cure = "shard the batch over axis_name alone, and pass the shard of the kernel"
+    if order is not None and replicas:
+        words = f"order={order!r} with replicas={replicas!r}"
+        cure = "shard the batch over axis_name alone"
         raise refusal(ValueError, "fsdp.linear", words, cure)
-    dimension = -1 if shard.shape[0] == features else -2
-    options: dict[str, Any] = {"algorithm": algorithm, "precision": precision}
-    options["accumulate_dtype"] = accumulate_dtype
-    axes = axes_of(axis_name)
-    if isinstance(kernel, Gathered) and kernel.whole.shape == shard.shape:  # was never sharded
-        y = jnp.matmul(x, shard.astype(x.dtype), precision=precision)
-    elif isinstance(kernel, Gathered):
-        # The type of a product varies over every axis that an operand varies over.
-        everywhere = (*axes, *jax.typeof(x).mat.varying, *jax.typeof(shard).mat.varying)
-        factors = (varying(factor, everywhere) for factor in (x, kernel.whole, shard))
-        options["gradient_wire"] = kernel.gradient_wire
-        y = _multiplied(_Linear(axes, dimension, kernel.reduce_dtype, **options), *factors)
-    else:
-        _, back = settled_pair(wire, gradient_wire)
-        matrix = copied(kernel, replicas, gradient_wire=back).astype(x.dtype)
-        options |= {"operand": 1, "dimension": dimension, "residuals": residuals}
-        options |= {"wire": wire, "gradient_wire": gradient_wire, "order": order, "leaves": leaves}
-        with errors_of("fsdp.linear"):
-            y = all_gather_matmul(x, matrix, axis_name, **options)
-    shared = copied(bias, (*axes, *axes_of(replicas)), order=order, leaves=leaves)
+    _, back = settled_pair(wire, gradient_wire)
+    matrix = copied(kernel, replicas, gradient_wire=back).astype(x.dtype)
+    with errors_of("fsdp.linear"):
+        y = all_gather_matmul(
+            x,
+            matrix,
+            axis_name,
+            operand=1,
+            dimension=-1 if kernel.shape[0] == features else -2,
+            algorithm=algorithm,
+            residuals=residuals,
+            precision=precision,
+            accumulate_dtype=accumulate_dtype,
+            wire=wire,
+            gradient_wire=gradient_wire,
+            order=order,
+            leaves=leaves,
+        )
+    shared = copied(bias, (*axes_of(axis_name), *axes_of(replicas)), order=order, leaves=leaves)
     if bias is None or order is None:
         return with_bias("fsdp.linear", y, shared)
     add = lambda bias, y: with_bias("fsdp.linear", y, bias)  # noqa: E731
     return slices_by_leaf(add, shared, y, 0, leaves // n)
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """How to multiply by a gathered kernel, and to reduce-scatter its gradient."""
-
-    axes: tuple[Hashable, ...]
-    dimension: int
-    reduce_dtype: DTypeLike | None
-    algorithm: Algorithm
-    precision: Any
-    accumulate_dtype: DTypeLike | None
-    gradient_wire: Wire | None
-
-    def product(self, x: Array, w: Array) -> Array:
-        return jnp.matmul(x, w.astype(x.dtype), precision=self.precision)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiplied(options: _Linear, x: Array, kernel: Array, shard: Array) -> Array:
-    """x @ kernel; the shard gets the gradient of the kernel."""
-    return options.product(x, kernel)
-
-
-def _multiplied_forward(options: _Linear, x: Array, kernel: Array, shard: Array) -> tuple:
-    # Not inside another function: a checkpoint policy must see that it is a product.
-    return options.product(x, kernel), (x, kernel, shard)
-
-
-def _multiplied_backward(options: _Linear, residuals: tuple, ct: Array) -> tuple:
-    x, kernel, shard = residuals
-    mine = einsum_reduce_scatter(
-        "mk,mf->kf",
-        x.reshape(-1, x.shape[-1]),
-        ct.reshape(-1, ct.shape[-1]),
-        options.axes,
-        scatter="f" if options.dimension == -1 else "k",
-        algorithm=options.algorithm,
-        precision=options.precision,
-        preferred_element_type=options.reduce_dtype,
-        accumulate_dtype=options.accumulate_dtype,
-        wire=options.gradient_wire,
-    )
-    return options.product(ct, kernel.T), jnp.zeros_like(kernel), mine.astype(shard.dtype)
-
-
-_multiplied.defvjp(_multiplied_forward, _multiplied_backward)

@@ -82,8 +82,8 @@ def test_gradients_of_what_a_formula_closes_over():
     ("call", "words"),
     [
         (
-            lambda x: fsdp.gather({"w": x}, {"w": P("x")}, "x", fused=True, order="tree"),
-            "order='tree' with fused=True.*; leave these out",
+            lambda x: fsdp.gather({"w": x}, {"w": P("x")}, "x", replicas="x", order="tree"),
+            "order='tree' with replicas='x'.*; leave these out",
         ),
         (
             lambda x: layers.by_leaves(jnp.add, x, x, "x", leaves=6),
@@ -91,7 +91,7 @@ def test_gradients_of_what_a_formula_closes_over():
         ),
         (
             lambda x: fsdp.linear(jnp.ones((4, 2)), x, "x", replicas="x", order="tree"),
-            "order='tree' with replicas='x', or a gathered kernel; shard the batch",
+            "order='tree' with replicas='x'; shard the batch",
         ),
         (lambda x: layers.by_leaves(jnp.add, x, x, "x"), r"is \(3, 4\), and it has 4 leaves"),
         (

@@ -110,7 +110,7 @@ def test_an_example_that_is_missing_or_wrong_is_found():
 def test_public_functions_are_found():
     names = {f.__name__ for f in public()}
     assert {"psum", "ring", "bruck_all_to_all", "seconds", "plan", "deadline", "mesh"} < names
-    assert {"attention", "scan_layers", "roundings", "price", "build", "algorithm"} < names
+    assert {"attention", "linear", "roundings", "price", "build", "algorithm"} < names
 
 
 if __name__ == "__main__":
