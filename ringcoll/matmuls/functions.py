@@ -29,7 +29,7 @@ shard is encoded once, by its owner, and decoded just before it is multiplied. T
 the same decoded values as the other ranks. Sums are added in float32. With "lax" and "auto", each
 contribution is encoded once and sent straight to its owner; with a ring, each partial sum is
 encoded at every hop. `gradient_wire` is the wire of the gradients' messages: "same" (the default),
-another wire, or None for floats. Codes are rounded to nearest.
+another wire, or None for floats.
 
 With `order="tree"`, the bits do not depend on n, which must be a power of two that divides
 `leaves`. A rank multiplies in leaves / n blocks of one label. For a scatter, that is the first

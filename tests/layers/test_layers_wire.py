@@ -75,6 +75,4 @@ def test_tensor_parallel_layers_take_both_wires():
     for _, grads in forward, backward:
         for got, wanted in zip(jax.tree.leaves(grads), jax.tree.leaves(exact), strict=True):
             assert 1e-6 < abs(got - wanted).max() / abs(wanted).max() < 0.05
-    with pytest.raises(ValueError, match="only rounds to nearest"):
-        gradients(wire=Wire("int8", stochastic=jax.random.key(0)))
     assert jnp.isfinite(value)
