@@ -12,8 +12,8 @@ permutations take `algorithm`. Those that add floats, or whose gradient adds flo
 - your own `Table`, or your own `Schedule` (for an all-reduce also a tuple of stages);
 - a function that makes a `Schedule` from the sizes of the axes.
 
-`with ringcoll.algorithm("ring"):`, or `RINGCOLL_ALGORITHM=ring` in the environment, chooses the
-algorithm of calls that say "auto", if they can run by it.
+`with ringcoll.algorithm("ring"):` chooses the algorithm of calls that say "auto", if they can run
+by it.
 
 `order="tree"` adds by one balanced tree of `leaves` (8), so the bits of a sum do not depend on
 how many ranks share its leaves. The number of ranks is a power of two, and divides `leaves`. A
@@ -39,8 +39,7 @@ position, unreduced and reduced types, symbolic shapes, `axis_index_groups` of s
 
 ringcoll's primitives are separate from lax's: `ringcoll_psum` and so on. A policy of
 `jax.checkpoint` that names `psum_p` does not match them; name values by
-`jax.ad_checkpoint.checkpoint_name`. You may replace lax's functions by ringcoll's
-(`jax.lax.psum = ringcoll.psum`).
+`jax.ad_checkpoint.checkpoint_name`.
 
 All collectives raise what lax raises, in lax's words, before anything is sent: NameError if an axis
 is not bound; TypeError if groups are not groups; ValueError if a dimension is out of bounds or is
