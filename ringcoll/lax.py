@@ -30,7 +30,7 @@ gather, add or exchange floats take it. With "auto", the table chooses by the by
 every value is encoded once before it is gathered, exchanged or added, and sums are added in
 float32. Gradients have the same wire. Values that are not sent are not rounded: on a single rank,
 along the axis of a `vmap`, and constants of a sum. Operands must be bfloat16, float16 or float32;
-others raise TypeError. `ringcoll.precision` has the bound on the error.
+others raise TypeError. `ringcoll.costs` has the bound on the error.
 
 All collectives work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`,
 in both `check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` handles

@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Sequence
 
 from benchmarks.measuring import report
-from ringcoll import cost
+from ringcoll import costs
 from ringcoll.algorithms import names
 from ringcoll.collectives.table import LAX
 from ringcoll.commands import arguments
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     for nbytes in args.bytes:
         try:
             call = args.collective, nbytes, arguments.ranks(args.ranks), args.device
-            built_in, (ours, name) = cost.predict(*call), _best(*call, args.algorithm)
+            built_in, (ours, name) = costs.predict(*call), _best(*call, args.algorithm)
         except (ValueError, argparse.ArgumentTypeError) as error:
             args.error(str(error))
         seconds = map(seconds_in_words, (built_in, ours))
@@ -58,12 +58,12 @@ def _best(
     """The least seconds of these algorithms, and the name of the fastest.
 
     Raises:
-        ValueError: as `cost.predict`; or none of them has a schedule for these ranks.
+        ValueError: as `costs.predict`; or none of them has a schedule for these ranks.
     """
     found = []
     for name in names(collective) if algorithms == "all" else algorithms.split(","):
         try:
-            found.append((cost.predict(collective, nbytes, ranks, device, name), name))
+            found.append((costs.predict(collective, nbytes, ranks, device, name), name))
         except SizeError as error:  # the algorithm has no schedule for these ranks
             refused = error
     if not found:
@@ -74,4 +74,4 @@ def _best(
 def seconds_of(bytes: str, ranks: str, device: str, collective: str, algorithm: str) -> float:
     """The seconds of one call, from the flags of the command; the algorithm may be "lax" too."""
     call = collective, size(bytes), arguments.ranks(ranks), device
-    return cost.predict(*call) if algorithm == LAX else _best(*call, algorithm)[0]
+    return costs.predict(*call) if algorithm == LAX else _best(*call, algorithm)[0]

@@ -2,7 +2,7 @@
 
 Tori have v5p chips, and are as nearly square as powers of two allow. Hosts have 8 H200, which
 share one port to InfiniBand. The model, its constants and their sources are those of
-`ringcoll.cost`. With `--by simgrid`, SimGrid runs every message instead; for a flat ring of 1,024
+`ringcoll.costs`. With `--by simgrid`, SimGrid runs every message instead; for a flat ring of 1,024
 ranks it needs minutes.
 """
 

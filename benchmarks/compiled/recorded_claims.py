@@ -22,7 +22,7 @@ from benchmarks.collectives import candidates, scale
 from benchmarks.compiled import collectives, compiling, context, experts, fsdp, grid, layers
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.referee import referee
-from ringcoll import algorithms, cost, costs, overlap, schedules
+from ringcoll import algorithms, costs, overlap, schedules
 from ringcoll.commands import machine
 from ringcoll.costs import machines, slices
 from ringcoll.io.files import write
@@ -49,7 +49,7 @@ MODELLED: Mapping[str, Callable[..., float]] = {
     "candidates": candidates.seconds_of,
 }
 #: The code of these models, and of what they call.
-MODELS = (schedules, costs, cost, algorithms, machine, scale, candidates, benchmarks.referee)
+MODELS = (schedules, costs, algorithms, machine, scale, candidates, benchmarks.referee)
 
 
 @dataclass(frozen=True)

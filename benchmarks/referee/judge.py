@@ -54,7 +54,7 @@ def seconds(
     """The seconds of a collective on a machine, by SimGrid.
 
     Args:
-        collective, algorithm: as for `pricing.price`.
+        collective, algorithm: as for `costs.price`.
         machine: a torus, a grid, or hosts with an outer network.
         nbytes: bytes of the full vector.
         network: a network of switches in place of the machine's, as the simulator describes it: its

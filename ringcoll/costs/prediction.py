@@ -28,8 +28,6 @@ from ringcoll.schedules.registry import (
     in_lax,
 )
 
-__all__ = ["predict"]
-
 LAX = "lax"
 PERMUTE = "ppermute"
 #: If a machine has no curve of a collective, the curves of these are used: they send as much, in
@@ -98,18 +96,18 @@ def predict(
             hosts ("4 hosts"), a network between hosts ("ethernet100").
         wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
             float32 are included. "lax" is then the built-in exchange and gather of bytes.
-        offsets: as for `pricing.price`; only for an algorithm without a wire.
+        offsets: as for `costs.price`; only for an algorithm without a wire.
 
     Raises:
         ValueError: the machine, collective, algorithm, ranks, dtype or topology is not known, or
             the algorithm has no schedule for these ranks; or nbytes is not a number of bytes; or
             the collective or dtype has no wire.
 
-    >>> print(f"{cost.predict('all_gather', 2**26, 8, 'h100'):.1e}")
+    >>> print(f"{costs.predict('all_gather', 2**26, 8, 'h100'):.1e}")
     2.1e-04
-    >>> ring = cost.predict("all_gather", 2**26, 8, "h100", algorithm="ring")
+    >>> ring = costs.predict("all_gather", 2**26, 8, "h100", algorithm="ring")
     >>> print(f"{ring:.1e}")
-    9.0e-04
+    8.9e-04
     """
     is_text = isinstance(collective, str)
     name = in_lax(collective) if is_text and collective != PERMUTE else collective

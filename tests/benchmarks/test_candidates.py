@@ -5,7 +5,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.collectives import candidates
 from benchmarks.compiled import collectives
-from ringcoll import cost
+from ringcoll import costs
 from ringcoll.collectives.table import default_table
 
 
@@ -14,7 +14,7 @@ def test_a_gain_is_that_of_the_fastest(capsys):
     assert main(["candidates", *given]) == 0
     printed = capsys.readouterr().out
     call = "psum_scatter", 2**26, (2, 2, 2), "v5p"
-    gain = cost.predict(*call) / cost.predict(*call, algorithm="torus")
+    gain = costs.predict(*call) / costs.predict(*call, algorithm="torus")
     assert gain > 1.5
     assert f"{gain:.2f}" in printed
     assert "torus" in printed

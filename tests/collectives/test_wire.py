@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh, per_rank
 
 import ringcoll
-from ringcoll import Wire, algorithms, precision, pricing
+from ringcoll import Wire, algorithms, costs
 from ringcoll.collectives import as_bytes
 from ringcoll.costs.wire import CODES
 from ringcoll.runtime import engine
@@ -160,7 +160,7 @@ def allowed(case, exact, largest, total):
             return eps / 2 * abs(exact) + 2.0**-20 * (total if what in SUMS else largest)
     algorithm = "direct" if algorithm in ("auto", "lax") else algorithm
     wire = Wire(case["codes"], case["block"])
-    relative = precision.error_bound(what, algorithm, ranks_of(case), eps, wire=wire)
+    relative = costs.error_bound(what, algorithm, ranks_of(case), eps, wire=wire)
     assert relative < 1.6 * n  # it says something
     return relative * total / (n if what == "pmean" else 1)
 
@@ -322,7 +322,7 @@ def test_messages_are_bytes_as_many_as_priced(function):
     assert {(kind, dtype) for kind, _, dtype in found} == {("collective_permute", "ui8")}
     shard = prod(x.shape[1:]) // (1 if function == "all_gather" else n)
     nbytes = sum(prod(map(int, dims.split("x"))) for _, dims, _ in found)
-    assert nbytes == pricing.wire_bytes(function, algorithm, (n,), shard, 2, wire=wire)
+    assert nbytes == costs.wire_bytes(function, algorithm, (n,), shard, 2, wire=wire)
     assert {dtype for *_, dtype in sent("lax")} == {"ui8"}
 
 

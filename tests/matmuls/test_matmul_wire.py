@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from support import SIZES, every_rank, make_mesh, mostly_exhaustive, per_rank
 
 import ringcoll
-from ringcoll import Wire, algorithms, precision
+from ringcoll import Wire, algorithms, costs
 from ringcoll.matmuls import auto
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 
@@ -44,7 +44,7 @@ def bound(collective, algorithm, n, wire):
         return 1e-5
     algorithm = "direct" if algorithm in BUILT_IN_FORMS else algorithm
     eps = float(jnp.finfo(jnp.float32).eps)
-    return precision.error_bound(collective, algorithm, (n,), eps, wire=wire) + 1e-5
+    return costs.error_bound(collective, algorithm, (n,), eps, wire=wire) + 1e-5
 
 
 #: Algorithms by name, and one that gathers again. (On CPU "auto" is "lax".)
