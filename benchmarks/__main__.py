@@ -29,7 +29,6 @@ from benchmarks.machines import fit, measured
 from benchmarks.referee import referee
 from benchmarks.soak import soak
 from ringcoll.__main__ import add_commands, run
-from ringcoll.collectives import choice
 from ringcoll.collectives.table import default_table
 from ringcoll.commands.arguments import Parser
 
@@ -70,7 +69,6 @@ def main(argv: Sequence[str] | None = None, start: float | None = None) -> int:
     commands = parser.add_subparsers(title="other measurements", metavar="COMMAND")
     add_commands(commands, COMMANDS)
     try:  # check before the work, which would otherwise end in a traceback
-        choice.by_environment()
         default_table()
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -25,7 +25,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from ringcoll.pricing import price
+from ringcoll.costs import price
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)  # instead of eight real ones

@@ -7,7 +7,7 @@ MLP. If tokens are decoded one at a time, these are a few kilobytes. A ring send
 in 2(n-1) rounds. "recursive_doubling" and "one_shot" send whole vectors, in log2 n rounds. If
 attention and MLP both read the layer's input (a parallel block), their sums share messages.
 
-The first table is modelled (`ringcoll.cost`). The second table counts the messages of a program
+The first table is modelled (`ringcoll.costs`). The second table counts the messages of a program
 that runs here. Weights and tokens are small integers, so all algorithms agree in every bit.
 """
 
@@ -22,8 +22,8 @@ from jax import Array
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from ringcoll import cost, lax
-from ringcoll.pricing import price
+from ringcoll import costs, lax
+from ringcoll.costs import price
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)  # instead of eight real ones
@@ -36,12 +36,12 @@ SPECS["down"] = P(None, "model")
 
 def table(machine: str, sequences: tuple[int, ...], width: int = 8192) -> None:
     """Print the modelled microseconds of one all-reduce of bfloat16, by sequences at a time."""
-    model = cost.SWITCHES[machine]
+    model = costs.SWITCHES[machine]
     print(f"modelled on 8 {machine}: us of an all-reduce of [sequences, {width}] in bf16")
     print(f"{'sequences':>12}{'kB':>8}" + "".join(f"{name:>20}" for name in ALGORITHMS))
     for rows in sequences:
         size = 2 * rows * width
-        times = [cost.seconds(price("psum", a, (RANKS,)), size / RANKS, model) for a in ALGORITHMS]
+        times = [costs.seconds(price("psum", a, (RANKS,)), size / RANKS, model) for a in ALGORITHMS]
         cells = [f"{1e6 * t:.1f}{' *' if t == min(times) else '  '}" for t in times]
         print(f"{rows:12}{size / 1000:8g}" + "".join(f"{cell:>20}" for cell in cells))
 

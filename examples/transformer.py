@@ -147,15 +147,16 @@ def logits(
             return tp.gated_mlp(params, x, MODEL, **options), jnp.zeros(())
         return ep.moe(x, params["router"], params, MODEL, top_k=TOP_K, algorithm=by_name)
 
-    def block(params: Params, state: tuple[Array, Array]) -> tuple[Array, Array]:
+    def block(state: tuple[Array, Array], shards: Params) -> tuple[tuple[Array, Array], None]:
+        params = fsdp.gather(shards, of_block, FSDP, **wires)
         x, balance = state
         drop = partial(dropout, key=params["key"], positions=positions, rate=config.dropout)
         normed = tp.rms_norm(params["norm_1"], x, MODEL)
         mixed_heads = tp.attention(params["attention"], normed, MODEL, **where, **options)
         x = x + drop(mixed_heads, site=1)
         normed = tp.rms_norm(params["norm_2"], x, MODEL)
-        y, of_block = mixed(params["mlp"], normed)
-        return x + drop(y, site=2), balance + of_block
+        y, loss = mixed(params["mlp"], normed)
+        return (x + drop(y, site=2), balance + loss), None
 
     ends = {name: part for name, part in params.items() if name != "blocks"}
     ends = fsdp.gather(ends, {name: specs[name] for name in ends}, FSDP, **wires)
@@ -163,11 +164,13 @@ def logits(
     keys = None if key is None else jax.random.split(key, config.layers)
     blocks = {**params["blocks"], "key": keys}
     block_specs = {**specs["blocks"], "key": None if keys is None else P()}
+    of_block = jax.tree.map(lambda spec: P(*spec[1:]), block_specs)  # without that of layers
 
     x = tp.embed(ends["embed"], tokens[:, own], MODEL, **options)  # [b, s/c/n, d]
     x = dropout(x, key, positions, 0, config.dropout)
-    state = x, jnp.zeros(())
-    x, balance = fsdp.scan_layers(block, blocks, state, block_specs, FSDP, **wires)
+    state = x, lax.pcast(jnp.zeros(()), TOKENS, to="varying")
+    # A block keeps only its operands for the gradient, and gathers its parameters again.
+    (x, balance), _ = lax.scan(jax.checkpoint(block), state, blocks)
     x = tp.rms_norm(ends["norm"], x, MODEL)
     return tp.unembed(ends["unembed"], x, MODEL, **options), balance
 

@@ -8,7 +8,7 @@ than four devices.
 >>> import jax.numpy as jnp
 >>> from jax.sharding import AxisType, PartitionSpec as P
 >>> import ringcoll
->>> from ringcoll import algorithms, cost, draw, formats, layers, learn, overlap, precision, pricing
+>>> from ringcoll import algorithms, costs, draw, formats, layers, learn, overlap
 >>> from ringcoll.layers import fsdp, tensor_parallel as tp
 >>> mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,), devices=jax.devices()[:4])
 >>> def ranks(f, in_specs=P("x"), out_specs=P("x")):
@@ -19,7 +19,7 @@ than four devices.
 
 from typing import TYPE_CHECKING
 
-from ringcoll import algorithms, cost, lax, precision, pricing
+from ringcoll import algorithms, costs, lax
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
 from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
@@ -55,7 +55,7 @@ __all__ = [
     "all_gather_einsum",
     "all_gather_matmul",
     "all_to_all",
-    "cost",
+    "costs",
     "debug",
     "draw",
     "einsum_reduce_scatter",
@@ -71,8 +71,6 @@ __all__ = [
     "pmean",
     "pmin",
     "ppermute",
-    "precision",
-    "pricing",
     "pshuffle",
     "psum",
     "psum_scatter",

@@ -224,7 +224,7 @@ def hamiltonian(*shape: int) -> Schedule:
     return in_lanes(*lanes)
 
 
-@listed(STAGED, "recursive_doubling", formerly="exchange")
+@listed(STAGED, "recursive_doubling")
 def recursive_doubling_all_reduce(*shape: int) -> Stages:
     """Exchange whole vectors and add, along each factor 2 of n and then along its odd part.
 
@@ -244,10 +244,6 @@ def recursive_doubling_all_reduce(*shape: int) -> Stages:
         for n, k in zip(shape, twos, strict=True)
         for stage in [ring(2)] * k + ([bruck(n >> k)] if n >> k > 1 else [])
     )
-
-
-#: The former name of `recursive_doubling_all_reduce`.
-exchange = recursive_doubling_all_reduce
 
 
 @listed(STAGED)

@@ -12,8 +12,8 @@ permutations take `algorithm`. Those that add floats, or whose gradient adds flo
 - your own `Table`, or your own `Schedule` (for an all-reduce also a tuple of stages);
 - a function that makes a `Schedule` from the sizes of the axes.
 
-`with ringcoll.algorithm("ring"):`, or `RINGCOLL_ALGORITHM=ring` in the environment, chooses the
-algorithm of calls that say "auto", if they can run by it.
+`with ringcoll.algorithm("ring"):` chooses the algorithm of calls that say "auto", if they can run
+by it.
 
 `order="tree"` adds by one balanced tree of `leaves` (8), so the bits of a sum do not depend on
 how many ranks share its leaves. The number of ranks is a power of two, and divides `leaves`. A
@@ -30,7 +30,7 @@ gather, add or exchange floats take it. With "auto", the table chooses by the by
 every value is encoded once before it is gathered, exchanged or added, and sums are added in
 float32. Gradients have the same wire. Values that are not sent are not rounded: on a single rank,
 along the axis of a `vmap`, and constants of a sum. Operands must be bfloat16, float16 or float32;
-others raise TypeError. `ringcoll.precision` has the bound on the error.
+others raise TypeError. `ringcoll.costs` has the bound on the error.
 
 All collectives work under `jit`, `vmap`, `grad`, `scan`, `cond`, `remat` and in eager `shard_map`,
 in both `check_vma` modes. Derivatives are lax's, by the same algorithm backward. `jax.lax` handles
@@ -39,8 +39,7 @@ position, unreduced and reduced types, symbolic shapes, `axis_index_groups` of s
 
 ringcoll's primitives are separate from lax's: `ringcoll_psum` and so on. A policy of
 `jax.checkpoint` that names `psum_p` does not match them; name values by
-`jax.ad_checkpoint.checkpoint_name`. You may replace lax's functions by ringcoll's
-(`jax.lax.psum = ringcoll.psum`).
+`jax.ad_checkpoint.checkpoint_name`.
 
 All collectives raise what lax raises, in lax's words, before anything is sent: NameError if an axis
 is not bound; TypeError if groups are not groups; ValueError if a dimension is out of bounds or is

@@ -29,7 +29,7 @@ from ringcoll.algorithms import COLLECTIVES
 from ringcoll.collectives import table
 from ringcoll.collectives.table import LAX
 from ringcoll.commands.arguments import File, writing
-from ringcoll.pricing import price
+from ringcoll.costs import price
 from ringcoll.runtime.hosts import on_hosts
 
 #: How many algorithms are timed in many rounds, after one call of each algorithm.

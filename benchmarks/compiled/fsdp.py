@@ -9,11 +9,9 @@ for chips that you need not have, and `ringcoll.overlap` computes their times.
              jax.lax.all_gather; gradients are reduce-scattered by its transpose
   compiler   jit with shardings; the parameters of a layer are constrained to be whole
   .../tuned  with compiler options that change the program (compiled only)
-  fused      ringcoll.layers.fsdp.scan_layers, its gathers by "auto", with fsdp.linear:
-             gradients are reduce-scattered under the products that make them
-  linear     fsdp.linear with kernels sharded by columns, in plain's scan: it multiplies while the
-             kernel arrives; /regather gathers again for the gradient; /two_ended: by that algorithm
-  others     scan_layers with an algorithm of ringcoll.all_gather and ringcoll.psum_scatter
+  linear     ringcoll.layers.fsdp.linear with kernels sharded by columns, in plain's scan: it
+             multiplies while the kernel arrives, and reduce-scatters gradients under the products
+             that make them; /regather gathers again for the gradient; /two_ended: by that algorithm
   above      how far the total is above the longer of compute (plain's) and communication
   built in   the fastest of plain and compiler, tuned or not
   error      the largest difference from plain, over the largest element of plain's result

@@ -38,8 +38,8 @@ from benchmarks.measuring.data import count_outside, count_wrong, exact
 from benchmarks.measuring.measure import Ready, interleave, sharing
 from benchmarks.measuring.row import Quartiles
 from ringcoll.commands.arguments import in_a_line
+from ringcoll.costs import error_bound
 from ringcoll.costs.wire import Wire
-from ringcoll.precision import error_bound
 
 SHAPES = ("256x512x512", "1024x1024x1024")
 

@@ -19,15 +19,12 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.compiled.programs import BUILT_IN, COMPILER, TUNED, by_shardings
 from ringcoll.layers import fsdp
 
-#: `scan_layers` gathers, and `fsdp.linear` multiplies with its own algorithm.
-FUSED = "fused"
-#: Only `fsdp.linear`, with these options: everything is gathered under its product.
-LINEAR: dict[str, dict[str, Any]] = {
+#: `fsdp.linear` with these options: everything is gathered under its product.
+OURS: dict[str, dict[str, Any]] = {
     "linear": {},
     "linear/regather": {"residuals": "regather"},
     "linear/two_ended": {"algorithm": "two_ended"},
 }
-OURS = ("auto", "ring", "bidirectional_ring", "two_ended", FUSED, *LINEAR)
 
 #: What a layer keeps for the gradient besides its x; the rest is computed again.
 POLICIES = {"nothing": None, "products": jax.checkpoint_policies.dots_saveable}
@@ -84,8 +81,7 @@ def stack(
     shapes = {
         name: jax.ShapeDtypeStruct(of, jnp.float32) for name, of in sizes.parameters().items()
     }
-    is_linear = algorithm in LINEAR
-    dim = -1 if is_linear else None
+    dim = -1 if algorithm in OURS else None
     specs = fsdp.specs(shapes, axis, mesh=mesh, leading=1, dim=dim)
 
     def operand(of: tuple[int, ...], dtype: Any, spec: P) -> jax.ShapeDtypeStruct:
@@ -99,25 +95,11 @@ def stack(
         return by_shardings(function, (x, weights)), (x, weights)
     if algorithm in BUILT_IN:
         function = partial(_scanned, jnp.matmul, partial(_gathered, axis, specs), policy)
-    elif is_linear:
-        linear = partial(_linear, axis, **LINEAR[algorithm])
-        function = partial(_scanned, linear, lambda shards: shards, policy)
     else:
-        function = partial(_ours, axis, specs, policy, algorithm)
+        linear = partial(_linear, axis, **OURS[algorithm])
+        function = partial(_scanned, linear, lambda shards: shards, policy)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=(P(axis), specs), out_specs=P(axis))
     return mapped, (x, weights)
-
-
-def _ours(axis: str, specs: Any, policy: Any, algorithm: str, x: Array, weights: Weights) -> Array:
-    fused = algorithm == FUSED
-    product = partial(_linear, axis) if fused else jnp.matmul
-    return fsdp.scan_layers(
-        *(partial(_layer, product), weights, x, specs, axis),
-        policy=policy,
-        dtype=x.dtype,
-        fused=fused,
-        algorithm="auto" if fused else algorithm,
-    )
 
 
 def _linear(axis: str, x: Array, kernel: Any, **options: Any) -> Array:
@@ -131,7 +113,7 @@ def _scanned(
     x: Array,
     weights: Weights,
 ) -> Array:
-    """The stack without prefetching: each layer gathers its own parameters."""
+    """The stack: a scan, in which each layer gathers its own parameters."""
 
     def step(x: Array, shards: Weights) -> tuple[Array, None]:
         narrow = {name: shard.astype(x.dtype) for name, shard in shards.items()}

@@ -15,8 +15,8 @@ from benchmarks.measuring.model import paid
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES, build
 from ringcoll.collectives.table import BUILT_INS
+from ringcoll.costs import Price
 from ringcoll.costs import wire as costs
-from ringcoll.pricing import Price
 from ringcoll.schedules.phases import phases
 from ringcoll.schedules.registry import EXCHANGES
 

@@ -6,7 +6,7 @@
     python -m benchmarks measured --plot measured.svg
     python -m benchmarks measured --write
 
-The model is `ringcoll.cost.predict`. There are three comparisons: the model as it is; models that
+The model is `ringcoll.costs.predict`. There are three comparisons: the model as it is; models that
 were fitted without the measurements that they are compared with (those of a source, or of a number
 of ranks); and whether the model knows which of two measured ways is faster.
 """
@@ -23,7 +23,7 @@ from benchmarks.machines import fit, points, wheel
 from benchmarks.machines.points import PublishedPoint
 from benchmarks.measuring import report
 from benchmarks.measuring.plot import PictureFile, PlotLine, plot
-from ringcoll import cost
+from ringcoll import costs
 from ringcoll.commands.arguments import writing
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.io.files import write
@@ -206,7 +206,7 @@ def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
         if permute is None or one.collective not in ("all_gather", "psum_scatter", "psum"):
             continue
         ring = (one.ranks - 1) * permute * (1 + (one.collective == "psum"))
-        by_ring = cost.predict(one.collective, one.bytes, one.ranks, one.device, "ring")
+        by_ring = costs.predict(one.collective, one.bytes, one.ranks, one.device, "ring")
         pairs += 1
         right += (by_ring < modelled(one)) == (ring < one.seconds)
     return right, pairs
@@ -254,9 +254,9 @@ def modelled(one: PublishedPoint) -> float:
 def modelled_on(one: PublishedPoint, device: str | Device) -> float:
     """The seconds by the model of a device."""
     call = one.collective, one.bytes, one.ranks, device
-    if one.device in cost.DEVICES:
-        return cost.predict(*call, closed=False if "no wrap" in one.topology else None)
-    return cost.predict(*call, hosts=one.hosts if one.hosts > 1 else None)
+    if one.device in costs.DEVICES:
+        return costs.predict(*call, closed=False if "no wrap" in one.topology else None)
+    return costs.predict(*call, hosts=one.hosts if one.hosts > 1 else None)
 
 
 def off(one: PublishedPoint) -> float:

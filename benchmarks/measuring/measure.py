@@ -25,8 +25,8 @@ from benchmarks.measuring.data import count_outside, count_wrong, exact
 from benchmarks.measuring.row import Measurement, Quartiles
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.collectives.table import BUILT_INS, LAX, default_table
+from ringcoll.costs import error_bound
 from ringcoll.costs.wire import Wire
-from ringcoll.precision import error_bound
 from ringcoll.runtime.hosts import on_hosts
 
 T = TypeVar("T")

@@ -12,8 +12,7 @@ from benchmarks.collectives.cases import on_shape
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.collectives.table import BUILT_INS
-from ringcoll.cost import Model, Sample, fit, seconds
-from ringcoll.pricing import Price, price
+from ringcoll.costs import Model, Price, Sample, fit, price, seconds
 
 #: The fewest rows for a fit: three coefficients fit any three rows.
 ENOUGH = 4

@@ -54,7 +54,7 @@ def seconds(
     """The seconds of a collective at a place, by SimGrid.
 
     Args:
-        collective, algorithm: as for `pricing.price`.
+        collective, algorithm: as for `costs.price`.
         place: a torus, a grid, or hosts with a network between them.
         nbytes: bytes of the full vector.
         network: a network of switches in place of its own, as the simulator describes it: its

@@ -59,9 +59,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         name: (f"ringcoll.{name}", f"ringcoll.{name}", ())
         for name in (
             "layers",
-            "cost",
-            "pricing",
-            "precision",
+            "costs",
             "overlap",
             "draw",
             "formats",

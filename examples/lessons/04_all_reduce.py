@@ -26,9 +26,9 @@ import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec as P
 
-from ringcoll import cost, draw, lax
+from ringcoll import costs, draw, lax
+from ringcoll.costs import Price, price
 from ringcoll.learn import claim, show, start
-from ringcoll.pricing import Price, price
 
 start(8)
 N = 8
@@ -71,21 +71,21 @@ price("psum", "recursive_doubling", (N,))
 ## Where they cross
 
 Seconds are modelled, with the rates of v5e chips. The first line of `python -m ringcoll cost`
-prints these rates. Additions take time too. `cost.fastest` finds the crossing to the byte.
+prints these rates. Additions take time too. `costs.fastest` finds the crossing to the byte.
 """
 
 # %%
 
 
 def microseconds(paid: Price, vector_bytes: float) -> float:
-    return 1e6 * cost.seconds(paid, vector_bytes / N, cost.DEVICES["v5e"])
+    return 1e6 * costs.seconds(paid, vector_bytes / N, costs.DEVICES["v5e"])
 
 
-def crossings(network: tuple[int, ...] | None) -> list[cost.Range]:
+def crossings(network: tuple[int, ...] | None) -> list[costs.Range]:
     """The fastest algorithm at each size, on a physical ring or on a switch (None)."""
     paid = {name: price("psum", name, (N,), network) for name in ("ring", "recursive_doubling")}
     times = {name: partial(microseconds, one) for name, one in paid.items()}
-    return cost.fastest(times, 2**10, 2**32)
+    return costs.fastest(times, 2**10, 2**32)
 
 
 sizes = [2**k for k in range(10, 27, 4)]
@@ -168,11 +168,11 @@ compute. (Both ways start more messages than on 8 ranks. The ring starts many mo
 
 # %% tags=["solution"]
 paid = {name: price("psum", name, (64,)) for name in ("ring", "recursive_doubling")}
-model = cost.DEVICES["v5e"]
+model = costs.DEVICES["v5e"]
 times = {
-    name: lambda size, one=one: cost.seconds(one, size / 64, model) for name, one in paid.items()
+    name: lambda size, one=one: costs.seconds(one, size / 64, model) for name, one in paid.items()
 }
-more = cost.fastest(times, 2**10, 2**32)[-1]
+more = costs.fastest(times, 2**10, 2**32)[-1]
 claim(f"at more: {more.least / 1024:.4g}K", more.name == "ring" and more.least > large.least)
 
 # %% [markdown]
@@ -190,12 +190,12 @@ for network in (None, (N,)):
     paid = {name: price("psum", name, (N,), network) for name in three}
     times = {name: partial(microseconds, one) for name, one in paid.items()}
     print("on a switch:" if network is None else "on a ring:")
-    for name, least, _ in cost.fastest(times, 2**10, 2**32):
+    for name, least, _ in costs.fastest(times, 2**10, 2**32):
         print(f"  from {least / 1024:.4g}K {name}")
 both = price("psum", "halving_doubling", (N,))
 claim("6 messages, 14/8 of a vector", (both.messages, both.sent / N) == (6, 14 / 8))
-of_a_switch = cost.fastest(
+of_a_switch = costs.fastest(
     {name: partial(microseconds, price("psum", name, (N,))) for name in three}, 2**10, 2**32
 )
 claim("on a switch the ring is never the fastest", "ring" not in {one.name for one in of_a_switch})
-claim("on a ring it is, for large vectors", cost.fastest(times, 2**10, 2**32)[-1].name == "ring")
+claim("on a ring it is, for large vectors", costs.fastest(times, 2**10, 2**32)[-1].name == "ring")

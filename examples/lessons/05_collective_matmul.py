@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from jax.stages import Compiled
 
 import ringcoll
-from ringcoll import cost
+from ringcoll import costs
 from ringcoll.learn import claim, messages, start
 
 start(8)
@@ -153,12 +153,12 @@ claim("it takes 7 messages", messages(program) == N - 1)
 ## Exercise 2: how much work hides a hop
 
 A shard of m rows and k columns in bf16 takes 2 m k beta seconds to travel. Its product with f
-columns takes 2 m k f delta seconds. (`cost.DEVICES["v5e"]` has beta, seconds per byte, and delta,
+columns takes 2 m k f delta seconds. (`costs.DEVICES["v5e"]` has beta, seconds per byte, and delta,
 seconds per operation.) How large must f be for the product to hide the hop? Do m and k matter?
 """
 
 # %% tags=["solution"]
-v5e = cost.DEVICES["v5e"]
+v5e = costs.DEVICES["v5e"]
 least = v5e.beta / v5e.delta  # 2 m k drops out
 print(f"{least:.0f} columns or more, for any m and k")
 claim("a rank of a large model has about as many", 4000 < least < 5000)

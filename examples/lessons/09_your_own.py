@@ -28,9 +28,9 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 from jax.stages import Compiled
 
-from ringcoll import Move, Schedule, ScheduleError, cost, draw, lax
+from ringcoll import Move, Schedule, ScheduleError, costs, draw, lax
+from ringcoll.costs import price
 from ringcoll.learn import claim, messages, start
-from ringcoll.pricing import price
 
 start(8)
 
@@ -106,7 +106,7 @@ The model has eight chips in a ring, with the rates of v5e chips, and 1 KiB on e
 seconds = {}
 for name in ("ring", "bruck", "ours"):
     paid = price("all_gather", both_ways if name == "ours" else name, (n,), network=(n,))
-    seconds[name] = cost.seconds(paid, 1024, cost.DEVICES["v5e"])
+    seconds[name] = costs.seconds(paid, 1024, costs.DEVICES["v5e"])
     words = f"{paid.startups} alpha, {paid.link} shards on the busiest link"
     print(f"modelled, {name}: {words}, {1e6 * seconds[name]:.2f} us")
 claim("priced: ours is the fastest", seconds["ours"] == min(seconds.values()))
@@ -170,11 +170,11 @@ two.)
 chips = 27
 paid_by_ring = price("all_gather", "bidirectional_ring", (chips,), network=(chips,))
 paid_by_ours = price("all_gather", both_ways, (chips,), network=(chips,))
-model = cost.DEVICES["v5e"]
+model = costs.DEVICES["v5e"]
 wins = [
     size
     for size in (2**k for k in range(4, 31))
-    if cost.seconds(paid_by_ring, size, model) < cost.seconds(paid_by_ours, size, model)
+    if costs.seconds(paid_by_ring, size, model) < costs.seconds(paid_by_ours, size, model)
 ]
 links = paid_by_ours.link, paid_by_ring.link
 print(f"shards on the busiest link: {links[0]} by both_ways, {links[1]} by the ring")

@@ -24,7 +24,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from ringcoll import precision
+from ringcoll import costs
 from ringcoll.learn import claim, messages, sent, start
 
 start(8)
@@ -136,7 +136,7 @@ claim("the ring's is larger", errors["ring_sum"].mean() > 1.5 * errors["direct_s
 """
 ## The library's sums, and a bound
 
-ringcoll sends codes and scales as one message. `precision.error_bound` bounds the error of a sum
+ringcoll sends codes and scales as one message. `costs.error_bound` bounds the error of a sum
 before the run. It is a fraction: multiply it by the sum over ranks of their largest magnitudes.
 """
 
@@ -148,8 +148,8 @@ for name in ("direct", "ring"):
         return ringcoll.psum_scatter(x, "x", tiled=True, algorithm=name, wire=WIRE)
 
     error = abs(on_ranks(ours)(y) - exact).max() / largest
-    bound = precision.error_bound("psum_scatter", name, (N,), EPS, wire=WIRE)
-    often = precision.encodings("psum_scatter", name, (N,))
+    bound = costs.error_bound("psum_scatter", name, (N,), EPS, wire=WIRE)
+    often = costs.encodings("psum_scatter", name, (N,))
     print(f"{name}: at most {often} encodings; the error is {error:.5f}, its bound {bound:.5f}")
     claim("it is within the bound", error <= bound)
     program = on_ranks(ours).lower(y).compile()

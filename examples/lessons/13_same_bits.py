@@ -21,7 +21,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from ringcoll import algorithms, precision
+from ringcoll import algorithms, costs
 from ringcoll.learn import claim, make_mesh, start
 
 start(8)
@@ -105,18 +105,18 @@ claim("by psum of plain sums: several", len(found) > 1)
 """
 ## The tree of a schedule
 
-A schedule fixes which sums are added on which rank. So `precision.tree` runs the schedule on
+A schedule fixes which sums are added on which rank. So `costs.tree` runs the schedule on
 symbols, and returns the tree. `check_balanced` proves that all ranks add by the balanced tree, or
 names a rank that does not.
 """
 
 # %%
 ring, doubling = algorithms.ring(4), algorithms.recursive_doubling(4)
-print("ring:              ", precision.tree(ring))
-print("recursive doubling:", precision.tree(doubling))
-claim("a ring adds one leaf at a time", precision.tree(ring) == (0, (1, (2, 3))))
-claim("recursive doubling adds by pairs", precision.tree(doubling) == ((0, 1), (2, 3)))
-precision.check_balanced(algorithms.recursive_doubling(8))
+print("ring:              ", costs.tree(ring))
+print("recursive doubling:", costs.tree(doubling))
+claim("a ring adds one leaf at a time", costs.tree(ring) == (0, (1, (2, 3))))
+claim("recursive doubling adds by pairs", costs.tree(doubling) == ((0, 1), (2, 3)))
+costs.check_balanced(algorithms.recursive_doubling(8))
 
 # %% [markdown]
 """
@@ -148,14 +148,14 @@ except ValueError as error:
 
 Which algorithms of `ringcoll.psum_scatter` add by the balanced tree on 8 ranks?
 `algorithms.names("psum_scatter")` lists the algorithms, `algorithms.build` makes their schedules,
-and `precision.check_balanced` raises an error if the tree is not balanced.
+and `costs.check_balanced` raises an error if the tree is not balanced.
 """
 
 # %% tags=["solution"]
 balanced = []
 for name in algorithms.names("psum_scatter"):
     try:
-        precision.check_balanced(algorithms.build("psum_scatter", name, (8,)))
+        costs.check_balanced(algorithms.build("psum_scatter", name, (8,)))
         balanced.append(name)
     except ValueError:
         pass

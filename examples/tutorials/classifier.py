@@ -30,8 +30,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
+from ringcoll.costs import error_bound
 from ringcoll.learn import gamma, make_mesh, place, sent, show, start
-from ringcoll.precision import error_bound
 
 start(8)
 EPS = float(np.finfo(np.float32).eps)

@@ -21,9 +21,9 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 
 from ringcoll import lax
+from ringcoll.costs import error_bound
 from ringcoll.layers import fold_rng_over_axis
 from ringcoll.learn import agree, gamma, integers, make_mesh, start
-from ringcoll.precision import error_bound
 
 start(8)
 N = 8

@@ -31,7 +31,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ringcoll import lax, pricing, sharded_matmul
+from ringcoll import costs, lax, sharded_matmul
 from ringcoll.learn import agree, integers, make_mesh, place, sent, show, start
 
 start(8)
@@ -111,10 +111,10 @@ def in_two_halves() -> None:
     agree("an all-reduce in two halves", numpy=host.sum(0), **results)
     shard = host[0].size // n
     halves = [
-        pricing.wire_bytes(half, "ring", (n,), shard, x.itemsize)
+        costs.wire_bytes(half, "ring", (n,), shard, x.itemsize)
         for half in ("psum_scatter", "all_gather")
     ]
-    total = pricing.wire_bytes("psum", "ring", (n,), shard, x.itemsize)
+    total = costs.wire_bytes("psum", "ring", (n,), shard, x.itemsize)
     print(f"bytes by the schedules: {halves[0]:g} + {halves[1]:g} = {total:g}; compiled: {found}")
     if not found["two_halves"] == found["ringcoll"] == total == sum(halves):
         raise AssertionError("the bytes of the compiled programs are not those of the schedules")

@@ -12,7 +12,7 @@ trained by Adam in bfloat16 with float32 weights. It is assumed that:
 
 - matmuls run at the published rate; attention is causal; a block keeps only its input, and is
   computed again for the gradient, so a step has the work of 4 forward passes;
-- `model` and `data` are closed rings of the torus, with the links of `ringcoll.cost.DEVICES`;
+- `model` and `data` are closed rings of the torus, with the links of `ringcoll.costs.DEVICES`;
 - over `model`, activations are sharded by sequence: each of the four linear layers of a block has a
   collective under its product, or before or after it if that is faster (`hidden_seconds` and
   `bare_seconds` of `ringcoll.costs.matmul`);
@@ -27,10 +27,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringcoll.cost import DEVICES, Model, links, seconds
+from ringcoll.costs import DEVICES, Model, links, price, seconds
 from ringcoll.costs.matmul import Work, bare_seconds, hidden_seconds, rounds_of
 from ringcoll.learn import show
-from ringcoll.pricing import price
 
 #: Bytes of memory of a device: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e.
 CAPACITY = {"v5e": 16e9, "v5p": 95e9, "v6e": 32e9}

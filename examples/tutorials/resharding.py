@@ -22,8 +22,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringcoll import lax
+from ringcoll.costs import wire_bytes
 from ringcoll.learn import agree, integers, make_mesh, place, sent, show, start
-from ringcoll.pricing import wire_bytes
 
 start(8)
 ROWS, COLUMNS = 16, 24

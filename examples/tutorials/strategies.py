@@ -31,10 +31,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringcoll import lax
+from ringcoll.costs import wire_bytes
 from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
 from ringcoll.learn import agree, integers, make_mesh, place, sent, show, start
-from ringcoll.pricing import wire_bytes
 
 start(8)
 BATCH, SEQUENCE, WIDTH, FEATURES = 8, 8, 16, 64

@@ -32,7 +32,6 @@ from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.tree_sums import added, rounded
 from ringcoll.runtime.value_types import empty
-from ringcoll.runtime.wire import drawn
 from ringcoll.schedules.registry import EXCHANGES, algorithms_of
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tree import is_balanced
@@ -76,12 +75,10 @@ class ScheduledCollective(Collective):
         ranks = Ranks.over(self.axes, self.groups)
         if self.wire is None or ranks.size == 1:
             return x
-        by = replace(self, wire=drawn(self.wire, ranks.number()))
         if algorithm in BUILT_INS:
-            send = partial(by.run, schedule=by.wire, ranks=ranks)
+            send = partial(self.run, schedule=self.wire, ranks=ranks)
             return marked(send, x, self.axes, self.groups)
-        found, ranks = built(self.collective, algorithm, self.axes, self.groups)
-        return (self if isinstance(found, tuple) else by).run(x, found, ranks)
+        return self.run(x, *built(self.collective, algorithm, self.axes, self.groups))
 
     def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
         """The algorithm for operands that share messages: the user's choice, or the table's."""

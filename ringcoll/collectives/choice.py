@@ -1,8 +1,7 @@
 """Choose the algorithm of a call: the one it names or, if it says "auto", the one set around it.
 
-`with ringcoll.algorithm("ring"):` sets it for calls that are traced inside,
-`RINGCOLL_ALGORITHM=ring` for the whole program. If neither is set, or the call cannot run by that
-algorithm, it stays "auto".
+`with ringcoll.algorithm("ring"):` sets it for calls that are traced inside. If it is not set, or
+the call cannot run by that algorithm, it stays "auto".
 """
 
 import os
@@ -19,9 +18,6 @@ from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tree import balanced_algorithms, is_balanced
 
-#: The environment variable that names an algorithm.
-VARIABLE = "RINGCOLL_ALGORITHM"
-
 #: The algorithm set around a call. User contexts are a part of `jit`'s key, so `jit` compiles once
 #: for each value.
 _around = jax.make_user_context(default_value=None)
@@ -34,8 +30,7 @@ def algorithm(name: str) -> AbstractContextManager[None]:
     choice. A gradient uses the algorithm of its function, even if it is traced later. (But calls
     in the backward pass of a `custom_vjp` are traced later, and choose their algorithm then.) If
     a collective does not have this algorithm ("ring" for an `all_to_all`), or cannot run by it on
-    its number of ranks, the call stays "auto". The innermost `with` wins. Any `with` wins over
-    `RINGCOLL_ALGORITHM`, which sets an algorithm for the whole program. "auto" sets no algorithm.
+    its number of ranks, the call stays "auto". The innermost `with` wins. "auto" sets no algorithm.
 
     Args:
         name: the name of an algorithm of `ringcoll.algorithms`, "lax", "lax_as_bits" or "auto".
@@ -74,7 +69,7 @@ def settled(
     Raises:
         TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
         ValueError: there is no algorithm of this name, it cannot run on these ranks, or the
-            function raises an exception; or `RINGCOLL_ALGORITHM` does not name an algorithm.
+            function raises an exception.
     """
     shape = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str)).shape
     if not isinstance(algorithm, str):
@@ -83,7 +78,7 @@ def settled(
         _check_tree(algorithm, collective, shape)
     if algorithm != "auto":
         return _listed(algorithm, collective, shape) if isinstance(algorithm, str) else algorithm
-    around = _if_it_runs(_around.value or by_environment(), collective, shape)
+    around = _if_it_runs(_around.value or "auto", collective, shape)
     return around if leaves is None or adds_by_tree(around, collective, shape) else "auto"
 
 
@@ -114,17 +109,6 @@ def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -
         f"algorithm={algorithm!r} does not add by the balanced tree of order='tree' on "
         f"{prod(shape)} ranks; choose from {those}"
     )
-
-
-def by_environment() -> str:
-    """The algorithm that `RINGCOLL_ALGORITHM` asks for, or "auto".
-
-    Raises:
-        ValueError: there is no algorithm of this name.
-    """
-    name = os.environ.get(VARIABLE) or "auto"
-    check_known(f"{VARIABLE}={name}", name)
-    return name
 
 
 @lru_cache(maxsize=1024)

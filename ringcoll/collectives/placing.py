@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from ringcoll.runtime import built_in, engine
 from ringcoll.runtime.contributions import Contributions, Shard, Slot
@@ -25,7 +24,7 @@ from ringcoll.runtime.slicing import (
 )
 from ringcoll.runtime.tree_sums import summed, summed_along
 from ringcoll.runtime.value_types import empty, sharded_dims
-from ringcoll.runtime.wire import Wire, drawn
+from ringcoll.runtime.wire import Wire
 from ringcoll.schedules.registry import Stages
 from ringcoll.schedules.schedule import Schedule
 
@@ -146,11 +145,8 @@ def by_stages(
     for number, stage in enumerate(stages, 1):
         inner = math.prod(later.size for later in stages[number:])
         part = replace(ranks, shape=stage.shape, inner=inner)
-        # Ranks that differ only in earlier digits hold the same sums, and must round them equally.
-        alike = lax.rem(ranks.number(), np.int32(stage.size * inner)) if wire else 0
         with scope(f"stage {number}"):
-            by = drawn(wire, alike) if wire else None
-            gathered = gather_along(x[None], 0, stage, part, by)
+            gathered = gather_along(x[None], 0, stage, part, wire)
         every = [gathered[i] for i in range(stage.size)]
         x = summed(every, combine) if in_order else functools.reduce(combine, every)
     return x

@@ -94,7 +94,7 @@ class TableRow:
     Attributes:
         collective: one of `algorithms.COLLECTIVES`; "psum" stands for pmean, pmax and pmin.
         platform: one of `PLATFORMS`; "*" is any.
-        algorithm: one of `choices(collective)`; a former name is replaced by today's.
+        algorithm: an algorithm of the collective; it becomes the name in `choices(collective)`.
         ranks: the number of ranks on the axis, or on all axes together.
         hosts: the number of hosts of these ranks; a process of JAX counts as one.
         ranks_a_host: the most of these ranks that one host has.

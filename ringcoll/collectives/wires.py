@@ -21,52 +21,26 @@ def settled(wire: Any) -> Wire:
     """The `Wire` that a caller means.
 
     Raises:
-        TypeError: it is not a wire, or its key is not a key.
+        TypeError: it is not a wire.
         ValueError: there are no such codes.
     """
     if isinstance(wire, str):
         wire = Wire(wire)
     if not isinstance(wire, Wire):
         raise TypeError(f"wire={wire!r} is not a wire; pass 'int8', or a ringcoll.Wire")
-    if wire.stochastic is not None:
-        try:
-            jax.random.key_impl(wire.stochastic)
-            shape = jax.random.key_data(wire.stochastic).shape
-        except (TypeError, AttributeError) as error:
-            words = f"wire: stochastic={wire.stochastic!r} is not a key"
-            raise TypeError(f"{words}; pass one such as jax.random.key(0)") from error
-        if len(shape) != 1:
-            raise TypeError("wire: stochastic has several keys; pass one, such as keys[0]")
     return wire
-
-
-def settled_to_nearest(wire: Any) -> Wire | None:
-    """The `Wire` that a caller means, or None. It must round to nearest.
-
-    Matmuls and layers use it: they do not have a different key for each message.
-
-    Raises:
-        TypeError, ValueError: as `settled`; or it rounds at random.
-    """
-    chosen = None if wire is None else settled(wire)
-    if chosen is not None and chosen.stochastic is not None:
-        raise ValueError(
-            "wire: a collective matmul or a layer only rounds to nearest; leave stochastic out, "
-            "or call the collective and the product one after the other"
-        )
-    return chosen
 
 
 def settled_pair(wire: Any, gradient_wire: Any) -> tuple[Wire | None, Wire | None]:
     """The wires of a function and of its gradient, which may be `SAME`.
 
     Raises:
-        TypeError, ValueError: as `settled_to_nearest`.
+        TypeError, ValueError: as `settled`.
     """
-    forward = settled_to_nearest(wire)
+    forward = None if wire is None else settled(wire)
     if isinstance(gradient_wire, str) and gradient_wire == SAME:
         return forward, forward
-    return forward, settled_to_nearest(gradient_wire)
+    return forward, None if gradient_wire is None else settled(gradient_wire)
 
 
 def check_operands(leaves: Sequence[Any], only_lax_s: Sequence[bool]) -> None:

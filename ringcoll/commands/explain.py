@@ -24,7 +24,6 @@ from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.registry import (
     ALL_TO_ALLS,
     AS_ALL_REDUCE,
-    FORMER_NAMES,
     GATHERS,
     STAGED,
     TOUR,
@@ -68,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         nargs="?",
-        choices=[*known, *AS_ALL_REDUCE.values(), *FORMER_NAMES],
+        choices=[*known, *AS_ALL_REDUCE.values()],
         metavar="NAME",
         help=", ".join(known),
     )

@@ -2,7 +2,7 @@
 
 `price` counts on the schedule itself. If there is a physical ring or torus, it counts on its links
 too. Nothing is looked up by the name of an algorithm, so a new one is priced as soon as it is
-written. `ringcoll.cost` turns counts into seconds.
+written. `ringcoll.costs` turns counts into seconds.
 
 Everything is counted in *shards*. A shard is 1/n of the full vector: the operand of `all_gather`,
 the result of `psum_scatter`, or one block of `all_to_all`.
@@ -20,19 +20,6 @@ from ringcoll.schedules.phases import Carries, Phase, of_tour, phases
 from ringcoll.schedules.registry import TOUR, Algorithm, build
 from ringcoll.schedules.schedule import Schedule, ScheduleError
 from ringcoll.schedules.tour import cut, tour
-
-__all__ = [
-    "Counted",
-    "HostsPrice",
-    "Price",
-    "TourPrice",
-    "price",
-    "price_backward",
-    "price_on_hosts",
-    "price_tour",
-    "wire_bytes",
-]
-
 
 Counted = TypeVar("Counted")
 
@@ -103,10 +90,10 @@ def price(
         ValueError: as `algorithms.build`; or the network has another number of ranks; or offsets
             are given for another collective.
 
-    >>> paid = pricing.price("all_gather", "bruck", (8,))
+    >>> paid = costs.price("all_gather", "bruck", (8,))
     >>> paid.rounds, paid.messages, paid.sent
     (3, 3, Fraction(7, 1))
-    >>> paid = pricing.price("all_gather", "bruck", (8,), network=(8,))
+    >>> paid = costs.price("all_gather", "bruck", (8,), network=(8,))
     >>> paid.startups, paid.hops  # 1 + 2 + 4 links
     (3, 7)
     """
@@ -154,7 +141,7 @@ def price_tour(
     Raises:
         ValueError: as `price`.
 
-    >>> paid = pricing.price_tour("ring", (4,), network=(4,))
+    >>> paid = costs.price_tour("ring", (4,), network=(4,))
     >>> paid.rounds, paid.shards.link, paid.sums.link
     (5, Fraction(3, 1), Fraction(3, 1))
     """
@@ -197,7 +184,7 @@ def price_on_hosts(
     Raises:
         ValueError: as `price`; or the hosts do not divide the ranks.
 
-    >>> paid = pricing.price_on_hosts("all_gather", "ring", (8,), hosts=2)
+    >>> paid = costs.price_on_hosts("all_gather", "ring", (8,), hosts=2)
     >>> ((times, of_rank, of_host),) = paid.rounds
     >>> times, of_rank.startups, of_host.startups, of_host.link
     (7, 1, 1, Fraction(1, 1))
@@ -296,11 +283,11 @@ def wire_bytes(
     Raises:
         ValueError: as `price`.
 
-    >>> pricing.wire_bytes("psum", "ring", (4,), 100, itemsize=2)
+    >>> costs.wire_bytes("psum", "ring", (4,), 100, itemsize=2)
     1200.0
-    >>> pricing.wire_bytes("psum", "ring", (4,), 100, itemsize=2, accumulate_itemsize=4)
+    >>> costs.wire_bytes("psum", "ring", (4,), 100, itemsize=2, accumulate_itemsize=4)
     1600.0
-    >>> pricing.wire_bytes("psum", "direct", (4,), 1024, itemsize=2, wire=ringcoll.Wire("int8"))
+    >>> costs.wire_bytes("psum", "direct", (4,), 1024, itemsize=2, wire=ringcoll.Wire("int8"))
     6336.0
     """
     if wire is not None:
@@ -330,7 +317,7 @@ def price_backward(
         ScheduleError: `network` does not have as many ranks as the schedule, or `closed` not as
             many axes as the network.
 
-    >>> paid = pricing.price_backward(algorithms.ring(4))
+    >>> paid = costs.price_backward(algorithms.ring(4))
     >>> paid.sent, paid.raw, paid.additions
     (Fraction(3, 1), Fraction(1, 1), Fraction(3, 1))
     """

@@ -20,7 +20,7 @@ from ringcoll.costs.model import Model
 from ringcoll.schedules.schedule import Schedule
 
 # These constants were read from programs that libtpu 0.0.52 compiled on 2026-11-22; most of the
-# programs are in `benchmarks/pages/grid.json`. (Rates are in `ringcoll.cost`.)
+# programs are in `benchmarks/pages/grid.json`. (Rates are in `ringcoll.costs`.)
 
 #: How long TPU compilers estimate that it takes to put a slice in its place: seconds, and seconds
 #: per byte. They order operations by this. The real time is a tenth of it. From the

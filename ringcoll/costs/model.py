@@ -1,6 +1,6 @@
 """What a collective costs in seconds: a model of the machine, and its fit.
 
-`seconds` multiplies the counts of `ringcoll.pricing` by a `Model`; `seconds_on_hosts` multiplies
+`seconds` multiplies the counts of `ringcoll.costs` by a `Model`; `seconds_on_hosts` multiplies
 them by two models. `fastest` says which of several algorithms takes least time at which size. `fit`
 finds the model of a machine from measurements.
 """
@@ -17,19 +17,6 @@ from ringcoll.costs.counts import HostsPrice, Price
 from ringcoll.costs.curves import Curve
 from ringcoll.costs.routes import Load, Uneven
 from ringcoll.costs.slices import SIDES
-
-__all__ = [
-    "Model",
-    "Range",
-    "Sample",
-    "all_to_all_seconds",
-    "fastest",
-    "fit",
-    "links",
-    "scatter_links",
-    "seconds",
-    "seconds_on_hosts",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +80,14 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
     """The seconds that a price takes on a machine.
 
     Args:
-        paid: what `pricing.price` counted.
+        paid: what `costs.price` counted.
         shard_bytes: bytes in 1/n of the full vector.
         model: the rates of the machine.
         accumulate_ratio: the width of a partial sum over the width of the operand. This assumes
             that sums are the same share of the busiest link's load as of what a rank sends.
 
-    >>> paid = pricing.price("all_gather", "ring", (8,), network=(8,))
-    >>> print(f"{cost.seconds(paid, 2**20, cost.DEVICES['v5e']):.1e}")
+    >>> paid = costs.price("all_gather", "ring", (8,), network=(8,))
+    >>> print(f"{costs.seconds(paid, 2**20, costs.DEVICES['v5e']):.1e}")
     1.8e-04
     """
     raw = float(paid.raw / paid.sent) if paid.sent else 1.0
@@ -140,14 +127,14 @@ def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: 
     longer of the two.
 
     Args:
-        paid: what `pricing.price_on_hosts` counted.
+        paid: what `costs.price_on_hosts` counted.
         shard_bytes: bytes in 1/n of the full vector.
         inner: the rates of a rank's port to the ranks of its host, and of its additions.
         outer: the rates of a host's port.
 
-    >>> paid = pricing.price_on_hosts("all_gather", "ring", (8,), hosts=2)
-    >>> inner, outer = cost.SWITCHES["h200"], cost.SWITCHES["ethernet100"]
-    >>> print(f"{cost.seconds_on_hosts(paid, 2**20, inner, outer):.1e}")
+    >>> paid = costs.price_on_hosts("all_gather", "ring", (8,), hosts=2)
+    >>> inner, outer = costs.SWITCHES["h200"], costs.SWITCHES["ethernet100"]
+    >>> print(f"{costs.seconds_on_hosts(paid, 2**20, inner, outer):.1e}")
     7.3e-04
     """
 
@@ -177,7 +164,7 @@ def fastest(times: Mapping[str, Callable[[int], float]], least: int, most: int) 
         times: the seconds of each as a function of bytes; if several tie, the first one counts.
         least, most: the smallest and the largest size.
 
-    >>> cost.fastest({"few": lambda size: 3 + size, "long": lambda size: 9 + size / 2}, 1, 100)
+    >>> costs.fastest({"few": lambda size: 3 + size, "long": lambda size: 9 + size / 2}, 1, 100)
     [Range(name='few', least=1, most=12), Range(name='long', least=13, most=100)]
     """
 
@@ -223,7 +210,7 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
     Raises:
         ValueError: there are no samples, or a sample took no time.
 
-    >>> model, error = cost.fit([cost.Sample(1, 100, 0, 3.0), cost.Sample(2, 100, 0, 5.0)])
+    >>> model, error = costs.fit([costs.Sample(1, 100, 0, 3.0), costs.Sample(2, 100, 0, 5.0)])
     >>> print(f"{model.alpha:.2f} {model.beta:.2f} {error:.2f}")
     2.00 0.01 0.00
     """
@@ -254,8 +241,8 @@ def links(ranks: int, model: Model) -> int:
     more. A slice with at least as many chips as a torus of `slices.SIDES` is assumed to be a torus;
     a single axis is a ring.
 
-    >>> v5e = cost.DEVICES["v5e"]
-    >>> cost.links(8, v5e), cost.links(256, v5e)  # a grid, a torus
+    >>> v5e = costs.DEVICES["v5e"]
+    >>> costs.links(8, v5e), costs.links(256, v5e)  # a grid, a torus
     (2, 4)
     """
     closed = ranks >= SIDES.get(model.axes, 1) ** model.axes
@@ -267,8 +254,8 @@ def scatter_links(ranks: int, model: Model) -> float:
 
     XLA does so from `Model.all_reduces` ranks on; with two axes, only if both are equally long.
 
-    >>> v5e = cost.DEVICES["v5e"]
-    >>> cost.scatter_links(8, v5e), cost.scatter_links(256, v5e)
+    >>> v5e = costs.DEVICES["v5e"]
+    >>> costs.scatter_links(8, v5e), costs.scatter_links(256, v5e)
     (2.0, 2.0)
     """
     is_square = model.axes != 2 or isqrt(ranks) ** 2 == ranks
@@ -287,7 +274,7 @@ def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
     256 ranks). With it, "auto" would not exchange 512 rows of FSDP on tpu7x, although that is
     faster (8192 x 14336 over 8 ranks, compiled: rows exchanged 561 us, w gathered 889).
 
-    >>> print(f"{cost.all_to_all_seconds(2**20, 8, cost.DEVICES['v5e']):.1e}")
+    >>> print(f"{costs.all_to_all_seconds(2**20, 8, costs.DEVICES['v5e']):.1e}")
     1.4e-05
     """
     distance = max(model.axes * ranks ** (1 / model.axes) / 4, 1.0)

@@ -80,7 +80,7 @@ class Place:
         """The rounds, messages and bytes of a collective here.
 
         Args:
-            collective, algorithm, offsets: as for `pricing.price`.
+            collective, algorithm, offsets: as for `costs.price`.
 
         Raises:
             ScheduleError: there is no such schedule, or it cannot be routed.

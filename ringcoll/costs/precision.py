@@ -13,9 +13,6 @@ from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, phases
 from ringcoll.schedules.registry import EXCHANGES, Algorithm, Stages, build
 from ringcoll.schedules.schedule import Schedule
-from ringcoll.schedules.tree import balanced, check_balanced, tree
-
-__all__ = ["balanced", "check_balanced", "encodings", "error_bound", "roundings", "tree"]
 
 #: The distance from 1 to the next float32.
 _SINGLE = 2.0**-23
@@ -31,7 +28,7 @@ def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     Raises:
         ValueError: as `algorithms.build`.
 
-    >>> [precision.roundings("psum", name, (8,)) for name in ("ring", "two_ended", "bruck")]
+    >>> [costs.roundings("psum", name, (8,)) for name in ("ring", "two_ended", "bruck")]
     [7, 5, 3]
     """
     made = _schedule(collective, algorithm, shape)
@@ -77,7 +74,7 @@ def encodings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     Raises:
         ValueError: as `algorithms.build`.
 
-    >>> [precision.encodings("psum", name, (8,)) for name in ("direct", "bruck", "ring")]
+    >>> [costs.encodings("psum", name, (8,)) for name in ("direct", "bruck", "ring")]
     [2, 4, 8]
     """
     run = phases(collective, _schedule(collective, algorithm, shape))
@@ -134,13 +131,13 @@ def error_bound(
         ValueError: as `algorithms.build`; or k u >= 1: then there is no bound.
 
     >>> eps = jnp.finfo(jnp.bfloat16).eps
-    >>> print(f"{precision.error_bound('psum_scatter', 'ring', (8,), eps):.4f}")
+    >>> print(f"{costs.error_bound('psum_scatter', 'ring', (8,), eps):.4f}")
     0.0281
-    >>> wide = precision.error_bound("psum_scatter", "ring", (8,), eps, jnp.finfo(jnp.float32).eps)
+    >>> wide = costs.error_bound("psum_scatter", "ring", (8,), eps, jnp.finfo(jnp.float32).eps)
     >>> print(f"{wide:.4f}")
     0.0039
     >>> int8 = ringcoll.Wire("int8")
-    >>> bound = precision.error_bound("psum", "direct", (8,), eps, wire=int8)
+    >>> bound = costs.error_bound("psum", "direct", (8,), eps, wire=int8)
     >>> print(f"{bound:.4f}")
     0.0199
     """

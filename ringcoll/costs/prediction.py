@@ -26,8 +26,6 @@ from ringcoll.schedules.registry import (
     in_lax,
 )
 
-__all__ = ["predict"]
-
 LAX = "lax"
 PERMUTE = "ppermute"
 #: If a machine has no curve of a collective, the curves of these are used: they send as much, in
@@ -100,18 +98,18 @@ def predict(
             than chips, they are one axis of it (None: a slice of the ranks' shape). Or "switch".
         closed: whether all axes of the slice are rings, or none is; None: as a slice of this size
             is.
-        offsets: as for `pricing.price`; only for an algorithm without a wire.
+        offsets: as for `costs.price`; only for an algorithm without a wire.
 
     Raises:
         ValueError: the machine, collective, algorithm, ranks, dtype or network is not known, or
             the algorithm has no schedule for these ranks; or nbytes is not a number of bytes; or
             the collective or dtype has no wire.
 
-    >>> print(f"{cost.predict('all_gather', 2**26, 8, 'h100'):.1e}")
+    >>> print(f"{costs.predict('all_gather', 2**26, 8, 'h100'):.1e}")
     2.1e-04
-    >>> ring = cost.predict("all_gather", 2**26, 8, "h100", algorithm="ring")
+    >>> ring = costs.predict("all_gather", 2**26, 8, "h100", algorithm="ring")
     >>> print(f"{ring:.1e}")
-    9.0e-04
+    8.9e-04
     """
     is_text = isinstance(collective, str)
     name = in_lax(collective) if is_text and collective != PERMUTE else collective

@@ -1,9 +1,9 @@
 """A narrow wire as data: what messages hold, how many bytes they have, how large the error is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import index
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,14 +32,14 @@ CODES: Mapping[str, Codes] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Wire:
     """What messages hold in place of floats: a code of one byte each, and a scale for each block.
 
     `wire="int8"` is `Wire("int8")`. A block of b values with the largest magnitude m has the scale
-    m / (the largest code), a float32. A block of zeros arrives as zeros. The codes and the scales
-    of a message are one array of bytes: b + 4 bytes per block. With b = 128, that is 0.516 of the
-    bytes of bfloat16.
+    m / (the largest code), a float32, and values are rounded to the nearest code. A block of zeros
+    arrives as zeros. The codes and the scales of a message are one array of bytes: b + 4 bytes per
+    block. With b = 128, that is 0.516 of the bytes of bfloat16.
 
     A block is `block` values that follow each other: down a column if 128 divides the last
     dimension and `block` divides the rows; otherwise in the order of the flattened message. If
@@ -50,8 +50,6 @@ class Wire:
     Args:
         dtype: the dtype of the codes: "int8", "float8_e4m3fn" or "float8_e5m2".
         block: the most values that share a scale.
-        stochastic: a key of `jax.random`, to round up or down at random, so that the mean is
-            exact. Every rank draws different numbers. None rounds to nearest.
 
     Raises:
         ValueError: there are no such codes, or `block` is less than 1.
@@ -64,7 +62,6 @@ class Wire:
 
     dtype: str = "int8"
     block: int = 128
-    stochastic: Any = None
 
     def __post_init__(self) -> None:
         name = self.dtype
@@ -85,16 +82,6 @@ class Wire:
         if self.block < 1:
             raise ValueError(f"block={self.block} holds no value; pass 1 or more, such as 128")
 
-    def __eq__(self, other: object) -> bool:
-        # A key is an array, so == would not give a bool; a traced key has no value to compare.
-        if not isinstance(other, Wire):
-            return NotImplemented
-        is_like = (self.dtype, self.block) == (other.dtype, other.block)
-        return is_like and self.stochastic is other.stochastic
-
-    def __hash__(self) -> int:
-        return hash((self.dtype, self.block, self.stochastic is None))
-
     @property
     def codes(self) -> Codes:
         """The largest code, and its distance from the next smaller one."""
@@ -110,12 +97,7 @@ class Wire:
         >>> print(f"{ringcoll.Wire('int8').error:.4f} {ringcoll.Wire('float8_e4m3fn').error:.4f}")
         0.0040 0.0363
         """
-        steps = 0.5 if self.stochastic is None else 1.0
-        return steps * self.codes.step / self.codes.largest * _SLACK
-
-    def rounding_with(self, key: Any) -> "Wire":
-        """The same wire with another key; None rounds to nearest."""
-        return replace(self, stochastic=key)
+        return 0.5 * self.codes.step / self.codes.largest * _SLACK
 
     def blocks(self, count: int) -> tuple[int, int]:
         """The number of blocks of a message of `count` values, and the length of each block."""

@@ -72,7 +72,7 @@ class Plan:
         return self.price()
 
     def price(self, network: Sequence[int] | None = None) -> Price:
-        """The cost, as `pricing.price` counts it."""
+        """The cost, as `costs.price` counts it."""
         return price(in_lax(self.collective), self.made, self.shape, network)
 
     @property

@@ -9,7 +9,7 @@ queries get the keys of other ranks:
 - "ulysses": queries, keys, values and results travel by all-to-alls; each rank attends to the whole
   sequence with a part of the heads;
 - one of these for each axis: all-to-alls over the axes of "ulysses", the gather over the others;
-- "auto": the fastest on the devices of the mesh by the model of `ringcoll.cost`.
+- "auto": the fastest on the devices of the mesh by the model of `ringcoll.costs`.
 
 `layout` says which positions a rank has. With a causal mask, the ranks of "contiguous" have unequal
 work: the last rank sees all keys. In "zigzag", each rank has an early and a late part; in

@@ -19,10 +19,8 @@ Gathered parameters are kept for the backward pass, like any intermediate result
 again instead, gather inside the function that is under `jax.checkpoint`, with a policy that does
 not save them (`jax.checkpoint_policies.dots_saveable` saves only products).
 
-For a stack of layers there are three forms, which `benchmarks/pages/fsdp.md` compares. `linear` on
-shards in an ordinary `lax.scan` multiplies while the kernel arrives; it is the fastest if kernels
-are sharded by columns. The other two are `scan_layers(fused=True)` with `linear`, and
-`scan_layers` by itself, for any layer.
+For a stack of layers, use an ordinary `lax.scan`. `linear` on shards in it multiplies while the
+kernel arrives; it is the fastest if kernels are sharded by columns (`benchmarks/pages/fsdp.md`).
 
 For gradients inside `shard_map` under `check_vma=False` see `ringcoll.layers.tensor_parallel`. JAX
 refuses forward mode (`jvp`).
@@ -37,7 +35,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
-from ringcoll.layers.gathered import Gathered, gather, linear
+from ringcoll.layers.gathered import gather, linear
 from ringcoll.layers.parameters import (
     axes_in,
     check_axes,
@@ -47,14 +45,11 @@ from ringcoll.layers.parameters import (
     refusal,
     shard,
 )
-from ringcoll.layers.scan import scan_layers
 
 __all__ = [
     "MIN_SIZE",
-    "Gathered",
     "gather",
     "linear",
-    "scan_layers",
     "shard",
     "specs",
 ]

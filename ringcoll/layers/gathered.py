@@ -1,21 +1,21 @@
 """Gather parameters where they are used, and reduce-scatter their gradients."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import Wire, WireLike, settled_pair
+from ringcoll.collectives.wires import WireLike, settled_pair
 from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import (
@@ -27,8 +27,8 @@ from ringcoll.layers.parameters import (
     refusal,
 )
 from ringcoll.layers.replicas import copied, narrowed
-from ringcoll.matmuls.functions import all_gather_matmul, einsum_reduce_scatter
-from ringcoll.runtime.value_types import is_checked, varying
+from ringcoll.matmuls.functions import all_gather_matmul
+from ringcoll.runtime.value_types import is_checked
 
 
 @dataclass(frozen=True)
@@ -41,25 +41,6 @@ class _Gathering:
     reduce_dtype: np.dtype
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Gathered:
-    """A kernel that was gathered, and this rank's shard, which gets the gradient.
-
-    `gather(fused=True)` returns it for a matrix. Only `linear` takes it: other computations with
-    `whole` have no gradient. A matrix that was never sharded is its own shard.
-    """
-
-    whole: Array
-    shard: Array
-    reduce_dtype: DTypeLike | None = field(default=None, metadata={"static": True})
-    gradient_wire: Wire | None = field(default=None, metadata={"static": True})
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.whole.dtype
-
-
 def gather(
     params: Pytree,
     specs: Pytree,
@@ -68,7 +49,6 @@ def gather(
     dtype: DTypeLike | None = None,
     reduce_dtype: DTypeLike | None = None,
     replicas: AxisName = (),
-    fused: bool = False,
     algorithm: Algorithm = "auto",
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
@@ -88,9 +68,6 @@ def gather(
         reduce_dtype: the dtype in which gradients travel and are summed; None for that of the
             result.
         replicas: further axes over which ranks have other data but the same shards.
-        fused: whether sharded matrices are returned as `Gathered`, which only `linear` takes.
-            Their gradients are then reduce-scattered under the products that make them. (Gather
-            the parameters of other layers in a separate call.)
         algorithm: the algorithm of the gather and of the sums.
         wire: what the messages of the gather hold (see `ringcoll.Wire`); each shard is encoded
             once, after it is cast to `dtype`. None for numbers of `dtype`.
@@ -140,20 +117,17 @@ def gather(
             raise refusal(ValueError, "fsdp.gather", words, cure)
         return leaf
 
-    def one(name: str, leaf: Array, spec: PartitionSpec) -> Array | Gathered:
+    def one(name: str, leaf: Array, spec: PartitionSpec) -> Array:
         dim = _gathered_dim(name, spec, axes)
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf
         to = narrowed(leaf.dtype, dtype)
-        is_fused = fused and leaf.ndim == 2
         if dim is None:
-            narrow = leaf.astype(to)
-            return Gathered(lax.stop_gradient(narrow), leaf) if is_fused else narrow
+            return leaf.astype(to)
         sums = narrowed(to, reduce_dtype)
         exchange = Exchange(axes, dim, algorithm, encoded, back)
         with errors_of("fsdp.gather"):
-            y = _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
-        return Gathered(lax.stop_gradient(y), leaf, reduce_dtype, back) if is_fused else y
+            return _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
 
     def widened(leaf: Array) -> Array:
         # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
@@ -234,17 +208,15 @@ def linear(
     dtype of x. If the kernel is sharded by columns, results are put side by side; if by rows,
     they are added up. Columns are the better choice.
 
-    Steps and bytes: those of `all_gather_matmul` with `operand=1`, which also has the options. A
-    `Gathered` kernel has already arrived, and `residuals` does not apply to it. `wire` is what the
-    messages of the gather hold; `gradient_wire` is what the messages of the kernel's gradient hold
-    (see `ringcoll.Wire`). For a `Gathered` kernel, the `gradient_wire` of `gather` counts.
+    Steps and bytes: those of `all_gather_matmul` with `operand=1`, which also has the options.
+    `wire` is what the messages of the gather hold; `gradient_wire` is what the messages of the
+    kernel's gradient hold (see `ringcoll.Wire`).
 
     Gradient: for the kernel an `einsum_reduce_scatter`, under its own product; for operands that
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
 
     Raises:
-        ValueError: the kernel is neither a shard nor a gathered matrix that fits x; or the bias
-            does not fit.
+        ValueError: the kernel is no shard of a matrix that fits x; or the bias does not fit.
 
     >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
     >>> linear = partial(fsdp.linear, axis_name="x", algorithm="ring")
@@ -252,78 +224,27 @@ def linear(
     [ 1.  5.  9. 13.]
     """
     kernel, bias = kernel_and_bias(params)
-    shard = kernel.shard if isinstance(kernel, Gathered) else kernel
     check_bound("fsdp.linear", axis_name)
     check_bound("fsdp.linear", replicas, "replicas")
     n, features = rank_count(axis_name), x.shape[-1]
-    if shard.ndim != 2 or shard.shape[0] not in (features, features // n):
-        words = f"x is {x.shape}, the kernel {shard.shape} on each of {n} ranks"
+    if kernel.ndim != 2 or kernel.shape[0] not in (features, features // n):
+        words = f"x is {x.shape}, the kernel {kernel.shape} on each of {n} ranks"
         cure = "pass a kernel of [d, f/n] or [d/n, f], where d are the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
-    dimension = -1 if shard.shape[0] == features else -2
-    options: dict[str, Any] = {"algorithm": algorithm, "precision": precision}
-    options["accumulate_dtype"] = accumulate_dtype
-    axes = axes_of(axis_name)
-    if isinstance(kernel, Gathered) and kernel.whole.shape == shard.shape:  # was never sharded
-        y = jnp.matmul(x, shard.astype(x.dtype), precision=precision)
-    elif isinstance(kernel, Gathered):
-        # The type of a product varies over every axis that an operand varies over.
-        everywhere = (*axes, *jax.typeof(x).mat.varying, *jax.typeof(shard).mat.varying)
-        factors = (varying(factor, everywhere) for factor in (x, kernel.whole, shard))
-        options["gradient_wire"] = kernel.gradient_wire
-        y = _multiplied(_Linear(axes, dimension, kernel.reduce_dtype, **options), *factors)
-    else:
-        _, back = settled_pair(wire, gradient_wire)
-        matrix = copied(kernel, replicas, gradient_wire=back).astype(x.dtype)
-        options |= {"operand": 1, "dimension": dimension, "residuals": residuals}
-        options |= {"wire": wire, "gradient_wire": gradient_wire}
-        with errors_of("fsdp.linear"):
-            y = all_gather_matmul(x, matrix, axis_name, **options)
-    return with_bias("fsdp.linear", y, copied(bias, (*axes, *axes_of(replicas))))
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """How to multiply by a gathered kernel, and to reduce-scatter its gradient."""
-
-    axes: tuple[Hashable, ...]
-    dimension: int
-    reduce_dtype: DTypeLike | None
-    algorithm: Algorithm
-    precision: Any
-    accumulate_dtype: DTypeLike | None
-    gradient_wire: Wire | None
-
-    def product(self, x: Array, w: Array) -> Array:
-        return jnp.matmul(x, w.astype(x.dtype), precision=self.precision)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiplied(options: _Linear, x: Array, kernel: Array, shard: Array) -> Array:
-    """x @ kernel; the shard gets the gradient of the kernel."""
-    return options.product(x, kernel)
-
-
-def _multiplied_forward(options: _Linear, x: Array, kernel: Array, shard: Array) -> tuple:
-    # Not inside another function: a checkpoint policy must see that it is a product.
-    return options.product(x, kernel), (x, kernel, shard)
-
-
-def _multiplied_backward(options: _Linear, residuals: tuple, ct: Array) -> tuple:
-    x, kernel, shard = residuals
-    mine = einsum_reduce_scatter(
-        "mk,mf->kf",
-        x.reshape(-1, x.shape[-1]),
-        ct.reshape(-1, ct.shape[-1]),
-        options.axes,
-        scatter="f" if options.dimension == -1 else "k",
-        algorithm=options.algorithm,
-        precision=options.precision,
-        preferred_element_type=options.reduce_dtype,
-        accumulate_dtype=options.accumulate_dtype,
-        wire=options.gradient_wire,
-    )
-    return options.product(ct, kernel.T), jnp.zeros_like(kernel), mine.astype(shard.dtype)
-
-
-_multiplied.defvjp(_multiplied_forward, _multiplied_backward)
+    _, back = settled_pair(wire, gradient_wire)
+    matrix = copied(kernel, replicas, gradient_wire=back).astype(x.dtype)
+    with errors_of("fsdp.linear"):
+        y = all_gather_matmul(
+            x,
+            matrix,
+            axis_name,
+            operand=1,
+            dimension=-1 if kernel.shape[0] == features else -2,
+            algorithm=algorithm,
+            residuals=residuals,
+            precision=precision,
+            accumulate_dtype=accumulate_dtype,
+            wire=wire,
+            gradient_wire=gradient_wire,
+        )
+    return with_bias("fsdp.linear", y, copied(bias, (*axes_of(axis_name), *axes_of(replicas))))

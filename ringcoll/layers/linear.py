@@ -157,9 +157,7 @@ def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
     is_bare = hasattr(linear, "dtype")
     kernel = linear if is_bare else field(linear, "kernel")
     bias = None if is_bare else field(linear, "bias", None)
-    # `fsdp.gather` may have made the kernel a `Gathered`, which holds two arrays.
-    kernel = kernel if hasattr(kernel, "whole") else jnp.asarray(kernel)
-    return kernel, None if bias is None else jnp.asarray(bias)
+    return jnp.asarray(kernel), None if bias is None else jnp.asarray(bias)
 
 
 def columns(

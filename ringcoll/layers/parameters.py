@@ -173,8 +173,7 @@ def check_alike(function: str, **arrays: Any) -> None:
     for name, x in arrays.items():
         if not hasattr(x, "ndim"):
             words = f"{name} is a {type(x).__name__}, no array"
-            cure = "only fsdp.linear takes the results of fsdp.gather(..., fused=True)"
-            raise refusal(TypeError, function, words, cure)
+            raise refusal(TypeError, function, words, "pass an array")
     dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:
         words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())

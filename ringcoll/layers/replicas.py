@@ -15,7 +15,7 @@ from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import Wire, WireLike, settled_to_nearest
+from ringcoll.collectives.wires import Wire, WireLike, settled
 from ringcoll.layers.parameters import check_bound
 from ringcoll.runtime.value_types import is_checked, varying
 
@@ -68,7 +68,7 @@ def copied(
         missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
             groups[missing].append(i)
-    wire = settled_to_nearest(gradient_wire)
+    wire = None if gradient_wire is None else settled(gradient_wire)
     for axes, members in groups.items():
         summing = _Summing(axes, reduce_dtype, algorithm, wire)
         copies = _copied(summing, [every[i] for i in members])

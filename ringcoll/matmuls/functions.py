@@ -29,7 +29,7 @@ shard is encoded once, by its owner, and decoded just before it is multiplied. T
 the same decoded values as the other ranks. Sums are added in float32. With "lax" and "auto", each
 contribution is encoded once and sent straight to its owner; with a ring, each partial sum is
 encoded at every hop. `gradient_wire` is the wire of the gradients' messages: "same" (the default),
-another wire, or None for floats. Codes are rounded to nearest.
+another wire, or None for floats.
 
 Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
 `jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over

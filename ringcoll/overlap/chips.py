@@ -36,7 +36,7 @@ def _chip(name: str, clock: float) -> Chip:
     return Chip(name, clock, *rates, model.latency)
 
 
-#: The rates of `ringcoll.cost.DEVICES`. With these clocks, the compiler's cycles for a matmul that
+#: The rates of `ringcoll.costs.DEVICES`. With these clocks, the compiler's cycles for a matmul that
 #: keeps the matrix unit busy give the published FLOP/s. A v5p is one device with two cores; a
 #: tpu7x chip is two devices.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
@@ -56,7 +56,7 @@ class Gpu:
     For another rate of the memory: `dataclasses.replace(overlap.gpu("h100"), hbm=3e12)`.
 
     Attributes:
-        name: the name of the machine, as `ringcoll.cost.predict` takes it.
+        name: the name of the machine, as `ringcoll.costs.predict` takes it.
         hbm: bytes per second of the GPU's memory.
     """
 
@@ -120,7 +120,7 @@ def chip(name: str) -> Chip | Gpu:
     """The constants of a chip.
 
     Args:
-        name: a key of `CHIPS`; a GPU of `ringcoll.cost`, such as "h100"; or a
+        name: a key of `CHIPS`; a GPU of `ringcoll.costs`, such as "h100"; or a
             `device.device_kind`.
 
     Raises:

@@ -22,7 +22,7 @@ BUILT_IN = (
 )
 PERMUTE = "collective-permute"
 COLLECTIVES = (*BUILT_IN, PERMUTE)
-#: Their names in `ringcoll.cost.predict`.
+#: Their names in `ringcoll.costs.predict`.
 _NAMES: Mapping[str, str] = {
     "all-gather": "all_gather",
     "reduce-scatter": "psum_scatter",

@@ -1,7 +1,7 @@
 """The collectives of `jax.lax`, as they are when ringcoll is imported.
 
-A program may replace them by ringcoll's (`jax.lax.psum = ringcoll.psum`). If ringcoll looked them
-up in `jax.lax` at each call, its functions would then call themselves.
+`ringcoll.replacing(jax.lax)` puts ringcoll's in their place. If ringcoll looked them up in
+`jax.lax` at each call, its functions would then call themselves.
 """
 
 from jax.lax import (

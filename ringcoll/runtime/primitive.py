@@ -23,18 +23,14 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from ringcoll.runtime.cpu import loops
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.value_types import varying
-from ringcoll.runtime.wire import Wire, drawn
+from ringcoll.runtime.wire import Wire
 
-#: Used in place of a rank's number, so that a gradient is rounded with other random numbers.
-_BACK = 2**31 - 1
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
 
@@ -51,7 +47,7 @@ class Collective:
     dims: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] | None = None
     tiled: bool = True
-    wire: Wire | None = None  # what messages hold in place of floats; with a key: see `AtRandom`
+    wire: Wire | None = None  # what messages hold in place of floats
 
     primitive: ClassVar[Primitive]
     #: Whether it works element by element, so that several operands may share messages.
@@ -67,8 +63,6 @@ class Collective:
 
     def __call__(self, *xs: Array) -> list[Array]:
         """The result for each operand; a collective that `packs` may take several together."""
-        if self.wire and self.wire.stochastic is not None:
-            return AtRandom.bound(self, *xs)
         return self.primitive.bind(*xs, collective=self)
 
     def by_lax(self, x: Array) -> Array:
@@ -188,61 +182,3 @@ def _lower(ctx, *xs, collective: Collective, platform: str):
         loops.keep_apart(module.module)
     by_hand = partial(collective.by_hand, Where(platform, module.axis_context))
     return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AtRandom(Collective, name="at_random"):
-    """A collective whose wire rounds at random. The key is its last operand.
-
-    The arguments of a primitive must be hashable, but a key is not. Every rule here calls the same
-    rule of `inner`, whose wire has the key. Collectives that this binds are `bound` in turn.
-    """
-
-    inner: Any
-    impl: Any
-
-    @staticmethod
-    def bound(collective: Any, *xs: Array) -> list[Array]:
-        """The results of a collective whose wire has a key."""
-        wire, key = collective.wire, collective.wire.stochastic
-        kind = jax.random.key_impl(key)
-        inner = replace(collective, wire=wire.rounding_with(None))
-        itself = AtRandom(axes=collective.axes, inner=inner, impl=kind)
-        seed = varying(jax.random.key_data(key), collective.axes)
-        return itself(*xs, seed)
-
-    def with_key(self, seed: Array) -> Any:
-        """The collective with its key."""
-        key = jax.random.wrap_key_data(seed, impl=self.impl)
-        return replace(self.inner, wire=self.inner.wire.rounding_with(key))
-
-    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
-        return self.with_key(xs[-1]).by_hand(where, *xs[:-1])
-
-    def types(self, *avals: Any) -> tuple[list[Any], set[Any]]:
-        return self.inner.types(*avals[:-1])
-
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        return self.with_key(primals[-1]).jvp(primals[:-1], tangents[:-1])
-
-    def pulled_back(self, cts: Sequence[Any], *xs: Any) -> list[Any]:
-        back = self.with_key(xs[-1])
-        back = replace(back, wire=drawn(back.wire, _BACK))
-        return [*back.pulled_back(cts, *xs[:-1]), None]
-
-    def batch(
-        self, axis: Any, xs: Sequence[Array], dims: Sequence[int | None]
-    ) -> tuple[list[Array], Sequence[int | None]]:
-        """The rule for a batch. A batch uses one key; batched keys are combined into one."""
-        *xs, seed = xs
-        *dims, of_seed = dims
-        if of_seed is not None:
-            xs = [
-                jnp.broadcast_to(x, (axis.size, *x.shape))
-                if dim is None
-                else jnp.moveaxis(x, dim, 0)
-                for x, dim in zip(xs, dims, strict=True)
-            ]
-            dims = [0] * len(xs)
-            seed = lax.reduce(seed, np.uint32(0), lax.bitwise_xor, (of_seed,))
-        return self.with_key(seed).batch(axis, xs, dims)

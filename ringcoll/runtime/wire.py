@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -91,34 +90,11 @@ def _in_memory(x: T) -> T:
     return lax.optimization_barrier(x) if device_kind() == "cpu" else x
 
 
-def drawn(wire: Wire, number: Array | int) -> Wire:
-    """The same wire; if it rounds at random, with different random numbers for each `number`."""
-    if wire.stochastic is None:
-        return wire
-    return wire.rounding_with(jax.random.fold_in(wire.stochastic, number))
-
-
 def _rounded(wire: Wire, values: Array) -> Array:
-    """The codes of values, to nearest or at random."""
+    """The codes nearest to the values."""
     largest = np.float32(wire.codes.largest)
     values = jnp.clip(values, -largest, largest)
     dtype = jnp.dtype(wire.dtype)
-    if wire.stochastic is not None:
-        steps = _steps(values, dtype)
-        chance = jax.random.bits(wire.stochastic, values.shape, jnp.uint16)
-        chance = (chance.astype(jnp.float32) + np.float32(0.5)) * np.float32(2**-16)
-        values = jnp.floor(values / steps + chance) * steps
-    elif dtype == jnp.int8:
+    if dtype == jnp.int8:
         values = jnp.round(values)
     return values.astype(dtype)
-
-
-def _steps(values: Array, dtype: Any) -> Array | np.float32:
-    """The distance between the two codes around each value."""
-    if dtype == jnp.int8:
-        return np.float32(1)
-    # The exponent bits of a float, without the others, are the power of 2 at or below it.
-    bits = lax.bitcast_convert_type(values, jnp.uint32) & np.uint32(0x7F800000)
-    powers = lax.bitcast_convert_type(bits, jnp.float32)
-    about = jnp.finfo(dtype)
-    return jnp.maximum(powers, np.float32(about.tiny)) * np.float32(about.eps)

@@ -23,8 +23,6 @@ STAGED: dict[str, Callable[..., Stages]] = {}
 ALL_TO_ALLS: dict[str, Callable[..., AllToAllSchedule]] = {}
 #: The name of a gather's all-reduce, by the name of the gather, if the two differ.
 AS_ALL_REDUCE: dict[str, str] = {}
-#: The names of all-reduces of whole vectors, by their former names.
-FORMER_NAMES: dict[str, str] = {}
 
 Kind = TypeVar("Kind", bound=Schedule)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -35,7 +33,6 @@ def listed(
     name: str | None = None,
     *,
     all_reduce: str | None = None,
-    formerly: str | None = None,
 ) -> Callable[[Function], Function]:
     """Add an algorithm to the registry.
 
@@ -43,7 +40,6 @@ def listed(
         kind: `GATHERS`, `STAGED` or `ALL_TO_ALLS`.
         name: its name; None: the name of the function.
         all_reduce: the name of a gather's all-reduce; None: the name of the gather.
-        formerly: a former name of an all-reduce by stages, which is still accepted.
     """
 
     def add(function: Function) -> Function:
@@ -51,8 +47,6 @@ def listed(
         kind[its_name] = function
         if all_reduce:
             AS_ALL_REDUCE[its_name] = all_reduce
-        if formerly:
-            FORMER_NAMES[formerly] = its_name
         return function
 
     return add
@@ -121,18 +115,15 @@ def algorithms_of(collective: str) -> Mapping[str, Callable[..., Schedule | Stag
 def listed_name(collective: str, name: str) -> str:
     """The name that `names` lists for an algorithm that has several names.
 
-    Some all-reduces have former names, and the name of a gather's all-reduce also means the gather.
-    Any other string is returned unchanged.
+    The name of a gather's all-reduce also means the gather. Any other string is returned unchanged.
 
-    >>> algorithms.listed_name("psum", "exchange")
-    'recursive_doubling'
     >>> algorithms.listed_name("all_gather", "halving_doubling")
     'recursive_doubling'
     """
-    if collective in ALL_REDUCES:
-        return FORMER_NAMES.get(name, name)
+    if collective in (*ALL_REDUCES, *EXCHANGES):
+        return name
     gathers = {all_reduce: gather for gather, all_reduce in AS_ALL_REDUCE.items()}
-    return name if collective in EXCHANGES else gathers.get(name, name)
+    return gathers.get(name, name)
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ def balanced(ranks: int, first: int = 0) -> Tree:
     Raises:
         ValueError: the number of ranks is not a power of two.
 
-    >>> precision.balanced(4)
+    >>> costs.balanced(4)
     ((0, 1), (2, 3))
     """
     if ranks < 1 or ranks & (ranks - 1):
@@ -53,9 +53,9 @@ def tree(schedule: Schedule | Stages, rank: int = 0, lane: int = 0) -> Tree:
     Raises:
         ValueError: there is no such rank or lane.
 
-    >>> precision.tree(algorithms.ring(4))
+    >>> costs.tree(algorithms.ring(4))
     (0, (1, (2, 3)))
-    >>> precision.tree(algorithms.recursive_doubling(4))
+    >>> costs.tree(algorithms.recursive_doubling(4))
     ((0, 1), (2, 3))
     """
     size, lanes = _extent(schedule)
@@ -80,7 +80,7 @@ def check_balanced(schedule: Schedule | Stages) -> Schedule | Stages:
         ScheduleError: a rank has another tree, which the message shows; or the number of ranks is
             not a power of two.
 
-    >>> precision.check_balanced(algorithms.recursive_doubling(8)).size
+    >>> costs.check_balanced(algorithms.recursive_doubling(8)).size
     8
     """
     size, lanes = _extent(schedule)

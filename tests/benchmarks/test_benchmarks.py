@@ -21,7 +21,7 @@ from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
 from benchmarks.measuring.verdict import verdict
-from ringcoll import Schedule, algorithms, cost
+from ringcoll import Schedule, algorithms, costs
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -140,7 +140,7 @@ def test_time_is_shared_by_weight_until_the_next_would_take_too_long(monkeypatch
 
 
 def test_predictions_come_from_the_model_of_the_run():
-    true = cost.Model(alpha=1e-5, beta=1e-9, gamma=2e-9)
+    true = costs.Model(alpha=1e-5, beta=1e-9, gamma=2e-9)
     rows = []
     for name, algorithm in [("psum", "ring"), ("psum", "recursive_doubling"), ("ppermute", "hop")]:
         for size in (2**10, 2**16, 2**22):

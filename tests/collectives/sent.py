@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import ceil, prod
 from typing import Any, NamedTuple
 
-from ringcoll import algorithms, pricing
+from ringcoll import algorithms, costs
 from ringcoll.collectives.table import BUILT_INS, halves
 
 PERMUTE = "collective_permute"
@@ -74,7 +74,7 @@ def price(
     this, an all-reduce pads it.
 
     Args:
-        collective, algorithm, shape: as for `pricing.price`; the algorithm may be a built-in.
+        collective, algorithm, shape: as for `costs.price`; the algorithm may be a built-in.
         elements, itemsize: of the operand.
         wide: bytes of an element of a partial sum, if they are others.
     """
@@ -86,6 +86,6 @@ def price(
     cut = 1 if collective == "all_gather" else prod(shape)
     is_staged = isinstance(algorithms.build(collective, reduces, tuple(shape)), tuple)
     shard = elements / cut if is_staged else ceil(elements / cut)
-    paid = pricing.price(collective, reduces, shape)
-    size = pricing.wire_bytes(collective, reduces, shape, shard, itemsize, wide)
+    paid = costs.price(collective, reduces, shape)
+    size = costs.wire_bytes(collective, reduces, shape, shard, itemsize, wide)
     return Counter(messages=paid.messages, bytes=round(size))

@@ -1,4 +1,4 @@
-"""The algorithm set around calls: `with ringcoll.algorithm("ring"):`, `RINGCOLL_ALGORITHM`."""
+"""The algorithm set around calls: `with ringcoll.algorithm("ring"):`."""
 
 from functools import partial
 
@@ -65,9 +65,9 @@ def test_jit_keeps_a_program_for_each():
         ("ring", lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True), 0),
         ("pairwise", lambda x: lax.all_to_all(x, "x", 0, 0, tiled=True), N - 1),
         ("pairwise", psum, 0),
-        ("exchange", lambda x: lax.all_gather(x, "x"), 0),
+        ("one_shot", lambda x: lax.all_gather(x, "x"), 0),
         ("halving_doubling", psum, 0),  # there is none on three ranks
-        ("exchange", psum, 2),
+        ("one_shot", psum, 2),
         ("lax_as_bits", psum, 0),
         ("ring+lax_as_bits", psum, N - 1),
         ("ring", lambda x: lax.psum(x, "x", axis_index_groups=[[0], [1, 2]]), 0),
@@ -76,7 +76,7 @@ def test_jit_keeps_a_program_for_each():
         ("ring", lambda x: x * lax.psum(1, "x"), 0),
         ("two_ended", lambda x: ringcoll.all_gather_matmul(x, x.T, "x"), N - 1),
         ("ring", lambda x: ringcoll.matmul_reduce_scatter(x, x.T, "x"), N - 1),
-        ("exchange", lambda x: ringcoll.all_gather_matmul(x, x.T, "x"), 0),
+        ("one_shot", lambda x: ringcoll.all_gather_matmul(x, x.T, "x"), 0),
     ],
 )
 def test_what_cannot_go_by_it_goes_by_auto(name, call, messages):
@@ -128,15 +128,3 @@ def test_what_is_no_name_is_refused(name, kind, words):
     with pytest.raises(kind) as caught:
         ringcoll.algorithm(name)
     assert all(word in str(caught.value) for word in words)
-
-
-def test_the_environment_asks_for_the_whole_program(monkeypatch):
-    monkeypatch.setenv("RINGCOLL_ALGORITHM", "ring")
-    assert permutes(psum) == 2 * (N - 1)
-    with ringcoll.algorithm("auto"):
-        assert permutes(psum) == 0
-    monkeypatch.setenv("RINGCOLL_ALGORITHM", "rign")
-    with pytest.raises(ValueError, match=r"ringcoll\.psum.*RINGCOLL_ALGORITHM=rign.*choose from"):
-        permutes(psum)
-    monkeypatch.setenv("RINGCOLL_ALGORITHM", "")
-    assert permutes(psum) == 0

@@ -167,8 +167,8 @@ REFUSED_BY_US = {
     ),
     "an algorithm of all-reduces": (
         ValueError,
-        lambda x: lax.all_gather(x, "x", algorithm="exchange"),
-        ("ringcoll.all_gather", "no algorithm 'exchange'", "choose from"),
+        lambda x: lax.all_gather(x, "x", algorithm="one_shot"),
+        ("ringcoll.all_gather", "no algorithm 'one_shot'", "choose from"),
     ),
     "no power of two": (
         ValueError,

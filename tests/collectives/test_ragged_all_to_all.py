@@ -20,7 +20,7 @@ from support import assert_same, data, every_rank, make_mesh, per_rank, runnable
 
 import ringcoll
 from benchmarks.collectives.ragged import moved
-from ringcoll import Wire, algorithms, pricing
+from ringcoll import Wire, algorithms, costs
 from ringcoll.collectives import rows
 from ringcoll.collectives.table import Table, TableRow
 
@@ -299,7 +299,7 @@ def test_messages_are_as_priced(slices):
         program = partial(call, algorithm=algorithm, max_send=most)
         text = lowered(program, *xs)
         name = "bruck" if algorithm is of_table else algorithm
-        price = pricing.price("ragged_all_to_all", name, (4,))
+        price = costs.price("ragged_all_to_all", name, (4,))
         sent = re.findall(r"collective_permute.*-> tensor<(\d+)x(\d+)x2x4xf32>", text)
         assert (len(sent), sum(int(k) for k, _ in sent)) == (price.messages, price.sent)
         assert {int(rows) for _, rows in sent} == {most}

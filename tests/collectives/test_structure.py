@@ -77,7 +77,6 @@ def test_recursive_doubling_sends_the_whole_vector_in_log2_n_messages():
 @pytest.mark.parametrize(
     ("collective", "other", "name"),
     [
-        *((c, "exchange", "recursive_doubling") for c in ("psum", "pbroadcast")),
         ("psum", algorithms.recursive_doubling, "halving_doubling"),
         *((c, "halving_doubling", "recursive_doubling") for c in ("all_gather", "psum_scatter")),
     ],

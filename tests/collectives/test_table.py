@@ -27,10 +27,10 @@ TABLE = Table(
 SHIPPED = Table.from_json(files("ringcoll.collectives").joinpath("table.json").read_text("utf-8"))
 
 
-def test_a_former_name_becomes_that_of_today():
-    row = TableRow("psum", "cpu", "exchange")
-    assert row == TableRow("psum", "cpu", "recursive_doubling")
-    assert Table((row,)).pick("psum", "cpu", 8, 0, "float32", "0.12") == "recursive_doubling"
+def test_a_name_becomes_the_one_that_is_listed():
+    row = TableRow("all_gather", "cpu", "halving_doubling")
+    assert row == TableRow("all_gather", "cpu", "recursive_doubling")
+    assert Table((row,)).pick("all_gather", "cpu", 8, 0, "float32", "0.12") == "recursive_doubling"
     with pytest.raises(ValueError, match="there is no 'recursive_doubling"):
         TableRow("psum", "cpu", "recursive_doubling+lax_as_bits")  # it has no gather
 
@@ -177,7 +177,7 @@ BAD_ROWS = [
     ({"collective": "pmax"}, "collective: 'pmax' runs by the rows of 'psum'"),
     ({"collective": ["psum"]}, "collective: ['psum'] is not a string"),
     ({"algorithm": "rign"}, "algorithm: there is no 'rign'; choose from ring, "),
-    ({"collective": "all_gather", "algorithm": "exchange"}, "algorithm: there is no 'exchange';"),
+    ({"collective": "all_gather", "algorithm": "one_shot"}, "algorithm: there is no 'one_shot';"),
     ({"platform": "cuda"}, "platform: there is no 'cuda'; choose from cpu, gpu, tpu, *"),
     ({"size": 3}, "field: there is no 'size'; choose from collective, platform, algorithm, ranks,"),
     ({"ranks": 8}, "ranks: 8 is not a pair; write [first, end], null if open"),

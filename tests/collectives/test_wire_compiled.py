@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import pytest
 from support import python
 
-from ringcoll import Wire, pricing
+from ringcoll import Wire, costs
 
 
 def compiles(topology, mark, package, extra):
@@ -37,9 +37,7 @@ def test_what_travels_is_bytes_as_many_as_priced(topology):
 
     def priced(**options):
         shards = {"psum": count // n, "all_gather": count}
-        return sum(
-            pricing.wire_bytes(c, "direct", (n,), s, 2, **options) for c, s in shards.items()
-        )
+        return sum(costs.wire_bytes(c, "direct", (n,), s, 2, **options) for c, s in shards.items())
 
     assert found["bytes"] == priced(wire=Wire("int8"))
     assert found["bytes"] <= 0.53 * priced()

@@ -11,18 +11,19 @@ import pytest
 from ringcoll.__main__ import main
 from ringcoll.algorithms import GATHERS, names, ring
 from ringcoll.commands.arguments import shapes, size
-from ringcoll.cost import (
+from ringcoll.costs import (
     DEVICES,
     SWITCHES,
     Model,
     Range,
     fastest,
     predict,
+    price,
+    price_on_hosts,
     seconds,
     seconds_on_hosts,
 )
 from ringcoll.io.text import bytes_in_words, seconds_in_words
-from ringcoll.pricing import price, price_on_hosts
 
 pytestmark = pytest.mark.quick
 
@@ -245,7 +246,7 @@ def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
     [
         ("--alpha -1", "argument --alpha: '-1' is not a number of seconds; write 3e-6, or 0"),
         ("--ports 0", "argument --ports: '0' is not a number above 0"),
-        ("--function ringcoll.cost:DEVICES", "is a mappingproxy; name a function"),
+        ("--function ringcoll.costs:DEVICES", "is a mappingproxy; name a function"),
     ],
 )
 def test_what_is_no_number_is_refused(capsys, arguments, complaint):

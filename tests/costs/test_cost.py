@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.cost import DEVICES, Model, Sample, fit, links, scatter_links
-from ringcoll.cost import seconds as modelled
-from ringcoll.pricing import price
+from ringcoll.costs import DEVICES, Model, Sample, fit, links, price, scatter_links
+from ringcoll.costs import seconds as modelled
 
 pytestmark = pytest.mark.quick
 

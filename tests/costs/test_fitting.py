@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ringcoll.__main__ import main
-from ringcoll.cost import predict
+from ringcoll.costs import predict
 from ringcoll.costs.fitting import fit_machine, read_timings
 
 SIZES = [2**k for k in range(10, 31, 2)]

@@ -6,8 +6,8 @@ from math import ceil, log2
 import pytest
 
 from ringcoll.algorithms import ring
+from ringcoll.costs import price
 from ringcoll.costs.closed_forms import Formula, at, closed_form, prices, recognised
-from ringcoll.pricing import price
 from ringcoll.schedules.schedule import Move, Schedule
 
 pytestmark = pytest.mark.quick

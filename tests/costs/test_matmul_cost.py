@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ringcoll import algorithms
-from ringcoll.cost import DEVICES, Model
+from ringcoll.costs import DEVICES, Model
 from ringcoll.costs.matmul import (
     APART,
     AWAITED,

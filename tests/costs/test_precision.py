@@ -12,7 +12,7 @@ import pytest
 from support import make_mesh, mostly_exhaustive, per_rank, runnable
 
 import ringcoll
-from ringcoll.precision import error_bound
+from ringcoll.costs import error_bound
 
 WIDTH = 37  # no multiple of a number of ranks: the last chunk is padded
 

@@ -1,4 +1,4 @@
-"""`cost.predict`: named machines, the built-in as measured, ours by their schedules."""
+"""`costs.predict`: named machines, the built-in as measured, ours by their schedules."""
 
 import json
 import re
@@ -7,9 +7,8 @@ from math import prod
 import numpy as np
 import pytest
 
-from ringcoll import cost, pricing
-from ringcoll.cost import predict
-from ringcoll.costs import machines
+from ringcoll import costs
+from ringcoll.costs import machines, predict
 from ringcoll.costs.machines import FOLDER, MACHINES
 
 MIB = 2**20
@@ -40,7 +39,7 @@ def test_a_line_of_chips_is_slower_than_a_ring():
     big = ("all_gather", 2**30, 4, "v5e")
     assert predict(*big, closed=True) == pytest.approx(predict(*big, closed=False) / 2, 0.01)
     closed = predict("all_gather", 2**30, 16, "v5e", network="16x16")
-    assert closed == pytest.approx(15 / 16 * 2**30 / 2 * cost.DEVICES["v5e"].beta, rel=0.01)
+    assert closed == pytest.approx(15 / 16 * 2**30 / 2 * costs.DEVICES["v5e"].beta, rel=0.01)
 
 
 @pytest.mark.parametrize("sides", [(4, 4, 4), (2, 2, 1), (2, 4, 1)])
@@ -54,10 +53,10 @@ def test_axes_of_ranks_may_be_a_part_of_a_slice():
     """An axis along a whole side of 16 is a ring. A shorter axis is a line."""
     of = ("all_gather", 2**28)
     assert predict(*of, (16, 2), "v5e", "torus", network="16x16") == pytest.approx(
-        cost.seconds(
-            pricing.price("all_gather", "torus", (16, 2), (16, 2), (True, False)),
+        costs.seconds(
+            costs.price("all_gather", "torus", (16, 2), (16, 2), (True, False)),
             2**28 / 32,
-            cost.DEVICES["v5e"],
+            costs.DEVICES["v5e"],
         )
     )
     lines = predict(*of, (4, 2), "v5e", "torus", closed=False)

@@ -1,4 +1,4 @@
-"""`cost.predict` on every machine, for any ranks and bytes: rules that every prediction keeps."""
+"""`costs.predict` on every machine, for any ranks and bytes: rules that every prediction keeps."""
 
 from itertools import pairwise
 from math import isfinite, prod
@@ -6,7 +6,7 @@ from math import isfinite, prod
 import pytest
 
 from ringcoll import algorithms
-from ringcoll.cost import predict
+from ringcoll.costs import predict
 from ringcoll.costs.machines import MACHINES
 
 SIZES = sorted([0, 1, 300, 3 * 2**20, 5 * 2**26, *(2**k for k in range(10, 35, 3))])

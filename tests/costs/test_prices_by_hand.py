@@ -5,8 +5,7 @@ from math import log2
 
 import pytest
 
-from ringcoll.cost import Model, predict
-from ringcoll.costs import encoding
+from ringcoll.costs import Model, encoding, predict
 from ringcoll.costs.curves import Curve
 from ringcoll.costs.machines import Device
 from ringcoll.costs.wire import Wire

@@ -12,7 +12,7 @@ from machine import digits, neighbour
 from support import exists
 
 from ringcoll.algorithms import GATHERS, names, ring
-from ringcoll.pricing import price, wire_bytes
+from ringcoll.costs import price, wire_bytes
 from ringcoll.schedules.schedule import Move, Schedule, ScheduleError, product
 
 pytestmark = pytest.mark.quick

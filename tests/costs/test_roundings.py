@@ -8,8 +8,8 @@ import pytest
 from test_pricing import ANY, TWOS, lg
 
 from ringcoll.algorithms import build, names
+from ringcoll.costs import encodings, error_bound, roundings
 from ringcoll.costs.wire import Wire
-from ringcoll.precision import encodings, error_bound, roundings
 
 # The additions on the longest way into a sum.
 CHAINS = [

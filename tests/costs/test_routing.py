@@ -12,8 +12,8 @@ from machine import neighbour
 from support import exists
 
 from ringcoll.algorithms import GATHERS, build, direct, ring
+from ringcoll.costs import price
 from ringcoll.costs.routes import on_hosts, on_torus
-from ringcoll.pricing import price
 from ringcoll.schedules.schedule import ScheduleError
 
 pytestmark = pytest.mark.quick

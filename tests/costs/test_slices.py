@@ -13,13 +13,12 @@ from support import mostly_exhaustive
 from ringcoll import overlap
 from ringcoll.__main__ import main
 from ringcoll.algorithms import build
-from ringcoll.cost import DEVICES
+from ringcoll.costs import DEVICES, price, price_backward
 from ringcoll.costs.routes import on_torus
 from ringcoll.costs.slices import along, closed, rings
 from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.topology import FLAT, wraps
-from ringcoll.pricing import price, price_backward
 from ringcoll.schedules.schedule import ScheduleError
 
 pytestmark = pytest.mark.quick

@@ -4,8 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from ringcoll.cost import Model, predict, seconds
-from ringcoll.pricing import price, price_on_hosts, price_tour
+from ringcoll.costs import Model, predict, price, price_on_hosts, price_tour, seconds
 
 pytestmark = pytest.mark.quick
 

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from ringcoll import Move, Schedule, algorithms
+from ringcoll.costs import price
 from ringcoll.draw import as_svg, plan
-from ringcoll.pricing import price
 
 pytestmark = pytest.mark.quick
 

@@ -4,7 +4,7 @@ import pytest
 from browsing import DESK, PHONE, needs_a_browser
 
 from ringcoll.__main__ import main
-from ringcoll.cost import predict
+from ringcoll.costs import predict
 from ringcoll.draw import explore
 from ringcoll.draw.explore import SIZES, as_explorer
 from ringcoll.io.text import bytes_in_words, seconds_in_words

@@ -52,7 +52,7 @@ def test_a_claim_that_does_not_hold_ends_a_lesson(capsys):
 def test_lesson_4_and_the_command_agree_on_the_crossings(capsys):
     printed, _ = ran("-m", "examples.lessons.04_all_reduce")
     crossings = re.findall(r"faster (?:up to|from) ([\d.]+K)", printed)
-    flags = ["cost", "all_reduce", "-n", "8", "--algorithm", "ring,exchange"]
+    flags = ["cost", "all_reduce", "-n", "8", "--algorithm", "ring,recursive_doubling"]
     by_command = []
     for network in (("--network", "switch"), ()):
         assert command_line.main([*flags, *network]) == 0

@@ -8,7 +8,7 @@ from msccl_files import CHAIN, HUB, algo, block, gpu, step
 from support import SIZES, runnable
 
 from ringcoll import formats
-from ringcoll.pricing import price
+from ringcoll.costs import price
 from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
 
 pytestmark = pytest.mark.quick

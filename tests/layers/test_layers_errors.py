@@ -116,12 +116,6 @@ CALLS = {
         "fsdp.linear: x is (2, 3, 8), the kernel (3, 5) on each of 4 ranks; pass a kerne": lambda: (
             fsdp.linear(ones(3, 5), X, "x")
         ),
-        "scan_layers: the leading dimensions of the leaves are [(2,), (3,)]; stack": lambda: (
-            fsdp.scan_layers(min, {"a": ones(2, 3), "b": ones(3)}, X, {"a": P(), "b": P()}, "x")
-        ),
-        "shards the dimension of layers; make specs with leading=1": lambda: fsdp.scan_layers(
-            min, {"a": ones(2, 3)}, X, {"a": P("x")}, "x"
-        ),
         "pass kv_heads= of the whole model; a rank has all of them, or an equal part": lambda: (
             tp.attention(
                 with_leaf(HEADS, key=ones(8, 2, 4), value=ones(8, 2, 4)), X, "x", kv_heads=3
@@ -267,7 +261,6 @@ OF_AXES = {
     "fold_rng_over_axis": lambda names: layers.fold_rng_over_axis(jax.random.key(0), names),
     "fsdp.gather": lambda names: fsdp.gather(WHOLE, PART, names),
     "fsdp.linear": lambda names: fsdp.linear(ones(8, 5), X, names),
-    "scan_layers": lambda names: fsdp.scan_layers(min, WHOLE, X, {"w": P()}, names),
 }
 
 

@@ -14,7 +14,7 @@ from support import make_mesh
 
 import ringcoll
 from ringcoll import algorithms
-from ringcoll.cost import DEVICES, predict
+from ringcoll.costs import DEVICES, predict
 from ringcoll.costs.machines import MACHINES
 from ringcoll.matmuls import auto, auto_gpus, auto_hosts, exchange, forms
 from ringcoll.matmuls.forms import Form, by_platform

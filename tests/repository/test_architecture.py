@@ -31,7 +31,6 @@ ROOMS = (
     "attention",
     "lax",
     "layers",
-    *("cost", "precision", "pricing"),  # the public names of modules of `costs`
     "__init__",
     "debug",
     "draw",

@@ -15,7 +15,7 @@ import ringcoll
 import ringcoll.__main__ as saying
 from benchmarks.collectives import sweep
 from benchmarks.compiled import grid, recorded_claims
-from ringcoll import cost, precision, pricing
+from ringcoll import costs
 from ringcoll.commands import arguments
 
 ROOT = Path(__file__).parents[2]
@@ -165,12 +165,12 @@ def test_bounds_and_bytes_of_the_precision_page_are_those_of_the_model():
         names, *cells = row.split(" | ")
         for algorithm in re.findall(r"\w+", names):
             call = "psum_scatter", algorithm, (8,)
-            price = pricing.price(*call)
+            price = costs.price(*call)
             assert cells == [
-                str(precision.roundings(*call)),
-                f"{precision.error_bound(*call, narrow):.3f}",
+                str(costs.roundings(*call)),
+                f"{costs.error_bound(*call, narrow):.3f}",
                 f"{float(price.sent / 8):.3f}",
-                f"{precision.error_bound(*call, narrow, wide):.4f}",
+                f"{costs.error_bound(*call, narrow, wide):.4f}",
                 f"{float((2 * price.sent - price.raw) / 8):.3f}",
             ]
 
@@ -181,7 +181,7 @@ def test_gains_of_a_wire_on_the_precision_page_are_those_of_the_model():
     assert len(rows) == 2
     for device, shape, cells in rows:
         ranks = tuple(map(int, shape.split("x")))
-        call = partial(cost.predict, "psum", 2**26, ranks, device, dtype="bfloat16")
+        call = partial(costs.predict, "psum", 2**26, ranks, device, dtype="bfloat16")
         algorithms = "lax", "direct", "torus", "hamiltonian"
         gains = [call() / call(algorithm=name, wire="int8") for name in algorithms]
         assert cells == " | ".join(f"{gain:.2f}" for gain in gains)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringcoll import ScheduleError, algorithms, precision
+from ringcoll import ScheduleError, algorithms, costs
 from ringcoll.__main__ import main
 from ringcoll.schedules.tree import balanced_algorithms
 
@@ -11,40 +11,40 @@ def leaves_of(tree, of_rank):
     """A tree of ranks with each rank's own tree of leaves in its place."""
     if isinstance(tree, tuple):
         return tuple(leaves_of(part, of_rank) for part in tree)
-    return precision.balanced(of_rank, tree * of_rank)
+    return costs.balanced(of_rank, tree * of_rank)
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (4,), (8,), (2, 2), (4, 2), (2, 2, 2)])
 def test_ranks_with_leaves_make_one_tree(shape):
     schedule = algorithms.recursive_doubling(*shape)
-    precision.check_balanced(schedule)
+    costs.check_balanced(schedule)
     for rank in range(schedule.size):
-        own_tree = leaves_of(precision.tree(schedule, rank), 8 // schedule.size)
-        assert own_tree == precision.balanced(8)
+        own_tree = leaves_of(costs.tree(schedule, rank), 8 // schedule.size)
+        assert own_tree == costs.balanced(8)
 
 
 def test_other_trees_are_told_apart():
-    assert precision.tree(algorithms.ring(4)) == (0, (1, (2, 3)))
-    assert precision.tree(algorithms.recursive_doubling_all_reduce(4)) == ((0, 2), (1, 3))
-    assert precision.tree(algorithms.one_shot(5)) == (((0, 1), (2, 3)), 4)
+    assert costs.tree(algorithms.ring(4)) == (0, (1, (2, 3)))
+    assert costs.tree(algorithms.recursive_doubling_all_reduce(4)) == ((0, 2), (1, 3))
+    assert costs.tree(algorithms.one_shot(5)) == (((0, 1), (2, 3)), 4)
     for wrong in (algorithms.ring(4), algorithms.bruck(8), algorithms.direct(4)):
         with pytest.raises(ScheduleError, match=r"the sum of rank \d is"):
-            precision.check_balanced(wrong)
+            costs.check_balanced(wrong)
     with pytest.raises(ScheduleError, match="not a power of two"):
-        precision.check_balanced(algorithms.ring(3))
+        costs.check_balanced(algorithms.ring(3))
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_only_powers_of_two_have_a_balanced_tree(ranks):
     with pytest.raises(ValueError, match=f"balanced: {ranks} ranks are not a power of two"):
-        precision.balanced(ranks)
+        costs.balanced(ranks)
 
 
 @pytest.mark.parametrize("of", [(4,), (-1,), (0, 1)])
 def test_a_tree_is_of_a_rank_and_a_lane(of):
     for made in (algorithms.ring(4), algorithms.recursive_doubling_all_reduce(4)):
         with pytest.raises(ValueError, match=f"^tree: rank {of[0]}, lane .* of 4 ranks and 1 lane"):
-            precision.tree(made, *of)
+            costs.tree(made, *of)
 
 
 def test_names_are_read_off_schedules():
