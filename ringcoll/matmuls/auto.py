@@ -2,8 +2,8 @@
 
 Either the matmul is cut into pieces that hide the rounds of the collective, or the built-in
 collective runs before or after the whole matmul. This file chooses for TPUs and for unknown
-devices; `auto_gpus` chooses for GPUs, and `auto_hosts` between hosts on CPU. (For a collective
-without a matmul, "auto" reads the measurements in `ringcoll.collectives.table`.)
+devices, and `auto_hosts` between hosts on CPU. (For a collective without a matmul, "auto" reads the
+measurements in `ringcoll.collectives.table`.)
 """
 
 from collections.abc import Mapping, Sequence

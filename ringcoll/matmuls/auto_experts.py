@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model, all_to_all_seconds, links, scatter_links
-from ringcoll.costs.prediction import predict
-from ringcoll.matmuls import auto, auto_gpus
+from ringcoll.matmuls import auto
 
 #: The names of algorithms in `ringcoll.layers.expert_parallel.moe`.
 GATHER, RAGGED, RINGS = "gather", "ragged_all_to_all", {"ring": 1, "bidirectional_ring": 2}
@@ -63,17 +62,15 @@ class Mixture:
 
 
 def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
-    """Seconds of the layer's forward pass by algorithm, without routing.
+    """Seconds of the layer's forward pass on TPUs by algorithm, without routing.
 
-    On TPUs, built-in collectives use all links of a chip; rings use one link in each direction.
+    Built-in collectives use all links of a chip; rings use one link in each direction.
 
     >>> from ringcoll.matmuls.auto_experts import Mixture, seconds
     >>> few = Mixture(ranks=8, tokens=128, experts=8, top_k=8, d=4096, f=1536, itemsize=2)
     >>> print({name: round(1e6 * t) for name, t in seconds(few, "TPU v6 lite").items()})
     {'gather': 310, 'ragged_all_to_all': 344, 'ring': 1973, 'bidirectional_ring': 1973}
     """
-    if device_kind not in KINDS:
-        return _on_gpus(mixture, device_kind)
     n, model = mixture.ranks, auto.machine(device_kind)
     products, sent = mixture.work(model, 1), (n - 1) * model.beta * mixture.block
     inward, outward = links(n, model), scatter_links(n, model)
@@ -86,35 +83,20 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
     return found
 
 
-def _on_gpus(mixture: Mixture, device_kind: str) -> dict[str, float]:
-    """Seconds on GPUs, by measured collectives and permutes; a switch has no directions."""
-    n, device = mixture.ranks, auto_gpus.gpu(device_kind)
-    model, gathered_bytes = device.model, n * mixture.block
-    work = mixture.work(model, 1)
-    both = (predict(name, gathered_bytes, n, device) for name in ("all_gather", "psum_scatter"))
-    exchange = predict("all_to_all", mixture.top_k * mixture.block, n, device)
-    hop = 2 * predict("ppermute", mixture.block, n, device)
-    return {
-        GATHER: work + sum(both),
-        RAGGED: work + 2 * exchange,
-        "ring": mixture.around(model, hop),
-    }
-
-
 def fastest(mixture: Mixture, device_kind: str | None) -> str:
     """The algorithm that is fastest by the model; "gather" if the model does not apply.
 
-    The model does not apply to CPUs, unknown devices and symbolic sizes.
+    The model applies to TPUs, and not to symbolic sizes.
 
     >>> from ringcoll.matmuls.auto_experts import Mixture, fastest
     >>> many = Mixture(ranks=8, tokens=8192, experts=8, top_k=8, d=4096, f=4096, itemsize=2)
     >>> fastest(many, "TPU v6 lite")
     'bidirectional_ring'
     """
-    if device_kind in (None, "cpu") or not mixture.is_known or mixture.ranks == 1:
+    if device_kind is None or device_kind not in KINDS or not mixture.is_known:
         return GATHER
     priced = seconds(mixture, device_kind)
-    return min(priced, key=lambda name: priced[name])
+    return GATHER if mixture.ranks == 1 else min(priced, key=lambda name: priced[name])
 
 
 def halves_pay(mixture: Mixture, device_kind: str | None) -> bool:

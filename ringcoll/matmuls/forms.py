@@ -15,8 +15,9 @@ from ringcoll.runtime.hosts import are_cpu_processes, by_hosts
 
 T = TypeVar("T")
 
-#: The devices of a CPU share its cores, so within a process nothing can be hidden.
-PLAIN_ON = ("cpu",)
+#: Here the built-in collective runs. The devices of a CPU share its cores, so within a process
+#: nothing can be hidden; GPUs send slowly by permutes.
+PLAIN_ON = ("cpu", "cuda", "rocm")
 
 
 class Form(NamedTuple):
@@ -29,7 +30,6 @@ class Form(NamedTuple):
 def by_platform(
     axes: tuple[Hashable, ...],
     form: Form,
-    gpus: Form,
     between: Form,
     run: Callable[..., T],
     *operands: Any,
@@ -39,15 +39,13 @@ def by_platform(
     Args:
         axes: the axes of the collective.
         form: the form for TPUs.
-        gpus: the form for GPUs.
         between: the form for CPUs if the ranks are on several hosts. Ranks of one process share its
             cores, so they use the built-in collective.
         run: computes the matmul in a form.
         operands: the operands of `run`.
     """
     plain = form._replace(algorithm=LAX)
-    forms = dict.fromkeys(PLAIN_ON, plain) | {"cuda": gpus, "rocm": gpus}
-    others = {name: partial(run, one) for name, one in forms.items() if one != form}
+    others = dict.fromkeys(PLAIN_ON, partial(run, plain)) if plain != form else {}
     if between.algorithm != LAX and are_cpu_processes():
         others["cpu"] = partial(by_hosts, axes, partial(run, plain), partial(run, between))
     if not others:

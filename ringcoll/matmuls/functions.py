@@ -12,7 +12,7 @@ the mesh (`hidden_seconds` against `bare_seconds`):
 
 - on TPUs "bidirectional_ring", where half of the payload travels in each direction (over several
   axes "hamiltonian", which uses the links of all of them), or "lax";
-- on GPUs "ring" or "lax", because their compiler keeps one permute in flight at a time;
+- on GPUs "lax", because permutes are slow there, and their compiler keeps one in flight at a time;
 - on CPU "lax" within a process, whose devices share their cores; between processes "ring" or "lax".
 
 "lax" is faster in three cases: for small matmuls, whose hops are mostly latency; for few rows,

@@ -27,7 +27,7 @@ from jax import Array, lax
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.by_schedule import named
 from ringcoll.collectives.table import LAX
-from ringcoll.matmuls import auto, auto_gpus, auto_hosts, exchange
+from ringcoll.matmuls import auto, auto_hosts, exchange
 from ringcoll.matmuls.by_rounds import (
     gather_by_rounds,
     multiplied,
@@ -42,7 +42,7 @@ from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.progress import marked
 from ringcoll.runtime.slicing import concatenated
-from ringcoll.runtime.value_types import device_kind, empty, explicit_spec
+from ringcoll.runtime.value_types import empty, explicit_spec
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -109,8 +109,6 @@ def _gather_and_multiply(
             form = Form(exchange.EXCHANGED)
         else:
             form = Form(*auto.to_gather(gather, x, others, sizes, model))
-        on_gpus = auto_gpus.to_gather(gather, x, others, prod(sizes), device_kind())
-        gpus = Form(on_gpus)  # its price assumed that no product is computed late
         between = Form(auto_hosts.to_gather(gather, x, others, prod(sizes)))
 
         def run(form: Form, x: Array, others: list[Array]) -> Any:
@@ -119,7 +117,7 @@ def _gather_and_multiply(
             chosen = replace(options, algorithm=form.algorithm)
             return _gather_and_multiply(chosen, gather, x, others, form.late)
 
-        return by_platform(options.axes, form, gpus, between, run, x, others)
+        return by_platform(options.axes, form, between, run, x, others)
     dim = gather.moving.index(gather.label)
 
     def send(x: Array) -> Array:
@@ -176,13 +174,12 @@ def multiply_and_scatter(
             algorithm = next(iter(auto.hiding_algorithms(sizes, model)))
             return multiply_and_scatter(replace(options, algorithm=algorithm), scatter, pairs)
         form = Form(auto.to_scatter(scatter, pairs, sizes, model))
-        gpus = Form(auto_gpus.to_scatter(scatter, pairs, prod(sizes), device_kind()))
         between = Form(auto_hosts.to_scatter(scatter, pairs, prod(sizes), jax.__version__))
 
         def run(form: Form, pairs: list[tuple[Array, Array]]) -> Array:
             return multiply_and_scatter(replace(options, algorithm=form.algorithm), scatter, pairs)
 
-        return by_platform(options.axes, form, gpus, between, run, pairs)
+        return by_platform(options.axes, form, between, run, pairs)
     dim, dtype = scatter.out.index(scatter.label), scatter.dtype
     factors = [x for pair in pairs for x in pair]
     if scatter.wire:  # values that a wire rounded are added in float32 or wider

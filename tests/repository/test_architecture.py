@@ -44,7 +44,7 @@ ROOMS = (
 WITHOUT_JAX = (
     *("io", "schedules", "algorithms", "costs", "draw", "formats"),
     *("collectives.table", "matmuls.labels", "matmuls.work"),
-    *("matmuls.auto", "matmuls.auto_gpus", "matmuls.auto_hosts"),
+    *("matmuls.auto", "matmuls.auto_hosts"),
     *("attention.layouts", "attention.tiles", "attention.auto"),
     *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
     *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
