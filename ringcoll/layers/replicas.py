@@ -68,7 +68,7 @@ def copied_with(
     algorithm: Algorithm,
     wire: Wire | None = None,
 ) -> Pytree:
-    """`copied`, for `fsdp.gather`: the sum's messages have a `wire`."""
+    """`copied`; the messages of its sum may have a `wire`, as those of `fsdp.gather` do."""
     if not is_checked():
         return tree
     check_bound("copied", axis_name)
