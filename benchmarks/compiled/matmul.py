@@ -4,7 +4,7 @@ First all results are compared with NumPy's; sums of small integers are exact. T
 run in turn. A ratio to plain compares times of the same round. Temporaries are the memory of one
 rank besides operands and results, as the compiler counts it. A chunk is one rank's part of the
 array that is sent (its shard of x or w, or its block of the result). The forms and their shapes, m
-x k x f, are those of `python -m benchmarks overlap`, in float32. With --wire int8, forms whose
+x k x f, are those of `python -m benchmarks overlap`, in float32. With --wire int8, gathers whose
 messages hold codes run in turn with the others, forward only; their errors must be within the
 wire's bound.
 
@@ -125,7 +125,7 @@ def _measured(
     """Measure plain and the algorithms, side by side."""
     end = time.perf_counter() + seconds
     names = [PLAIN, *algorithms_of(form, args.algorithm)]
-    if args.wire and direction == "forward":
+    if args.wire and direction == "forward" and FORMS[form].gathers:
         names += [f"{name}:{args.wire}" for name in names[1:] if "/" not in name]
     operands = _operands(form, shape)
     ready = {name: _ready(mesh, form, direction, shape, name, operands) for name in names}
@@ -186,14 +186,10 @@ def _allowed(form: str, algorithm: str, x: np.ndarray, w: np.ndarray, n: int) ->
     if "wire" not in options:
         return 0.0
     wire = Wire(options["wire"])
-    name = "direct" if name == "auto" else name  # contributions are encoded once
-    eps, shape = float(np.finfo(np.float32).eps), (n,)
-    if form == "matmul_reduce_scatter":
-        terms = zip(np.split(x, n, 1), np.split(w, n), strict=True)
-        bound = error_bound("psum_scatter", name, shape, eps, wire=wire)
-        return bound * float(sum(np.abs(a @ b).max() for a, b in terms))
+    name = "direct" if name == "auto" else name  # shards are encoded once
+    eps = float(np.finfo(np.float32).eps)
     moving, still, axis = (x, w, 0) if FORMS[form].travels == 0 else (w, x, 1)
-    bound = error_bound("all_gather", name, shape, eps, wire=wire)
+    bound = error_bound("all_gather", name, (n,), eps, wire=wire)
     return bound * float(np.abs(moving).max() * np.abs(still).sum(axis).max())
 
 

@@ -44,7 +44,8 @@ class Form:
         ours: the call of ringcoll.
         plain: the built-in collective and the multiplication.
         travels: which of x, w and the result is sent.
-        has_residuals: whether ringcoll may keep the gathered array or gather it again.
+        gathers: whether an operand is gathered. ringcoll may keep it or gather it again, and its
+            messages may hold codes.
     """
 
     shapes: Callable[[int, int, int], tuple[tuple[int, int], tuple[int, int]]]
@@ -53,7 +54,7 @@ class Form:
     ours: Callable[..., Array]
     plain: Callable[[Array, Array], Array]
     travels: int
-    has_residuals: bool = True
+    gathers: bool = True
 
 
 FORMS = {
@@ -72,7 +73,7 @@ FORMS = {
         lambda x, w, **options: ringcoll.matmul_reduce_scatter(x, w, "x", **options),
         lambda x, w: lax.psum_scatter(x @ w, "x", tiled=True),
         travels=2,
-        has_residuals=False,
+        gathers=False,
     ),
     "contraction_gather": Form(
         lambda m, k, f: ((m, k), (k, f)),
@@ -105,11 +106,11 @@ FORMS = {
 
 def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
     """The algorithms that make different programs of a form."""
-    has_residuals = form not in FORMS or FORMS[form].has_residuals
+    gathers = form not in FORMS or FORMS[form].gathers
     return [
         name
         for name in names
-        if (has_residuals or "/regather" not in name)
+        if (gathers or ("/regather" not in name and name not in ENCODED))
         and (name not in SWITCH_FORMS or form in SWITCH_FORMS[name])
     ]
 

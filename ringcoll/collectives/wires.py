@@ -11,9 +11,6 @@ from ringcoll.runtime.value_types import sharded_dims
 #: A wire as a caller gives it: a `Wire`, or the dtype of its codes.
 WireLike = str | Wire
 
-#: As a `gradient_wire`, this means the wire of the function itself.
-SAME = "same"
-
 _FLOATS = ("bfloat16", "float16", "float32")
 
 
@@ -29,18 +26,6 @@ def settled(wire: Any) -> Wire:
     if not isinstance(wire, Wire):
         raise TypeError(f"wire={wire!r} is not a wire; pass 'int8', or a ringcoll.Wire")
     return wire
-
-
-def settled_pair(wire: Any, gradient_wire: Any) -> tuple[Wire | None, Wire | None]:
-    """The wires of a function and of its gradient, which may be `SAME`.
-
-    Raises:
-        TypeError, ValueError: as `settled`.
-    """
-    forward = None if wire is None else settled(wire)
-    if isinstance(gradient_wire, str) and gradient_wire == SAME:
-        return forward, forward
-    return forward, None if gradient_wire is None else settled(gradient_wire)
 
 
 def check_operands(leaves: Sequence[Any], only_lax_s: Sequence[bool]) -> None:

@@ -147,7 +147,7 @@ def hidden_seconds(
             it fits there. For a scatter, None: the first piece reads it from the main memory; the
             later pieces read it from the memory next to the core, if it fits there.
         ratio: the bytes of messages over the bytes of their values; below 1 if they are encoded.
-            Then each round decodes what arrived, and a scatter encodes its sum again.
+            Then each round decodes what arrived.
         follows: whether other work comes before. Under that work, compilers fill the memory next
             to the core, in part.
     """
@@ -181,7 +181,7 @@ def hidden_seconds(
         # Codes are read from the main memory. The decoded values stay next to the core.
         coding = (ratio != 1) * ratio * came.shards * shard_bytes * model.far
         sums = adding if joining else adding * came.shards
-        total += slicing + cutting + seconds + sums + coding * (1 if joining else 2)
+        total += slicing + cutting + seconds + sums + coding
         if going:
             sent = ratio * shard_bytes * going.load
             hop = model.latency + model.beta * sent
@@ -290,7 +290,7 @@ def bare_seconds(
     """
     wire = (ranks - 1) * model.beta * ratio * shard_bytes / links
     if ratio != 1:
-        wire += ((1 if gathers else ranks) + ranks) * shard_bytes * (1 + ratio) * model.memory
+        wire += (1 + ranks) * shard_bytes * (1 + ratio) * model.memory
     if follows and model.holds(sum(work.again + work.cut for work in works)):
         works = [replace(work, again=work.again + work.cut, cut=0.0) for work in works]
     held = sum(work.again + work.sliced for work in works)

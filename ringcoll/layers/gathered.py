@@ -12,11 +12,11 @@ from jax import Array
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import WireLike, settled_pair
-from ringcoll.layers.exchange import Exchange
+from ringcoll.collectives.wires import Wire, WireLike, settled
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import (
     axes_in,
@@ -26,16 +26,20 @@ from ringcoll.layers.parameters import (
     map_with_specs,
     refusal,
 )
-from ringcoll.layers.replicas import copied, narrowed
+from ringcoll.layers.replicas import copied, copied_with, narrowed
 from ringcoll.matmuls.functions import all_gather_matmul
 from ringcoll.runtime.value_types import is_checked
 
 
 @dataclass(frozen=True)
 class _Gathering:
-    """How to gather one leaf, and to reduce its gradient; `own` is the dtype of the leaf."""
+    """How to gather one leaf along `dim`, and to reduce its gradient; `own` is its dtype."""
 
-    exchange: Exchange
+    axes: tuple[Hashable, ...]
+    dim: int
+    algorithm: Algorithm
+    wire: Wire | None
+    gradient_wire: Wire | None
     dtype: np.dtype
     own: np.dtype
     reduce_dtype: np.dtype
@@ -101,7 +105,7 @@ def gather(
     """
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
-    encoded, back = settled_pair(wire, gradient_wire)
+    encoded, back = (None if of is None else settled(of) for of in (wire, gradient_wire))
     check_bound("fsdp.gather", axis_name)
     check_bound("fsdp.gather", replicas, "replicas")
 
@@ -125,9 +129,9 @@ def gather(
         if dim is None:
             return leaf.astype(to)
         sums = narrowed(to, reduce_dtype)
-        exchange = Exchange(axes, dim, algorithm, encoded, back)
+        how = _Gathering(axes, dim, algorithm, encoded, back, to, leaf.dtype, sums)
         with errors_of("fsdp.gather"):
-            return _gathered(_Gathering(exchange, to, leaf.dtype, sums), leaf)
+            return _gathered(how, leaf)
 
     def widened(leaf: Array) -> Array:
         # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
@@ -140,7 +144,7 @@ def gather(
     # Leaves that are sharded over an axis already vary over it: `copied` skips them.
     summed: dict[str, Any] = {"reduce_dtype": reduce_dtype or dtype, "algorithm": algorithm}
     if back:
-        params = _copied_if_sharded(params, specs, axes, everywhere, gradient_wire=back, **summed)
+        params = _copied_if_sharded(params, specs, axes, everywhere, wire=back, **summed)
     params = copied(params, everywhere, **summed)
     return map_with_specs("fsdp.gather", one, params, specs)
 
@@ -148,13 +152,13 @@ def gather(
 def _copied_if_sharded(
     params: Pytree, specs: Pytree, axes: tuple[Hashable, ...], everywhere: AxisName, **options: Any
 ) -> Pytree:
-    """`copied` of the leaves that are sharded over these axes."""
+    """`copied_with` of the leaves that are sharded over these axes."""
     dims: list[int | None] = []
     note = lambda name, _, spec: dims.append(_gathered_dim(name, spec, axes))  # noqa: E731
     map_with_specs("fsdp.gather", note, params, specs)
     leaves, structure = jax.tree.flatten(params)
     sharded = [i for i, dim in enumerate(dims) if dim is not None]
-    copies = copied([leaves[i] for i in sharded], everywhere, **options)
+    copies = copied_with([leaves[i] for i in sharded], everywhere, **options)
     for i, leaf in zip(sharded, copies, strict=True):
         leaves[i] = leaf
     return jax.tree.unflatten(structure, leaves)
@@ -178,11 +182,25 @@ def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) ->
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gathered(options: _Gathering, x: Array) -> Array:
-    return options.exchange.gathered(x.astype(options.dtype))
+    return all_gather(
+        x.astype(options.dtype),
+        options.axes,
+        axis=options.dim,
+        tiled=True,
+        algorithm=options.algorithm,
+        wire=options.wire,
+    )
 
 
 def _gathered_backward(options: _Gathering, _: None, ct: Array) -> tuple[Array]:
-    mine = options.exchange.transposed().scattered(ct.astype(options.reduce_dtype))
+    mine = psum_scatter(
+        ct.astype(options.reduce_dtype),
+        options.axes,
+        scatter_dimension=options.dim,
+        tiled=True,
+        algorithm=options.algorithm,
+        wire=options.gradient_wire,
+    )
     return (mine.astype(options.own),)
 
 
@@ -199,8 +217,6 @@ def linear(
     residuals: str = "save",
     precision: Any = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = None,
 ) -> Array:
     """x @ kernel + bias, multiplied while the kernel arrives.
 
@@ -209,8 +225,6 @@ def linear(
     they are added up. Columns are the better choice.
 
     Steps and bytes: those of `all_gather_matmul` with `operand=1`, which also has the options.
-    `wire` is what the messages of the gather hold; `gradient_wire` is what the messages of the
-    kernel's gradient hold (see `ringcoll.Wire`).
 
     Gradient: for the kernel an `einsum_reduce_scatter`, under its own product; for operands that
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
@@ -231,8 +245,7 @@ def linear(
         words = f"x is {x.shape}, the kernel {kernel.shape} on each of {n} ranks"
         cure = "pass a kernel of [d, f/n] or [d/n, f], where d are the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
-    _, back = settled_pair(wire, gradient_wire)
-    matrix = copied(kernel, replicas, gradient_wire=back).astype(x.dtype)
+    matrix = copied(kernel, replicas).astype(x.dtype)
     with errors_of("fsdp.linear"):
         y = all_gather_matmul(
             x,
@@ -244,7 +257,5 @@ def linear(
             residuals=residuals,
             precision=precision,
             accumulate_dtype=accumulate_dtype,
-            wire=wire,
-            gradient_wire=gradient_wire,
         )
     return with_bias("fsdp.linear", y, copied(bias, (*axes_of(axis_name), *axes_of(replicas))))

@@ -16,7 +16,6 @@ from jax.typing import DTypeLike
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import Wire, WireLike, settled_pair
 from ringcoll.layers.parameters import check_alike, check_bound, errors_of, field, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
@@ -34,12 +33,6 @@ class LayerOptions:
     precision: Any
     preferred_element_type: DTypeLike | None
     accumulate_dtype: DTypeLike | None
-    wire: WireLike | None
-    gradient_wire: WireLike | None
-
-    def wires(self) -> tuple[Wire | None, Wire | None]:
-        """The wire of the layer's messages, and the wire of its gradient's messages."""
-        return settled_pair(self.wire, self.gradient_wire)
 
 
 def column_linear(
@@ -53,8 +46,6 @@ def column_linear(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = None,
 ) -> Array:
     """x @ kernel + bias; each rank computes its columns.
 
@@ -63,9 +54,7 @@ def column_linear(
 
     Steps and bytes: those of `all_gather_matmul`, or none.
 
-    Gradient: for x a `matmul_reduce_scatter`; if x is replicated, a `psum`. `wire` is what the
-    gather's messages hold; `gradient_wire` is what the gradient's messages hold (see
-    `ringcoll.Wire`), except for a sum at the edge of `shard_map` (see `copied`).
+    Gradient: for x a `matmul_reduce_scatter`; if x is replicated, a `psum`.
 
     Raises:
         KeyError: there is no kernel.
@@ -92,8 +81,6 @@ def column_linear(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
-        wire=wire,
-        gradient_wire=gradient_wire,
     )
     (y,) = columns("column_linear", [("kernel", params)], x, axis_name, options)
     return y
@@ -111,8 +98,6 @@ def row_linear(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = None,
 ) -> Array:
     """The sum over the ranks of x @ kernel, plus bias; each rank has rows of the kernel.
 
@@ -122,10 +107,8 @@ def row_linear(
 
     Steps and bytes: those of `matmul_reduce_scatter`, or of `matmul_all_reduce`.
 
-    Gradient: for x an `all_gather_matmul`; if the result is replicated, one product. `wire` is
-    what the sum's messages hold; `gradient_wire` is what the messages of that gather hold (see
-    `ringcoll.Wire`). With `sequence_parallel=False` and `check_vma=False` the gradient is that of
-    the sum, and its messages have `wire`: `gradient_wire` is not used.
+    Gradient: for x an `all_gather_matmul`; if the result is replicated, one product. With
+    `sequence_parallel=False` and `check_vma=False` the gradient is that of the sum.
 
     Raises: as `column_linear`; and
         ValueError: the sequence is not divisible by n.
@@ -146,8 +129,6 @@ def row_linear(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
-        wire=wire,
-        gradient_wire=gradient_wire,
     )
     return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused, follows=False)
 
@@ -200,16 +181,9 @@ def columns(
                 precision=options.precision,
                 preferred_element_type=options.preferred_element_type,
                 accumulate_dtype=options.accumulate_dtype,
-                wire=options.wire,
-                gradient_wire=options.gradient_wire,
             )
     else:  # nothing is gathered, so the options of a gather do not apply
-        copy = copied(
-            x,
-            axis_name,
-            algorithm=options.algorithm,
-            gradient_wire=options.wires()[1],
-        )
+        copy = copied(x, axis_name, algorithm=options.algorithm)
         dtype = options.preferred_element_type
         exact = {"precision": options.precision, "preferred_element_type": dtype}
         products = [jnp.matmul(copy, matrix, **exact) for matrix in factors]
@@ -253,10 +227,8 @@ def rows(
             spec,
             scatter=spec[-2],  # the sequence
             follows=follows,
-            gradient_wire=options.gradient_wire,
         )
     else:
-        options.wires()  # refuses a wrong `gradient_wire`, although the gradient sends nothing
         multiplied = partial(matmul_all_reduce, fused=fused)
     with errors_of(function):
         y = multiplied(
@@ -267,7 +239,6 @@ def rows(
             precision=options.precision,
             preferred_element_type=options.preferred_element_type,
             accumulate_dtype=options.accumulate_dtype,
-            wire=options.wire,
         )
     sharded = axes_of(axis_name) if options.sequence_parallel else ()
     return with_bias(function, y, copied(bias, sharded))

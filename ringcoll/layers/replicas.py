@@ -15,7 +15,7 @@ from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import Wire, WireLike, settled
+from ringcoll.collectives.wires import Wire
 from ringcoll.layers.parameters import check_bound
 from ringcoll.runtime.value_types import is_checked, varying
 
@@ -36,15 +36,13 @@ def copied(
     *,
     reduce_dtype: DTypeLike | None = None,
     algorithm: Algorithm = "auto",
-    gradient_wire: WireLike | None = None,
 ) -> Pytree:
     """Mark a replicated pytree as per-rank, so that its gradient is summed over the axes.
 
     `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that already
     vary, and those that are not floats, are returned unchanged.
 
-    Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed; with a
-    `gradient_wire` its messages hold codes of one byte (see `ringcoll.Wire`). Under
+    Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed. Under
     `check_vma=False` this does nothing: a gradient inside `shard_map` is then a rank's own share,
     and the edge of `shard_map` sums the shares, as for `jax.lax`. Where this does something, JAX
     refuses forward mode (`jvp`).
@@ -59,6 +57,18 @@ def copied(
     >>> print(ranks(gradient, (P(), P("x")), P())(jnp.ones(1), jnp.arange(4.0)))  # 0 + 1 + 2 + 3
     [6.]
     """
+    return copied_with(tree, axis_name, reduce_dtype=reduce_dtype, algorithm=algorithm)
+
+
+def copied_with(
+    tree: Pytree,
+    axis_name: AxisName,
+    *,
+    reduce_dtype: DTypeLike | None,
+    algorithm: Algorithm,
+    wire: Wire | None = None,
+) -> Pytree:
+    """`copied`; the messages of its sum may have a `wire`, as those of `fsdp.gather` do."""
     if not is_checked():
         return tree
     check_bound("copied", axis_name)
@@ -68,7 +78,6 @@ def copied(
         missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
             groups[missing].append(i)
-    wire = None if gradient_wire is None else settled(gradient_wire)
     for axes, members in groups.items():
         summing = _Summing(axes, reduce_dtype, algorithm, wire)
         copies = _copied(summing, [every[i] for i in members])
@@ -85,7 +94,6 @@ def copied_beside(
     *,
     reduce_dtype: DTypeLike | None = None,
     algorithm: Algorithm = "auto",
-    gradient_wire: WireLike | None = None,
 ) -> tuple[Pytree, Pytree]:
     """`(call(*operands), copied(tree, ...))`; the call's gradient hides the sum of the tree's.
 
@@ -104,13 +112,7 @@ def copied_beside(
     [ 0.  2.  8. 18.]
     """
     operands, tree = _tied((operands, tree))
-    used = copied(
-        tree,
-        axis_name,
-        reduce_dtype=reduce_dtype,
-        algorithm=algorithm,
-        gradient_wire=gradient_wire,
-    )
+    used = copied(tree, axis_name, reduce_dtype=reduce_dtype, algorithm=algorithm)
     return _tied((call(*operands), used))
 
 

@@ -17,10 +17,8 @@ Weights have the ordinary layout, and a checkpoint does not depend on the number
 sequence, which is their last dimension but one, and the matmuls hide the collectives. With
 `sequence_parallel=False` activations are the same on every rank of the axis.
 
-The options `algorithm`, `residuals`, `precision`, `preferred_element_type`, `accumulate_dtype` and
-`wire` are those of `ringcoll.all_gather_matmul` and `ringcoll.matmul_reduce_scatter`. So is
-`gradient_wire`, but its default is None: `wire` alone does not change the messages of gradients.
-Pass "same" for the wire of the layer.
+The options `algorithm`, `residuals`, `precision`, `preferred_element_type` and
+`accumulate_dtype` are those of `ringcoll.all_gather_matmul` and `ringcoll.matmul_reduce_scatter`.
 
 Gradients are those of the same layer on one device. Take them outside `shard_map`, or inside
 under `check_vma=True`. Inside under `check_vma=False`, JAX's rule applies here too: a rank gets the

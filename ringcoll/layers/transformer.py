@@ -12,7 +12,6 @@ from jax.typing import ArrayLike, DTypeLike
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import WireLike
 from ringcoll.layers.linear import (
     LayerOptions,
     check_bias,
@@ -40,8 +39,6 @@ def mlp(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = None,
 ) -> Array:
     """Two linear layers, the first by columns and the second by rows.
 
@@ -66,8 +63,6 @@ def mlp(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
-        wire=wire,
-        gradient_wire=gradient_wire,
     )
     (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
     hidden = activation(hidden).astype(x.dtype)  # `preferred_element_type` may have widened it
@@ -86,8 +81,6 @@ def gated_mlp(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = None,
 ) -> Array:
     """activation(x @ gate) * (x @ up), then down: gate and up share one gather.
 
@@ -115,8 +108,6 @@ def gated_mlp(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
-        wire=wire,
-        gradient_wire=gradient_wire,
     )
     linears = [(name, field(params, name)) for name in ("gate", "up")]
     gate, up = columns("gated_mlp", linears, x, axis_name, options)
@@ -140,8 +131,6 @@ def attention(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = None,
 ) -> Array:
     """Multi-head attention; each rank has some of the heads.
 
@@ -184,8 +173,6 @@ def attention(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
-        wire=wire,
-        gradient_wire=gradient_wire,
     )
     linears = {name: kernel_and_bias(field(params, name)) for name in ("query", "key", "value")}
     kernels = {name: kernel for name, (kernel, _) in linears.items()}

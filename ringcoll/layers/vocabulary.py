@@ -12,11 +12,8 @@ from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import WireLike, settled_pair
-from ringcoll.layers.exchange import Exchange
 from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
 from ringcoll.layers.parameters import check_bound, errors_of, field, refusal
-from ringcoll.runtime.value_types import varying
 
 
 def embed(
@@ -26,8 +23,6 @@ def embed(
     *,
     sequence_parallel: bool = True,
     algorithm: Algorithm = "auto",
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = None,
 ) -> Array:
     """The row of each token in a table; each rank has some rows of the table.
 
@@ -37,11 +32,8 @@ def embed(
 
     Steps and bytes: a `psum_scatter`, or a `psum`, of the result.
 
-    Gradient: an all-gather, or nothing; then each rank adds to its own rows. `wire` is what the
-    sum's messages hold; `gradient_wire` is what the messages of that all-gather hold (see
-    `ringcoll.Wire`). With `sequence_parallel=False` it is as for `row_linear`. With a wire, a NaN
-    spreads to all values of its block. There is forward mode (`jvp`), but not with a wire where the
-    sequence is sharded.
+    Gradient: an all-gather, or nothing; then each rank adds to its own rows. With
+    `sequence_parallel=False` it is as for `row_linear`. There is forward mode (`jvp`).
 
     Raises:
         TypeError: the tokens are not integers.
@@ -59,30 +51,15 @@ def embed(
     tokens = _integers("embed", "tokens", tokens)
     check_bound("embed", axis_name)
     mine, row = _own(tokens, table.shape[0], axis_name)
-    wires = settled_pair(wire, gradient_wire)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
     found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
     with errors_of("embed"):
         if not sequence_parallel:
-            return psum(found, axis_name, wire=wires[0], algorithm=algorithm)
+            return psum(found, axis_name, algorithm=algorithm)
         check_sequence("embed", tokens.shape[-1], axis_name)
         axes, dim = axes_of(axis_name), tokens.ndim - 1
-        if any(wires):
-            return _scattered(Exchange(axes, dim, algorithm, *wires), varying(found, axes))
         return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, algorithm=algorithm)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scattered(exchange: Exchange, x: Array) -> Array:
-    """This rank's part of the sum of rows."""
-    return exchange.scattered(x)
-
-
-_scattered.defvjp(
-    lambda exchange, x: (exchange.scattered(x), None),
-    lambda exchange, _, ct: (exchange.transposed().gathered(ct),),
-)
 
 
 def unembed(
@@ -96,8 +73,6 @@ def unembed(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = None,
 ) -> Array:
     """The logits of each rank's part of the vocabulary.
 
@@ -119,8 +94,6 @@ def unembed(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
-        wire=wire,
-        gradient_wire=gradient_wire,
     )
     linear = [("unembedding", field(params, "unembedding"))]
     (logits,) = columns("unembed", linear, x, axis_name, options)
@@ -137,8 +110,7 @@ def cross_entropy(
     """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 
     `logits: [..., v/n], labels: [...] -> [...]`, in float32 or wider, the same on every rank. No
-    logits are sent. The messages are two floats for each label. They have no `wire`: a small sum
-    would be lost if another label in its block has a large one. The gradient keeps the logits
+    logits are sent. The messages are two floats for each label. The gradient keeps the logits
     themselves, not their softmax. A label outside the vocabulary gives a NaN.
 
     Steps and bytes: a `pmax` and a `psum` of one and two float32 for each label.

@@ -14,7 +14,6 @@ from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import renamed
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import WireLike
 from ringcoll.matmuls.functions import matmul_reduce_scatter
 from ringcoll.runtime.value_types import is_checked, varying
 
@@ -29,7 +28,6 @@ def matmul_all_reduce(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
@@ -45,8 +43,7 @@ def matmul_all_reduce(
     A ring takes 2(n-1) rounds of 1/n of the result; if fused, the product hides the first half.
 
     Gradient: under `check_vma=True`, every rank has the same cotangent, so it is a product for
-    each factor, and nothing is sent; otherwise the two parts are differentiated separately, with
-    the same `wire`.
+    each factor, and nothing is sent; otherwise the two parts are differentiated separately.
 
     Raises, source and options: as `einsum_reduce_scatter`.
 
@@ -66,7 +63,6 @@ def matmul_all_reduce(
                 axis_name,
                 algorithm=algorithm,
                 accumulate_dtype=accumulate_dtype,
-                wire=wire,
             )
         return total.astype(own.dtype)  # the sum of booleans counts them
     n, rows = call.ask(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
@@ -83,7 +79,6 @@ def matmul_all_reduce(
             precision=precision,
             preferred_element_type=preferred_element_type,
             accumulate_dtype=accumulate_dtype,
-            wire=wire,
         )
         total = all_gather(
             mine,
@@ -93,7 +88,6 @@ def matmul_all_reduce(
             to="invarying",
             algorithm=algorithm,
             accumulate_dtype=accumulate_dtype,  # only its gradient adds, if types are not checked
-            wire=wire,
         )
         return lax.slice_in_dim(total, 0, rows, axis=x.ndim - 2)
 

@@ -42,8 +42,6 @@ def to_scatter(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, j
     """
     if not are_known(*(x for pair in pairs for x in pair)):
         return LAX
-    if scatter.wire:
-        return LAX
     if version(jax) < (0, 11):
         return BETWEEN_HOSTS
     work, block = summed(scatter, pairs, ranks)

@@ -166,9 +166,7 @@ def scatter_by_rounds(options: Options, scatter: Scatter, factors: list[Array]) 
     if pays and turns.are_possible(schedule):
         halves = replace(blocks, shares=replace(shares, lanes=2 * schedule.lanes))
         return turns.reduce(schedule, ranks, halves.add, halves.start)
-    return engine.reduce(
-        schedule, ranks, blocks.produce, lax.add, unsliced, order=order, wire=scatter.wire
-    )
+    return engine.reduce(schedule, ranks, blocks.produce, lax.add, unsliced, order=order)
 
 
 @dataclass(frozen=True)

@@ -45,17 +45,16 @@ class FactorsCall(Call):
         wide = None if accumulate_dtype is None else wide_dtype(self, accumulate_dtype)
         return Options(self.axes, algorithm, precision, wide, residuals == "save")
 
-    def wires(
-        self, wire: Any, gradient_wire: Any, *factors: Array
-    ) -> tuple[Wire | None, Wire | None]:
-        """The wires of the messages and of the gradient's messages, if the factors can be encoded.
+    def wire(self, wire: Any, *factors: Array) -> Wire | None:
+        """The wire of the messages, if the factors can be encoded.
 
-        Both are None on a single rank: it sends nothing, so it rounds nothing.
+        It is None on a single rank: it sends nothing, so it rounds nothing.
         """
-        forward, back = self.ask(wires.settled_pair, wire, gradient_wire)
-        if forward or back:
-            self.ask(wires.check_operands, factors, [False] * len(factors))
-        return (forward, back) if self.rank_count() > 1 else (None, None)
+        if wire is None:
+            return None
+        settled = self.ask(wires.settled, wire)
+        self.ask(wires.check_operands, factors, [False] * len(factors))
+        return settled if self.rank_count() > 1 else None
 
     def labels(self, spec: Any) -> Labels:
         """The labels of the spec, or a refusal."""

@@ -35,9 +35,8 @@ def stays(
     options: Options, gather: Gather, x: Array, others: list[Array], keeps: bool = False
 ) -> bool:
     """Whether, on TPUs, x stays and the rows of the other factor travel; `keeps` as for `pays`."""
-    has_wire = gather.wire or gather.gradient_wire
     is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
-    if options.algorithm != "auto" or device_kind() not in auto.KINDS or has_wire or is_explicit:
+    if options.algorithm != "auto" or device_kind() not in auto.KINDS or gather.wire or is_explicit:
         return False
     return pays(gather, x, others, options.sizes(), options.model(), keeps)
 

@@ -24,12 +24,10 @@ Below, n is the number of ranks over `axis_name`. Derivatives of every order ove
 refuses forward mode (`jvp`). `preferred_element_type` and `precision` are those of
 `jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also on the wire.
 
-With a `wire` (see `ringcoll.Wire`), messages hold codes of one byte in place of floats. A gathered
-shard is encoded once, by its owner, and decoded just before it is multiplied. The owner multiplies
-the same decoded values as the other ranks. Sums are added in float32. With "lax" and "auto", each
-contribution is encoded once and sent straight to its owner; with a ring, each partial sum is
-encoded at every hop. `gradient_wire` is the wire of the gradients' messages: "same" (the default),
-another wire, or None for floats.
+With a `wire` (see `ringcoll.Wire`), the messages of a gather hold codes of one byte in place of
+floats. A shard is encoded once, by its owner, and decoded just before it is multiplied. The owner
+multiplies the same decoded values as the other ranks. The messages of gradients hold floats, except
+for a shard that is gathered again.
 
 Other axes of the mesh may be explicit. Results and gradients are sharded over them as those of
 `jax.numpy.einsum` are. JAX refuses (ShardingTypeError) a sum along a dimension that is sharded over
@@ -51,7 +49,7 @@ from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import renamed
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import SAME, WireLike
+from ringcoll.collectives.wires import WireLike
 from ringcoll.matmuls.checks import FactorsCall
 from ringcoll.matmuls.labels import Gather, Labels, Product, Scatter, matrix_spec
 from ringcoll.matmuls.overlapped import (
@@ -77,7 +75,6 @@ def all_gather_einsum(
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
-    gradient_wire: WireLike | None = SAME,
 ) -> Any:
     """The einsum of two factors; one of them is gathered along the label `gather`.
 
@@ -123,9 +120,9 @@ def all_gather_einsum(
         dtype = call.dtype(options, labels, sizes, first, second, preferred_element_type)
         products.append(Product(other, labels.out, dtype))
     shard, *factors = call.typed_alike(shard, *factors)
-    wires = call.wires(wire, gradient_wire, shard, *factors)
+    encoded = call.wire(wire, shard, *factors)
     results = gather_and_multiply(
-        options, Gather(gather, moving_labels, tuple(products), *wires), shard, factors
+        options, Gather(gather, moving_labels, tuple(products), encoded), shard, factors
     )
     return jax.tree.unflatten(tree, results)
 
@@ -141,8 +138,6 @@ def einsum_reduce_scatter(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = SAME,
 ) -> Array:
     """The sum over ranks of an einsum; rank r keeps block r along `scatter`.
 
@@ -177,8 +172,6 @@ def einsum_reduce_scatter(
         precision=precision,
         preferred_element_type=preferred_element_type,
         accumulate_dtype=accumulate_dtype,
-        wire=wire,
-        gradient_wire=gradient_wire,
     )
 
 
@@ -194,8 +187,6 @@ def product_reduce_scatter(
     precision: Any,
     preferred_element_type: DTypeLike | None,
     accumulate_dtype: DTypeLike | None,
-    wire: WireLike | None,
-    gradient_wire: WireLike | None,
 ) -> Array:
     """`einsum_reduce_scatter` for layers, which know whether it `follows` other work.
 
@@ -211,9 +202,8 @@ def product_reduce_scatter(
         raise call.refusal(ValueError, words, "pad it to a multiple")
     dtype = call.dtype(options, labels, sizes, x, w, preferred_element_type)
     x, w = call.typed_alike(x, w)
-    wires = call.wires(wire, gradient_wire, x, w)
     terms = ((labels.x, labels.w),)
-    scattered = Scatter(scatter, labels.out, terms, dtype, None, *wires, follows=follows)
+    scattered = Scatter(scatter, labels.out, terms, dtype, follows=follows)
     return multiply_and_scatter(options, scattered, [(x, w)])
 
 
@@ -230,7 +220,6 @@ def all_gather_matmul(
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
-    gradient_wire: WireLike | None = SAME,
 ) -> Any:
     """x @ w; one factor is gathered along one of its last two dimensions.
 
@@ -269,7 +258,6 @@ def all_gather_matmul(
             preferred_element_type=preferred_element_type,
             accumulate_dtype=accumulate_dtype,
             wire=wire,
-            gradient_wire=gradient_wire,
         )
 
 
@@ -283,8 +271,6 @@ def matmul_reduce_scatter(
     precision: Any = None,
     preferred_element_type: DTypeLike | None = None,
     accumulate_dtype: DTypeLike | None = None,
-    wire: WireLike | None = None,
-    gradient_wire: WireLike | None = SAME,
 ) -> Array:
     """The sum over ranks of x @ w; rank r keeps block r of a dimension.
 
@@ -316,8 +302,6 @@ def matmul_reduce_scatter(
             precision=precision,
             preferred_element_type=preferred_element_type,
             accumulate_dtype=accumulate_dtype,
-            wire=wire,
-            gradient_wire=gradient_wire,
         )
 
 

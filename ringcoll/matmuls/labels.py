@@ -111,15 +111,14 @@ class Product:
 class Gather:
     """The factor that is gathered (its labels are `moving`), along which label, and the products.
 
-    `wire` is what its messages hold; `gradient_wire` is what its gradient's messages hold. `keeps`
-    says whether the gathered factor is kept for gradients.
+    `wire` is what its messages hold. `keeps` says whether the gathered factor is kept for
+    gradients.
     """
 
     label: str
     moving: str
     products: tuple[Product, ...]
     wire: Wire | None = None
-    gradient_wire: Wire | None = None
     keeps: bool = field(default=False, kw_only=True)
 
 
@@ -133,7 +132,6 @@ class Scatter:
         terms: the labels of both factors of each product.
         dtype: the dtype of the result.
         sharding: the sharding of the result, as for a `Product`.
-        wire, gradient_wire: as for a `Gather`.
         follows: whether other work comes before it, as before every gradient, or in an MLP.
         keeps: whether the factors are kept for their gradients.
     """
@@ -143,7 +141,5 @@ class Scatter:
     terms: tuple[tuple[str, str], ...]
     dtype: np.dtype
     sharding: Any = None
-    wire: Wire | None = None
-    gradient_wire: Wire | None = None
     follows: bool = field(default=False, kw_only=True)
     keeps: bool = field(default=False, kw_only=True)

@@ -21,7 +21,6 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives import as_bytes
@@ -72,9 +71,8 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
     x, gathered, others = residuals
     label, moving, products = gather.label, gather.moving, gather.products
     terms = tuple((product.out, product.other) for product in products)
-    wires = gather.gradient_wire, gather.gradient_wire
     like = x if gathered is None else gathered
-    to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like), *wires, follows=True)
+    to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like), follows=True)
     ct_x = multiply_and_scatter(options, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
         Product(p.out, p.other, other.dtype, explicit_spec(other))
@@ -182,21 +180,10 @@ def multiply_and_scatter(
         return by_platform(options.axes, form, between, run, pairs)
     dim, dtype = scatter.out.index(scatter.label), scatter.dtype
     factors = [x for pair in pairs for x in pair]
-    if scatter.wire:  # values that a wire rounded are added in float32 or wider
-        wide = options.accumulate_dtype or jnp.promote_types(dtype, jnp.float32)
-        options = replace(options, accumulate_dtype=wide)
     if options.algorithm == LAX:
         scatter_sum = partial(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
         )
-        if scatter.wire:
-            scatter_sum = partial(
-                as_bytes.scattered,
-                dim=dim,
-                ranks=Ranks.over(options.axes, None),
-                wire=scatter.wire,
-                widen=partial(lax.convert_element_type, new_dtype=wide),
-            )
         with named("einsum_reduce_scatter", LAX, "psum_scatter"):
             total = summed_products(options, scatter, factors)
             if 0 in total.shape:  # as for a gather
@@ -220,8 +207,7 @@ def _multiply_and_scatter_backward(options, scatter, pairs, ct):
             Product(a_labels, b_labels, b.dtype, explicit_spec(b)),
         ]
         others += [b, a]
-    wires = scatter.gradient_wire, scatter.gradient_wire
-    gather = Gather(scatter.label, scatter.out, tuple(products), *wires)
+    gather = Gather(scatter.label, scatter.out, tuple(products))
     back = gather_and_multiply(replace(options, saves=False), gather, ct, others)
     return ([(back[i], back[i + 1]) for i in range(0, len(back), 2)],)
 
