@@ -81,19 +81,15 @@ def test_the_links_of_a_group_are_those_of_paths_between_its_members(places, wra
     assert network.between(group) == walked
 
 
-def test_a_group_that_is_all_of_a_machine_occupies_all_its_links():
-    assert len(GRID.between(range(8))) == 2 * (2 * 3 + 4)  # both ways
-    assert len(Network.ring(8).between(range(8))) == 2 * 8
-    assert len(GRID.between((1, 3))) == 2 * 2
-
-
 def test_a_group_of_one_sends_nothing():
     for opcode in ("all-gather", "all-reduce", "collective-broadcast", "all-to-all"):
         line = f"%y = {SHAPE} {opcode}(%x), replica_groups={{{{0}},{{1}},{{2}},{{3}}}}"
         assert us(overlap.report(program(line), chip=CHIP), "total") == (0,)
 
 
-def test_groups_of_ranks_that_the_network_has_not_are_refused():
-    placed = overlap.Program(program(*gather("r", "{{0,8}}"), ranks=8), network=GRID)
-    with pytest.raises(overlap.HloError, match=r"more than the 8 ranks.*pass mesh="):
+@pytest.mark.parametrize("lines", [gather("r", "{{0,8}}"), (start("s"), done("d", "s"))])
+def test_ranks_that_the_network_has_not_are_refused(lines):
+    network = GRID if "gather" in lines[0] else Network.ring(2)
+    placed = overlap.Program(program(*lines, ranks=8), network=network)
+    with pytest.raises(overlap.HloError, match=r"more than the [82] ranks.*pass mesh="):
         overlap.report(placed, chip=CHIP)
