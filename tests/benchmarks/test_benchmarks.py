@@ -36,13 +36,6 @@ def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
     return replace(row, vs_lax=vs_lax, wrong=0)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("512", 512), ("1K", 1024), ("64m", 64 << 20), ("2G", 2 << 30)]
-)
-def test_sizes_are_read(text, expected):
-    assert options.size(text) == expected
-
-
 def test_sizes_grow_by_a_factor_or_by_a_step():
     args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4, stepbytes=None)
     assert options.sizes(args) == [1024, 4096, 16384]
