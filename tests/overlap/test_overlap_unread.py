@@ -36,7 +36,7 @@ BRANCHES = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%own, %
 FUSED = f"%o = {SHAPE} fusion(%x), kind=kCustom, calls="
 BEGUN = f"%o = (({SHAPE}), {SHAPE}, u32[]) async-start(%x), calls=%own"
 TURNS = loop("", start("s"), dot("y"), done("next", "s"))
-ASKED = "%b = s32[] constant(7)\n  %bound = s32[] all-reduce(%b)\n  %g = s32[]"
+ASKED = "%g = s32[] all-reduce(%k)\n  %bound = s32[]"
 HOST = f"%o = ({SHAPE}, u32[], token[]) OPCODE(%x, %x), is_host_transfer=true"
 
 
