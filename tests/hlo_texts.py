@@ -99,6 +99,11 @@ def loop(turns: str, *body: str, bound: str = "7", first: str = "0", step: str =
     )
 
 
+def untiled(text: str) -> str:
+    """The text as a GPU's program, which has no times: its layouts have no tiles."""
+    return text.replace(":T(8,128)", "").replace(":T(128)", "")
+
+
 def us(report, *fields):
     """Microseconds of a report, rounded."""
     return tuple(round(1e6 * getattr(report, field)) for field in fields)

@@ -1,4 +1,4 @@
-"""The grid of collective matmuls: its programs agree; its page; programs are compiled once."""
+"""Compiled programs: those of the grid agree; its page; programs are compiled once."""
 
 import json
 
@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh, mostly_exhaustive
 
 from benchmarks.__main__ import main
-from benchmarks.compiled import block_halves, compiling, program_cache
+from benchmarks.compiled import block_halves, collectives, compiling, program_cache
 from benchmarks.compiled.grid import Cell, Times
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.compiled.programs import BUILT_IN, with_gradient
@@ -125,3 +125,9 @@ def test_a_program_is_compiled_again_only_if_it_is_another(monkeypatch, tmp_path
     for package in ("libtpu", "jax-cuda13-pjrt"):
         monkeypatch.setattr(program_cache, "installed", lambda _, of=package: {of: "another"})
         assert made() == 1
+
+
+def test_the_operand_of_a_compiled_collective_is_of_so_many_bytes(monkeypatch):
+    monkeypatch.setattr(collectives.overlap, "mesh", lambda topology, **axes: make_mesh(4, 2))
+    _, (operand,) = collectives.program_of("v5e:4x2", "4x2", "psum_scatter", "1M", "ring")
+    assert operand.size * 4 == 8 * 2**20

@@ -36,13 +36,6 @@ def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
     return replace(row, vs_lax=vs_lax, wrong=0)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("512", 512), ("1K", 1024), ("64m", 64 << 20), ("2G", 2 << 30)]
-)
-def test_sizes_are_read(text, expected):
-    assert options.size(text) == expected
-
-
 def test_sizes_grow_by_a_factor_or_by_a_step():
     args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4, stepbytes=None)
     assert options.sizes(args) == [1024, 4096, 16384]
@@ -217,36 +210,33 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.exhaustive
-def test_messages_of_codes_run_beside_the_others_and_keep_to_their_bound(tmp_path, capsys):
-    chosen = ["--collective", "psum,pmax,all_to_all", "--algorithm", "ring,pairwise,auto"]
-    flags = ["-b", "4K", "-e", "4K", "-n", "2", "-g", "3", "-d", "bfloat16,int32"]
+@pytest.mark.parametrize(
+    ("option", "more", "ranks", "names", "told"),
+    [
+        ("--wire int8", "psum,pmax,all_to_all --algorithm ring,pairwise,auto", 3,
+         {"psum": ("lax", "auto", "ring"), "all_to_all": ("lax", "auto", "pairwise")},
+         "bit by bit, or with a wire within its bound"),
+        # A ring adds in another order.
+        ("--order tree", "psum,pmax,all_gather --algorithm ring,halving_doubling,auto", 4,
+         {"psum": ("lax", "auto", "halving_doubling")}, "bit by bit\n"),
+    ],
+)  # fmt: skip
+def test_calls_with_an_option_run_beside_the_others(
+    option, more, ranks, names, told, tmp_path, capsys
+):
+    flags = f"-b 4K -e 4K -n 2 -d bfloat16,int32 {option} --collective {more} -g".split()
     path = tmp_path / "json"
-    assert main([*flags, *chosen, "--wire", "int8", "-J", str(path)]) == 0
-    assert "bit by bit, or with a wire within its bound" in capsys.readouterr().out
+    assert main([*flags, str(ranks), "-J", str(path)]) == 0
+    assert told in capsys.readouterr().out
     rows = json.loads(path.read_text())["rows"]
-    coded = {(row["collective"], row["type"], row["algorithm"]) for row in rows}
-    coded = {one for one in coded if ":" in one[2]}
-    names = {"psum": ("lax", "auto", "ring"), "all_to_all": ("lax", "auto", "pairwise")}
-    assert coded == {(of, "bfloat16", f"{n}:int8") for of, some in names.items() for n in some}
-    assert {row["wrong"] for row in rows} == {0}
-
-
-@pytest.mark.exhaustive
-def test_sums_by_a_tree_run_beside_the_others(tmp_path, capsys):
-    chosen = ["--collective", "psum,pmax,all_gather", "--algorithm", "ring,halving_doubling,auto"]
-    flags = ["-b", "4K", "-e", "4K", "-n", "2", "-d", "bfloat16,int32", "--order", "tree"]
-    path = tmp_path / "json"
-    assert main([*flags, *chosen, "-g", "4", "-J", str(path)]) == 0
-    assert "bit by bit\n" in capsys.readouterr().out
-    rows = json.loads(path.read_text())["rows"]
-    ordered = {(row["collective"], row["type"], row["algorithm"]) for row in rows}
-    names = ("lax", "auto", "halving_doubling")  # a ring adds in another order
-    assert {one for one in ordered if ":" in one[2]} == {
-        ("psum", "bfloat16", f"{name}:tree") for name in names
+    label, found = option.split()[-1], {(r["collective"], r["type"], r["algorithm"]) for r in rows}
+    assert {one for one in found if ":" in one[2]} == {
+        (of, "bfloat16", f"{name}:{label}") for of, some in names.items() for name in some
     }
     assert {row["wrong"] for row in rows} == {0}
-    with pytest.raises(SystemExit, match="--order tree: 6 ranks are no power of two; give -g 4"):
-        main([*flags, *chosen, "-g", "6"])
+    if option == "--order tree":
+        with pytest.raises(SystemExit, match="tree: 6 ranks are no power of two; give -g 4"):
+            main([*flags, "6"])
 
 
 @pytest.mark.parametrize(
@@ -280,24 +270,6 @@ def test_matmuls_are_compared_and_timed(monkeypatch, tmp_path, capsys):
     assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2
 
 
-@pytest.mark.exhaustive
-def test_a_matmul_with_a_wire_keeps_to_its_bound(monkeypatch, tmp_path):
-    path = tmp_path / "json"
-    flags = [*MATMUL, "--direction", "forward", "--wire", "int8", "-J", str(path)]
-    assert main(flags) == 0
-    rows = json.loads(path.read_text())["rows"]
-    assert {row["algorithm"] for row in rows} == {"plain", "auto", "ring", "auto:int8", "ring:int8"}
-    assert {row["wrong"] for row in rows} == {0}
-    for name, form in programs.FORMS.items():  # x or w, with a factor of n rows or columns of ones
-        wrong = replace(
-            form, ours=lambda x, w, form=form, **options: form.ours(x, w, **options) + 1
-        )
-        monkeypatch.setitem(programs.FORMS, name, wrong)
-    assert main(flags) == 1
-    rows = json.loads(path.read_text())["rows"]
-    assert all(row["wrong"] for row in rows if row["algorithm"] != "plain")
-
-
 def test_overlapping_spans_count_once():
     wire, work = trace.union([(4, 6), (0, 2), (1, 3)]), trace.union([(2, 5)])
     assert wire == [(0, 3), (4, 6)]
@@ -306,9 +278,24 @@ def test_overlapping_spans_count_once():
     assert trace.Busy(5, 3, 3, 2).hidden == 2 / 3
 
 
-def test_a_wrong_matmul_is_seen(monkeypatch, capsys):
-    form = programs.FORMS["all_gather_matmul"]
-    wrong = replace(form, ours=lambda x, w, **options: form.ours(x, w, **options) + 1)
-    monkeypatch.setitem(programs.FORMS, "all_gather_matmul", wrong)
-    assert main([*MATMUL, "--form", "all_gather_matmul", "--direction", "forward"]) == 1
-    assert "256" in capsys.readouterr().out  # all elements
+@pytest.mark.parametrize(
+    "chosen", mostly_exhaustive(["--form all_gather_matmul", "--wire int8"], "--wire int8".__ne__)
+)
+def test_a_wrong_matmul_is_seen(chosen, monkeypatch, tmp_path):
+    """One is added to every element, which is beyond the bound of a wire too."""
+    path = tmp_path / "json"
+    flags = [*MATMUL, "--direction", "forward", *chosen.split(), "-J", str(path)]
+    if "int8" in chosen:  # what is right keeps to the bound, which is looser than bits
+        assert main(flags) == 0
+        rows = json.loads(path.read_text())["rows"]
+        algorithms = {"plain", "auto", "ring", "auto:int8", "ring:int8"}
+        assert {row["algorithm"] for row in rows} == algorithms
+        assert {row["wrong"] for row in rows} == {0}
+    for name, form in programs.FORMS.items():  # x or w, with a factor of n rows or columns of ones
+        wrong = replace(
+            form, ours=lambda x, w, form=form, **options: form.ours(x, w, **options) + 1
+        )
+        monkeypatch.setitem(programs.FORMS, name, wrong)
+    assert main(flags) == 1
+    rows = json.loads(path.read_text())["rows"]
+    assert all(row["wrong"] for row in rows if row["algorithm"] != "plain")

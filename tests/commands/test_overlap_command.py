@@ -56,9 +56,6 @@ def does_not_trace(mesh):
 
 def elsewhere(mesh):
     return lambda x: x + 1, (operand(Mesh(jax.devices("cpu")[:1], ("x",))),)
-
-def one_device(mesh):
-    return lambda x: x @ x.T, (operand(mesh),)
 """
 
 
@@ -81,17 +78,12 @@ for arguments in json.load(open(sys.argv[1])):
 REFUSED = [
     ("", "one of the arguments --example --function FILE is required"),
     ("--example none_such", "argument --example: no 'none_such'; choose from all_gath"),
-    ("--function no_colon", "'no_colon' is not a module:function"),
-    ("--function math:none_such", "'math:none_such' is not a module:function"),
     ("--example ring_matmul --shape 512x512", "'512x512' does not have three sizes"),
     ("--example ring_matmul --shape 0x0x0", "'0x0x0' is not a shape"),
-    ("--example ring_matmul --mesh x", "'x' is not a mesh; write x=4,y=2"),
     ("--example ring_matmul --mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
     ("--example ring_matmul --constant link=0", "'link=0': '0' is not a number above 0"),
     ("--example ring_matmul --constant lnk=3", "'lnk' is not one of clock, link, flops, hbm, hop"),
-    ("--example ring_matmul --constant link=fast", "'fast' is not a number above 0"),
     ("--example ring_matmul --option foo", "'foo' is not an option with a value; write NAME=VALUE"),
-    ("--example ring_matmul --max-exposed nan", "--max-exposed=nan is not between 0 and 1; pass"),
     ("--example ring_matmul --against no.json", "'no.json' is no report that --json wrote: No su"),
     ("--example ring_matmul --topology v4:2x2x1", "v4:2x2x1: the constants of this chip are not "),
     ("--example ring_matmul --topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, s"),
@@ -124,12 +116,12 @@ NOT_COMPILED = [
     ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
 ]
 PLAIN = "--function own:plain --json --max-exposed 0.05 --html page.html --trace trace.json"
-ALONE = "--function own:one_device --topology v5e:1x1 --max-exposed 0.05"
 #: A matmul of a shard (27 us) is longer than its hop (24 us).
-EXAMPLE = "--example all_gather_matmul --shape 2048x2048x40960"
+EXAMPLE = "--example all_gather_matmul --shape 2048x2048x40960 --constant hbm=1e12"
+EXAMPLE += " --draw timeline.svg --text program.txt"
 AGAINST = "--function own:plain --against saved.json"
 COMPLAINED = [f"{'' if '--e' in one or '--f' in one else AGAINST} {one}" for one, _ in NOT_COMPILED]
-TYPED = [PLAIN, ALONE, EXAMPLE, AGAINST, *COMPLAINED]
+TYPED = [PLAIN, EXAMPLE, AGAINST, *COMPLAINED]
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +138,7 @@ def typed(folder) -> list:
     (folder / "saved.json").write_text(
         overlap.report(program(blocking("all-reduce")), chip=CHIP).to_json()
     )
-    files = re.compile(r"\w+\.(json|html)")
+    files = re.compile(r"\w+\.(json|html|svg|txt)")
     asked = [files.sub(lambda name: str(folder / name[0]), one).split() for one in TYPED]
     (folder / "typed.json").write_text(json.dumps(asked))
     done = python("-c", TYPIST, str(folder / "typed.json"), path=folder)
@@ -172,24 +164,21 @@ def test_a_function_of_the_users_own_is_over_its_budget(typed, folder):
 
 
 @pytest.mark.tpu_aot
-def test_no_collective_fails_where_something_is_limited(typed):
-    status, _, errors = typed[1]
-    assert status == 1
-    assert "has 0 collectives that send anything, fewer than min_collectives=1" in errors
-
-
-@pytest.mark.tpu_aot
-def test_an_example_is_compared_with_its_plain_form(typed):
-    status, printed, _ = typed[2]
+def test_an_example_is_compared_with_its_plain_form(typed, folder):
+    status, printed, _ = typed[1]
     *_, last = printed.splitlines()
     assert status == 0
     assert re.fullmatch(r"before: .* \([1-9].*%\); now: .* \(0.*%\), 1.* times as fast", last)
     assert re.search(r"all_gather_matmul, \d+ rounds", printed)
+    assert "memory 1000 GB/s" in printed
+    assert "jit_all_gather_matmul on 8 x v5e" in printed
+    assert (folder / "timeline.svg").read_bytes().startswith(b"<svg")
+    assert "is_scheduled=true" in (folder / "program.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.tpu_aot
 def test_a_report_names_lines_is_compared_and_says_what_to_change(typed):
-    status, printed, _ = typed[3]
+    status, printed, _ = typed[2]
     assert status == 0
     assert printed.splitlines()[3].endswith("  1  all-gather  own.py:12 all_gather")
     assert f"libtpu {version('libtpu')}" in printed
@@ -201,6 +190,6 @@ def test_a_report_names_lines_is_compared_and_says_what_to_change(typed):
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize("n", range(len(NOT_COMPILED)), ids=lambda n: NOT_COMPILED[n][0])
 def test_what_cannot_be_compiled_is_refused_in_a_line(typed, n):
-    status, out, err = typed[4 + n]
+    status, out, err = typed[3 + n]
     assert (status, out) == (2, "")
     assert NOT_COMPILED[n][1] in err.splitlines()[-1]

@@ -24,7 +24,11 @@ from ringcoll import debug
 from jax.sharding import PartitionSpec as P
 mesh = jax.make_mesh((2,), ("x",))
 own = jax.process_index()
+step = jax.jit(jax.shard_map(
+    lambda x: ringcoll.psum(x, "x", algorithm="ring"), mesh=mesh, in_specs=P(), out_specs=P()
+))
 """
+ALIKE = START + "print(debug.check_consistent(step, jnp.ones(4)))"
 #: The other process is gone; what is done at the end takes longer than the deadline.
 HOOK = (
     START
@@ -34,34 +38,11 @@ def hook():
     print("the hook has run", flush=True)
 
 atexit.register(hook)
-step = jax.jit(jax.shard_map(
-    lambda x: ringcoll.psum(x, "x", algorithm="ring"), mesh=mesh, in_specs=P(), out_specs=P()
-))
 jax.block_until_ready(step(jnp.ones(4)))
 with debug.deadline(20, grace=1):
     if own == 1:
         os._exit(1)
     jax.block_until_ready(step(jnp.ones(4)))
-"""
-)
-#: These differ without changing the program: addresses, orders of sets, compiler options.
-ALIKE = (
-    START
-    + """
-names = {f"name {i}" for i in range(20)}
-keep = jax.checkpoint_policies.save_only_these_names(*names)
-before = [object() for _ in range(own * 1000)]
-
-def step(x, activation):
-    jax.debug.callback(lambda x: (own, before), x)
-    y = jax.shard_map(
-        lambda x: ringcoll.psum(x, "x", algorithm="ring"), mesh=mesh, in_specs=P(), out_specs=P()
-    )(x)
-    return jax.grad(jax.checkpoint(lambda y: activation(y).sum(), policy=keep))(y)
-
-options = {"xla_embed_ir_in_executable": True}
-step = jax.jit(step, static_argnames="activation", compiler_options=options)
-print(debug.check_consistent(step, jnp.ones(4), activation=lambda y: y**2))
 """
 )
 

@@ -54,16 +54,6 @@ def test_the_last_frame_is_the_result_and_messages_match_the_price(collective, s
             assert sent * (n if drawn.whole else 1) == drawn.paid.sent
 
 
-def test_a_sent_sum_is_given_away_but_a_sent_shard_is_kept():
-    start, first, *_ = frames(plan("reduce_scatter", "ring", (4,)))
-    assert start.held[2] == ((frozenset([2]),) * 4,)
-    assert [sorted(cell) for cell in first.held[2][0]] == [[2, 3], [2], [2], []]
-    (message,) = [m for m in first.messages if m.sender == 2]
-    assert (message.receiver, message.pieces[0].column) == (1, 3)
-    _, first, *_ = frames(plan("all_gather", "ring", (4,)))
-    assert [sorted(cell) for cell in first.held[2][0]] == [[], [1], [2], []]
-
-
 def broken(carries, *rounds):
     """A plan on three ranks that nothing has checked."""
     schedule = Schedule((3,), rounds)

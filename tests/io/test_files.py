@@ -68,28 +68,19 @@ def test_standard_output_is_written_to(capfd):
     assert capfd.readouterr().out.startswith("<svg")
 
 
-@pytest.fixture
-def places(tmp_path):
-    """Paths that cannot be written to, and why."""
+def test_a_place_that_cannot_be_written_to_is_refused(tmp_path):
     (tmp_path / "file").write_text("old")
     (tmp_path / "folder").mkdir()
-    return {
-        "none/such.svg": "No such file or directory",
-        "folder": "Is a directory",
-        "file/below.svg": "Not a directory",
-    }
-
-
-@pytest.mark.parametrize("place", ["none/such.svg", "folder", "file/below.svg"])
-def test_a_file_that_cannot_be_written_is_refused(tmp_path, places, place):
-    for act in (files.check, lambda path: files.write(path, "new")):
-        with pytest.raises(OSError, match=places[place]):
-            act(tmp_path / place)
+    for place, why in (
+        ("none/such.svg", "No such file or directory"),
+        ("folder", "Is a directory"),
+        ("file/below.svg", "Not a directory"),
+    ):
+        for act in (files.check, lambda path: files.write(path, "new")):
+            with pytest.raises(OSError, match=why):
+                act(tmp_path / place)
     assert (tmp_path / "file").read_text() == "old"
     assert list((tmp_path / "folder").iterdir()) == []
-
-
-def test_folders_may_be_made(tmp_path, places):
     files.check_folder(tmp_path / "new" / "newer")
     assert not (tmp_path / "new").exists()
     with pytest.raises(NotADirectoryError):

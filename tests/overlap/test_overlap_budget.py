@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hlo_texts import CHIP, blocking, done, dot, loop, program, start
+from hlo_texts import CHIP, blocking, done, dot, loop, program, start, untiled
 
 from ringcoll import __main__ as command_line
 from ringcoll import overlap
@@ -22,13 +22,6 @@ ENDLESS = loop("", start("s"), dot("y"), done("next", "s")).replace(
 
 def check(text, *limits, **options):
     return overlap.assert_overlapped(text, *limits, chip=CHIP, **options)
-
-
-def test_the_parts_of_the_exposed_time_add_up():
-    report = overlap.report(BOTH, chip=CHIP)
-    kinds = ("all-gather", "collective-permute", "all-reduce")
-    assert [round(1e6 * report.exposed_of(kind)) for kind in kinds] == [1500, 1001, 0]
-    assert sum(map(report.exposed_share_of, kinds)) == pytest.approx(report.exposed_share)
 
 
 def test_limits_that_limit_nothing_are_refused():
@@ -98,16 +91,12 @@ def test_an_unread_instruction_is_red_until_it_is_allowed_by_name():
 
 
 def test_seconds_of_an_untimed_program_are_refused():
-    untimed = HIDDEN.replace(":T(8,128)", "").replace(":T(128)", "")
     with pytest.raises(ValueError, match="jit_f has no times, as a TPU's"):
-        overlap.assert_overlapped(untimed, max_exposed_seconds=1.0)
+        overlap.assert_overlapped(untiled(HIDDEN), max_exposed_seconds=1.0)
     with pytest.raises(
         AssertionError, match=r"100\.0% of the collectives of jit_f is exposed all-g"
     ):
-        overlap.assert_overlapped(
-            program(blocking("all-gather")).replace(":T(8,128)", "").replace(":T(128)", ""),
-            {"all-gather": 0.99},
-        )
+        overlap.assert_overlapped(untiled(program(blocking("all-gather"))), {"all-gather": 0.99})
 
 
 @pytest.mark.parametrize(
@@ -137,55 +126,39 @@ def test_bad_limits_are_refused_before_the_program_is_read(limits, error, compla
 # -- the command, with a program that is at hand --
 
 
-@pytest.fixture
-def overlap_command(monkeypatch, capsys):
-    """The exit status and the output of `overlap` for a text."""
-
-    def run(text, *arguments):
-        report = overlap.report(text, chip=CHIP if ":T(" in text else None)
-        monkeypatch.setattr(command.topology, "mesh", lambda of, **_: None)
-        monkeypatch.setattr(command, "_check_chip", lambda *_: None)
-        monkeypatch.setattr(command, "example", lambda *_: (None, ()))
-        monkeypatch.setattr(command, "_reported", lambda *_: (overlap.Program(text), report))
-        try:
-            status = command_line.main(["overlap", "--example", "ring_matmul", *arguments])
-        except SystemExit as ended:
-            status = ended.code
-        return status, capsys.readouterr().err
-
-    return run
-
-
 @pytest.mark.parametrize(
-    ("arguments", "status", "message"),
+    ("text", "arguments", "status", "message"),
     [
-        ("", 0, ""),
-        ("--max-exposed 0.72", 0, ""),
-        ("--max-exposed 0.71", 1, "71.4% of the time of jit_f is exposed communication"),
-        ("--max-exposed 1 --max-exposed all-gather=0.1", 1, "42.8% of the time of jit_f is exp"),
-        ("--max-exposed-us 2500", 1, "2501.0 us of jit_f are exposed communication"),
-        ("--max-exposed-us collective-permute=1000.5", 1, "1001.0 us of jit_f are exposed coll"),
-        ("--min-collectives 3", 1, "jit_f has 2 collectives that send anything"),
-        ("--max-exposed much", 2, "'much': --max-exposed=nan is not between 0 and 1"),
-        ("--max-exposed-us -3", 2, "--max-exposed-us=-3.0 is not 0 or more"),
-        ("--allow-unread while", 2, "--allow-unread: nothing is limited; give --max-exposed, too"),
+        (BOTH, "", 0, ""),
+        (BOTH, "--max-exposed 0.72", 0, ""),
+        (BOTH, "--max-exposed 0.71", 1, "71.4% of the time of jit_f is exposed communication"),
+        (BOTH, "--max-exposed 1 --max-exposed all-gather=0.1", 1, "42.8% of the time of jit_f is"),
+        (BOTH, "--max-exposed-us 2500", 1, "2501.0 us of jit_f are exposed communication"),
+        (BOTH, "--max-exposed-us collective-permute=1000.5", 1, "1001.0 us of jit_f are exposed"),
+        (BOTH, "--min-collectives 3", 1, "jit_f has 2 collectives that send anything"),
+        (BOTH, "--max-exposed much", 2, "'much': --max-exposed=nan is not between 0 and 1"),
+        (BOTH, "--max-exposed-us=-3", 2, "--max-exposed-us=-3.0 is not 0 or more"),
+        (BOTH, "--allow-unread while", 2, "--allow-unread: nothing is limited; give --max-exposed"),
+        # What cannot be read, or is not there, is not green either.
+        (ENDLESS, "", 0, ""),
+        (ENDLESS, "--max-exposed 1", 1, "while of jit_f could not be read"),
+        (ENDLESS, "--max-exposed 1 --allow-unread while", 0, ""),
+        (program(dot("y")), "--max-exposed 1", 1, "0 collectives that send anything, fewer than m"),
+        (program(dot("y")), "--max-exposed 1 --min-collectives 0", 0, ""),
+        (untiled(HIDDEN), "--max-exposed-us 1", 2, "has no times"),
     ],
 )
-def test_limits_of_the_command(overlap_command, arguments, status, message):
-    ended, err = overlap_command(BOTH, *arguments.replace("us -3", "us=-3").split())
+def test_limits_of_the_command(monkeypatch, capsys, text, arguments, status, message):
+    report = overlap.report(text, chip=CHIP if ":T(" in text else None)
+    monkeypatch.setattr(command.topology, "mesh", lambda of, **_: None)
+    monkeypatch.setattr(command, "_check_chip", lambda *_: None)
+    monkeypatch.setattr(command, "example", lambda *_: (None, ()))
+    monkeypatch.setattr(command, "_reported", lambda *_: (overlap.Program(text), report))
+    try:
+        ended = command_line.main(["overlap", "--example", "ring_matmul", *arguments.split()])
+    except SystemExit as refused:
+        ended = refused.code
+    err = capsys.readouterr().err
     assert ended == status
     assert message in err
     assert bool(err) == bool(message)
-
-
-def test_the_command_is_not_green_by_ignorance_either(overlap_command):
-    assert overlap_command(ENDLESS)[0] == 0  # nothing is limited
-    status, printed = overlap_command(ENDLESS, "--max-exposed", "1")
-    assert (status, "while of jit_f could not be read" in printed) == (1, True)
-    assert overlap_command(ENDLESS, "--max-exposed", "1", "--allow-unread", "while")[0] == 0
-    nothing = program(dot("y"))
-    assert overlap_command(nothing, "--max-exposed", "1")[0] == 1
-    assert overlap_command(nothing, "--max-exposed", "1", "--min-collectives", "0")[0] == 0
-    untimed = HIDDEN.replace(":T(8,128)", "").replace(":T(128)", "")
-    status, printed = overlap_command(untimed, "--max-exposed-us", "1")
-    assert (status, "has no times" in printed) == (2, True)

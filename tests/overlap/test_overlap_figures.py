@@ -5,7 +5,7 @@ See `hlo_texts`: a link carries 1 GB/s each way, and a hop takes 1 us; x is 1 MB
 """
 
 import pytest
-from hlo_texts import CHIP, SHAPE, blocking, done, dot, loop, program, start, us
+from hlo_texts import CHIP, SHAPE, blocking, done, dot, loop, program, start, untiled, us
 
 from ringcoll import overlap
 from ringcoll.overlap.network import Network
@@ -15,11 +15,6 @@ def read(*lines, ranks=4, network=None, chip=CHIP, **options):
     """The report of a program of these lines."""
     text = program(*lines, ranks=ranks, **options)
     return overlap.report(overlap.Program(text, network=network), chip=chip)
-
-
-def untimed(text):
-    """The report of a text as a GPU's, which has no times: its layouts have no tiles."""
-    return overlap.report(text.replace(":T(8,128)", "").replace(":T(128)", ""))
 
 
 #: The bits of an element.
@@ -180,7 +175,7 @@ def with_another(text, *lines):
 )
 def test_without_times_every_run_of_a_collective_counts(body, bare, of_permutes, of_gathers):
     """A permute of seven turns, and a gather that nothing hides."""
-    report = untimed(with_another(loop("", *body), blocking("all-gather")))
+    report = overlap.report(untiled(with_another(loop("", *body), blocking("all-gather"))))
     assert {row.kind: row.count for row in report.rows} == {
         "all-gather": 1,
         "collective-permute": 7,

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hlo_texts import blocking, done, program, start
+from hlo_texts import blocking, done, program, start, untiled
 
 from ringcoll import costs, overlap
 from ringcoll.costs.machines import MACHINES
@@ -12,11 +12,6 @@ H100 = MACHINES["h100"]
 #: Seconds of the matmul of `matmul`: float32, 500^3.
 PRODUCT = H100.matmuls[4].start + 2 * 500**3 * H100.matmuls[4].delta
 HOP = costs.predict("ppermute", 1e6, 4, "h100")
-
-
-def untiled(*lines, **options):
-    """The text of a GPU's program: its layouts have no tiles."""
-    return program(*lines, **options).replace(":T(8,128)", "").replace(":T(128)", "")
 
 
 def matmul(name, x="x"):
@@ -34,7 +29,7 @@ def on_other_stream(name, x="x"):
 
 
 def timed(*lines, chip="h100", **options):
-    return overlap.report(untiled(*lines, **options), chip=chip)
+    return overlap.report(untiled(program(*lines, **options)), chip=chip)
 
 
 def test_a_permute_and_a_matmul_take_what_was_measured():
@@ -95,6 +90,11 @@ def test_a_transfer_under_a_matmul_of_another_stream_is_exposed_for_the_rest():
     assert report.exposed == pytest.approx(HOP - PRODUCT)
     assert report.total == pytest.approx(HOP)
     assert report.rows[0].compute == pytest.approx(PRODUCT)
+    later = timed(one, start("s"), done("d", "s"), wait, start("t", "m"), done("e", "t"), chip=None)
+    assert [(row.matmuls, row.bare) for row in later.rows] == [(1, 0), (0, 1)]
+    assert later.rows[0].flops == later.flops == report.flops == 2 * 500**3
+    inside = timed(start("s"), one, done("d", "s"), wait, chip=None)
+    assert [(row.matmuls, row.bare) for row in inside.rows] == [(1, 0)]
 
 
 def test_other_work_takes_its_bytes_over_the_memory():
@@ -107,12 +107,15 @@ def test_other_work_takes_its_bytes_over_the_memory():
         "%g = (f32[500,500]{1,0}, s8[999999999]{0}) custom-call(%x, %w), "
         f'custom_call_target="__cublas$gemm", backend_config={{"gemm_backend_config":{config}}}'
     )
-    assert timed(gemm).total == pytest.approx(PRODUCT)
+    report = timed(start("s"), gemm, done("d", "s"))
+    assert report.compute == pytest.approx(PRODUCT)
+    (row,) = report.rows
+    assert (row.matmuls, row.bare, row.flops) == (1, 0, 2 * 500**3)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("bf16", 2), ("f8e4m3fn", 2), ("f64", 4)])
 def test_a_dtype_that_was_not_measured_counts_as_the_next_wider(dtype, width):
-    text = untiled("%d = f32[500,500]{1,0} dot(%x, %w), lhs_contracting_dims={1}")
+    text = untiled(program("%d = f32[500,500]{1,0} dot(%x, %w), lhs_contracting_dims={1}"))
     text = text.replace("%x = f32", f"%x = {dtype}").replace("%w = f32", f"%w = {dtype}")
     rate = H100.matmuls[width]
     found = overlap.report(text, chip="h100").total
@@ -130,7 +133,7 @@ def test_a_report_says_what_was_modelled_and_how_far_it_is_off():
 
 
 def test_the_device_kind_tells_the_gpu():
-    text = untiled(matmul("y"))
+    text = untiled(program(matmul("y")))
     known = overlap.report(overlap.Program(text, kind="NVIDIA H100 80GB HBM3"))
     assert known.chip == overlap.gpu("h100")
     assert not overlap.report(overlap.Program(text, kind="NVIDIA GeForce")).timed

@@ -135,14 +135,23 @@ def branch(name, *lines):
     return f"%{name} (a: f32[500,500]) -> f32[500,500] {{\n{taken}{body}\n}}\n\n"
 
 
-def test_the_branch_that_communicates_for_longest_is_the_longest():
-    """An all-gather of 1500 us and a matmul of 1 us beat a matmul of 1400 us."""
-    quick = branch("quick", dot("y1", cycles=1_400_000))
-    slow = branch("slow", blocking("all-gather"), dot("y2", cycles=300_000))
-    line = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%quick, %slow}}"
-    report = overlap.report(program(line, before=MATMUL + quick + slow), chip=CHIP)
-    assert us(report, "total", "exposed") == (1800, 1500)
-    assert [row.count for row in report.rows] == [1]
+@pytest.mark.parametrize(
+    ("one", "other", "times"),
+    [
+        # An all-gather of 1500 us and a matmul of 300 us beat a matmul of 1400 us.
+        ([dot("y1", cycles=1_400_000)], [blocking("all-gather"), dot("y2", cycles=300_000)],
+         (1800, 300, 1500)),
+        ([dot("y1", cycles=1000)], [dot("y2", cycles=500_000)], (500, 500, 0)),
+    ],
+)  # fmt: skip
+def test_the_branch_that_communicates_for_longest_counts_or_else_the_longest(one, other, times):
+    branches = MATMUL + branch("one", *one) + branch("other", *other)
+    for order in ("%one, %other", "%other, %one"):
+        line = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{{order}}}"
+        report = overlap.report(program(line, before=branches), chip=CHIP)
+        assert us(report, "total", "compute", "exposed") == times
+        assert [row.count for row in report.rows] == [1] * (len(other) - 1)
+        assert any("branch with most exposed" in line for line in report.assumptions)
 
 
 def test_a_transfer_may_end_in_a_branch():

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import pytest
 from browsing import DESK, PHONE, needs_a_browser
-from hlo_texts import BACK, CHIP, blocking, done, dot, loop, program, start
+from hlo_texts import BACK, CHIP, blocking, done, dot, loop, program, start, untiled
 
 from ringcoll import overlap
 from ringcoll.overlap.tracks import tracks
@@ -87,7 +87,7 @@ def test_transfers_in_one_direction_at_once_have_tracks_of_their_own():
 
 
 def test_without_times_there_is_neither():
-    report = overlap.report(HIDDEN.replace(":T(8,128)", "").replace(":T(128)", ""))
+    report = overlap.report(untiled(HIDDEN))
     for write in (report.to_perfetto, report.to_html):
         with pytest.raises(ValueError, match=f"{write.__name__}: jit_f has no times to draw"):
             write()

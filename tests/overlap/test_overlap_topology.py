@@ -80,18 +80,6 @@ def test_axes_that_cannot_be_cut_are_none():
     assert embed((4, 4), (False, False), (3, 5)) is None
 
 
-def test_paths_and_ports():
-    line, ring = (Network(tuple((i,) for i in range(5)), (wrap,)) for wrap in (False, True))
-    assert (line.hops(0, 4), ring.hops(0, 4), ring.hops(0, 2), ring.hops(3, 0)) == (4, 1, 2, 2)
-    assert line.path(1, 0) == [((1,), (0,))]
-    assert line.path(3, 3) == []
-    assert (line.ports(range(5)), ring.ports(range(5)), ring.ports([0, 2])) == (1, 2, 1)
-    assert [len(of.between(range(5))) for of in (line, ring)] == [8, 10]
-    square = Network(tuple(product(range(2), range(2))), (False, False))
-    assert square.path(0, 3) == [((0, 0), (1, 0)), ((1, 0), (1, 1))]
-    assert square.ports(range(4)) == 2
-
-
 @pytest.mark.parametrize(
     ("kind", "size", "closed"),
     [

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
-from support import python
 
 from benchmarks.compiled import recorded_claims
 
@@ -183,28 +182,9 @@ def test_rings_take_single_hops_in_the_order_of_mesh(programs):
     assert "overlap.mesh(topology" in hops["said"][0]
 
 
-def test_a_permute_over_many_hops_is_warned_of(programs):
-    report = programs["far"]
-    assert report["rows"][0]["hops"] == 14
-    assert any("14 hops" in line and "overlap.mesh" in line for line in report["assumptions"])
-
-
 def test_what_cannot_be_is_refused(programs):
     assert "no topology 'v5e:5x7'" in programs["refused topology"]
     assert "4 devices, but v5e:4x2 has 8" in programs["refused axes"]
     assert "(TPU v5 lite), which is not one of the 8 devices" in programs["refused kind"]
     assert "not one of the 4 devices of v5e:2x2 (TPU v5 lite)" in programs["refused slice"]
     assert "wrap=(True,) is of 1 axes" in programs["refused wrap"]
-
-
-@pytest.mark.exhaustive
-def test_the_command_compiles_an_example(tmp_path):
-    picture, text = tmp_path / "timeline.svg", tmp_path / "program.txt"
-    files = ("--draw", str(picture), "--text", str(text))
-    example = ("--example", "ring_matmul", "--shape", "1024x1024x2048")
-    done = python("-m", "ringcoll", "overlap", *example, *files, "--constant", "hbm=1e12")
-    assert done.returncode == 0, done.stderr
-    assert "memory 1000 GB/s" in done.stdout
-    assert "jit_ring_matmul on 8 x v5e" in done.stdout
-    assert picture.read_bytes().startswith(b"<svg")
-    assert "is_scheduled=true" in text.read_text(encoding="utf-8")

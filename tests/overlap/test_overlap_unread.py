@@ -8,13 +8,6 @@ from ringcoll.overlap.network import Network
 from ringcoll.overlap.timeline import Timeline
 
 
-def unread(text):
-    """The names that could not be read, each of which is in a note."""
-    timeline = Timeline(parse(text), Network.ring(4), CHIP, {}).run()
-    assert all(any(name in note for note in timeline.notes) for name in timeline.unread)
-    return timeline.unread
-
-
 def kernel(config=""):
     """A kernel as JAX 0.12 writes it, with line breaks."""
     return f"""%k = {SHAPE} custom-call(%x), custom_call_target="tpu_custom_call", \
@@ -35,65 +28,53 @@ SUMS = f"""%sums (a: f32[500,500]) -> f32[500,500] {{
 """
 
 
-def test_known_instructions_are_read():
-    assert unread(program(start("s"), dot("y"), done("d", "s"), blocking("all-gather"))) == set()
-    assert unread(program(kernel(), dot("y"))) == set()
+TWICE = SUMS.replace("ROOT", f"%a2 = {SHAPE} all-reduce(%a), replica_groups={{}}\n  ROOT")
+#: A kernel in a computation.
+OWN = f"%own (x: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
+OWN += f"  ROOT {kernel(REMOTE[0])}\n}}\n\n"
+BRANCHES = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%own, %sums}}"
+FUSED = f"%o = {SHAPE} fusion(%x), kind=kCustom, calls="
+BEGUN = f"%o = (({SHAPE}), {SHAPE}, u32[]) async-start(%x), calls=%own"
+TURNS = loop("", start("s"), dot("y"), done("next", "s"))
+ASKED = "%g = s32[] all-reduce(%k)\n  %bound = s32[]"
+HOST = f"%o = ({SHAPE}, u32[], token[]) OPCODE(%x, %x), is_host_transfer=true"
 
 
-@pytest.mark.parametrize("config", REMOTE)
-def test_a_kernel_that_communicates_by_itself(config):
-    assert unread(program(kernel(config), dot("y"))) == {"k"}
-
-
-def test_a_kernel_in_the_branch_that_is_not_the_worst():
-    quick = f"%quick (a: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
-    branches = f"{quick}  ROOT {kernel(REMOTE[0])}\n}}\n\n" + SUMS
-    line = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%quick, %sums}}"
-    assert unread(program(line, before=MATMUL + branches)) == {"k"}
-
-
-def test_a_kernel_in_a_fusion_or_in_a_computation_that_is_started():
-    body = f"%own (x: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
-    body += f"  ROOT {kernel(REMOTE[0])}\n}}\n\n"
-    fused = f"%f = {SHAPE} fusion(%x), kind=kCustom, calls=%own"
-    begun = f"%b = (({SHAPE}), {SHAPE}, u32[]) async-start(%x), calls=%own"
-    ended = f"%e = {SHAPE} async-done(%b)"
-    assert unread(program(fused, before=MATMUL + body)) == {"f"}
-    assert unread(program(begun, ended, before=MATMUL + body)) == {"b"}
-
-
-@pytest.mark.parametrize("opcode", ["send", "recv", "infeed", "outfeed"])
-def test_instructions_that_wait_for_others_are_unread(opcode):
-    lines = [f"%o = ({SHAPE}, u32[], token[]) {opcode}(%x, %x), is_host_transfer=true"]
-    if opcode in ("send", "recv"):
-        lines.append(f"%e = token[] {opcode}-done(%o)")
-    assert unread(program(*lines)) == {"o"}
-
-
-def test_collectives_that_are_not_known_or_run_in_an_unknown_way():
-    assert unread(program(f"%o = {SHAPE} all-shuffle(%x), replica_groups={{}}")) == {"o"}
-    assert unread(program(f"%o = {SHAPE} collective-swap-start(%x)")) == {"o"}
-    called = f"%o = {SHAPE} custom-call(%x), called_computations={{%sums}}"
-    assert unread(program(called, before=MATMUL + SUMS)) == {"o"}
-    twice = SUMS.replace("ROOT", f"%a2 = {SHAPE} all-reduce(%a), replica_groups={{}}\n  ROOT")
-    fused = f"%o = {SHAPE} fusion(%x), kind=kCustom, calls=%sums"
-    assert unread(program(fused, before=MATMUL + SUMS)) == set()
-    assert unread(program(fused, before=MATMUL + twice)) == {"o"}
-
-
-def test_transfers_without_an_end_or_a_start_are_unread():
-    assert unread(program(start("s"), dot("y"))) == {"s"}
-    assert unread(program(dot("y"), done("d", "y"))) == {"d"}
-
-
-def test_loops_whose_turns_or_conditions_cannot_be_read():
-    lines = start("s"), dot("y"), done("next", "s")
-    assert unread(loop("", *lines)) == set()
-    assert unread(loop("", *lines).replace("s32[] constant(7)", "s32[] custom-call()")) == {"while"}
-    asked = loop("", *lines).replace(
-        "%bound = s32[]", "%b = s32[] constant(7)\n  %bound = s32[] all-reduce(%b)\n  %g = s32[]"
-    )
-    assert unread(asked) == {"while"}
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (program(start("s"), dot("y"), done("d", "s"), blocking("all-gather")), ""),
+        (program(kernel(), dot("y")), ""),
+        *((program(kernel(config), dot("y")), "k") for config in REMOTE),
+        # A kernel in the branch that is not the worst, in a fusion, or in what is started.
+        (program(BRANCHES, before=MATMUL + OWN + SUMS), "k"),
+        (program(f"{FUSED}%own", before=MATMUL + OWN), "o"),
+        (program(BEGUN, f"%e = {SHAPE} async-done(%o)", before=MATMUL + OWN), "o"),
+        # Instructions that wait for others.
+        *((program(HOST.replace("OPCODE", opcode)), "o") for opcode in ("infeed", "outfeed")),
+        *((program(HOST.replace("OPCODE", opcode), f"%e = token[] {opcode}-done(%o)"), "o")
+          for opcode in ("send", "recv")),
+        # Collectives that are not known, or run in an unknown way.
+        (program(f"%o = {SHAPE} all-shuffle(%x), replica_groups={{}}"), "o"),
+        (program(f"%o = {SHAPE} collective-swap-start(%x)"), "o"),
+        (program(f"%o = {SHAPE} custom-call(%x), called_computations={{%sums}}",
+                 before=MATMUL + SUMS), "o"),
+        (program(f"{FUSED}%sums", before=MATMUL + SUMS), ""),
+        (program(f"{FUSED}%sums", before=MATMUL + TWICE), "o"),
+        # Transfers without an end or a start.
+        (program(start("s"), dot("y")), "s"),
+        (program(dot("y"), done("d", "y")), "d"),
+        # Loops whose turns or conditions cannot be read.
+        (TURNS, ""),
+        (TURNS.replace("s32[] constant(7)", "s32[] custom-call()"), "while"),
+        (TURNS.replace("%bound = s32[]", ASKED), "while"),
+    ],
+)  # fmt: skip
+def test_what_is_unread_is_named(text, names):
+    """The name is in a note, too."""
+    timeline = Timeline(parse(text), Network.ring(4), CHIP, {}).run()
+    assert timeline.unread == {*names.split()}
+    assert all(any(name in note for note in timeline.notes) for name in timeline.unread)
 
 
 def test_an_instruction_of_several_lines_is_read_whole():

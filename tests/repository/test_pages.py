@@ -1,12 +1,15 @@
-"""The pages agree with the repository: links, commands, figures and tables."""
+"""The pages agree with the repository: links, commands, versions, figures and tables."""
 
 import json
 import re
 import shlex
+import tomllib
 from functools import partial
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -27,6 +30,7 @@ PAGES = {
         *ROOT.glob("benchmarks/pages/*.md"),
     )
 }
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 #: `[text](target)`, `![text](target)` and `[label]: target`.
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
@@ -185,3 +189,23 @@ def test_gains_of_a_wire_on_the_precision_page_are_those_of_the_model():
         algorithms = "lax", "direct", "torus", "hamiltonian"
         gains = [call() / call(algorithm=name, wire="int8") for name in algorithms]
         assert cells == " | ".join(f"{gain:.2f}" for gain in gains)
+
+
+def test_the_version_is_the_same_everywhere():
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "ringcoll/__init__.py"
+    source = (ROOT / "ringcoll/__init__.py").read_text("utf-8")
+    assert source.count(f'\n__version__ = "{ringcoll.__version__}"') == 1
+    assert f"\nversion: {ringcoll.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert re.search(r"^## (\S+?),", PAGES["CHANGELOG.md"], re.M)[1] == ringcoll.__version__
+
+
+def test_the_command_is_the_module_and_says_its_version(capsys):
+    scripts = PROJECT["project"]["scripts"]
+    command = EntryPoint("ringcoll", scripts["ringcoll"], "console_scripts")
+    assert command.load() is saying.main
+    with pytest.raises(SystemExit) as end:
+        saying.main(["--version"])
+    assert end.value.code == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"ringcoll {ringcoll.__version__}, jax {jax.__version__}, Python ")
