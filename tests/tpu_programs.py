@@ -228,7 +228,7 @@ def exhaustive():
             ),
         }
         reports[f"gated_mlp {algorithm}"] = judged(*gated_mlp(algorithm))
-    for algorithm, kept in (("fused", "products"), ("plain", "products"), ("linear", "nothing")):
+    for algorithm, kept in (("plain", "products"), ("linear", "nothing")):
         reports[f"stack {algorithm}"] = judged(*stacked(algorithm, kept))
     f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
     profiled = overlap.report(overlap.compile_for(TOPOLOGY, f, *operands, profile=True))

@@ -28,7 +28,7 @@ ROTARY_BASE = 500000.0
 
 #: Ours, with gradients summed over `DATA` by an algorithm of `ringcoll.psum`; others use XLA's.
 BESIDE = "/beside"
-SUMMED = ("auto+exchange", "auto+exchange" + BESIDE)
+SUMMED = ("auto+recursive_doubling", "auto+recursive_doubling" + BESIDE)
 
 Linear = Callable[[Array, Array], Array]
 

@@ -17,7 +17,7 @@ TOLERANCE = fsdp.tolerance(SHAPE, 4)
 SHARDED = f"fsdp --shape {SHAPE} -g 4 -n 3"
 BLOCK = "layers --shape 1x16x16x4x4x32 -g 4 -n 3 --mesh data=2,model=2"
 IN_SHARDED = [PLAIN, COMPILER, *stack.OURS]
-IN_BLOCK = [PLAIN, COMPILER, "ring", "auto+exchange"]
+IN_BLOCK = [PLAIN, COMPILER, "ring", "auto+recursive_doubling"]
 
 
 @pytest.mark.exhaustive

@@ -84,33 +84,6 @@ def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not
     assert plain["verdict"].startswith("red: ")
 
 
-def assert_gathers_hidden(report):
-    """In both loops over four layers every gather has matmuls over it, and next to none is exposed.
-
-    A turn gathers three times 7 shards of 4 MiB, 326 us each over two links, under three products
-    of 698 us or more, so all of it can be hidden. 2 % is for transfers that meet.
-    """
-    gathers = [row for row in report["rows"] if (row["kind"], row["count"]) == ("all-gather", 4)]
-    assert len(gathers) == 6, report["text"]  # three forward, and again backward
-    assert sum(row["count"] * row["wire"] for row in gathers) == pytest.approx(
-        24 * 326e-6, rel=0.01
-    )
-    exposed = sum(row["exposed"] for row in gathers)
-    assert all(row["asynchronous"] and not row["bare"] for row in gathers), report["text"]
-    assert exposed <= 0.02 * 24 * 326e-6, report["text"]
-
-
-@pytest.mark.exhaustive
-def test_a_scan_over_sharded_layers_hides_its_gathers(models):
-    report = models["stack fused"]
-    assert_gathers_hidden(report)
-    # Outside the loops: those of the first layer, which nothing hides.
-    before = [row for row in report["rows"] if (row["kind"], row["count"]) == ("all-gather", 1)]
-    assert [row["asynchronous"] for row in before] == [False] * 3
-    # Gradients travel hop by hop under the products that make them; none is sent whole.
-    assert {row["kind"] for row in report["rows"]} == {"all-gather", "collective-permute"}
-
-
 @pytest.mark.exhaustive
 def test_linear_layers_that_multiply_while_the_kernel_arrives_gather_nothing_else(models):
     report = models["stack linear"]
@@ -121,16 +94,13 @@ def test_linear_layers_that_multiply_while_the_kernel_arrives_gather_nothing_els
 @pytest.mark.exhaustive
 def test_the_same_layers_that_gather_their_own_turn_the_assertion_red(models):
     report = models["stack plain"]
-    with pytest.raises(AssertionError):
-        assert_gathers_hidden(report)
+    assert report["verdict"].startswith("red: "), report["text"]
     blocking = [row for row in report["rows"] if not row["asynchronous"]]
     assert {(row["kind"], row["count"]) for row in blocking} == {
         ("all-gather", 4),
         ("reduce-scatter", 4),
     }, report["text"]
-    ours = models["stack fused"]
-    assert report["flops"] == ours["flops"]
-    assert report["exposed_share"] > ours["exposed_share"]
+    assert report["exposed_share"] > models["stack linear"]["exposed_share"]
 
 
 def test_a_loop_counts_its_turns(programs):
