@@ -23,7 +23,6 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from ringcoll import costs, lax
-from ringcoll.costs import price
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)  # instead of eight real ones
@@ -41,7 +40,8 @@ def table(machine: str, sequences: tuple[int, ...], width: int = 8192) -> None:
     print(f"{'sequences':>12}{'kB':>8}" + "".join(f"{name:>20}" for name in ALGORITHMS))
     for rows in sequences:
         size = 2 * rows * width
-        times = [costs.seconds(price("psum", a, (RANKS,)), size / RANKS, model) for a in ALGORITHMS]
+        paid = [costs.price("psum", algorithm, (RANKS,)) for algorithm in ALGORITHMS]
+        times = [costs.seconds(one, size / RANKS, model) for one in paid]
         cells = [f"{1e6 * t:.1f}{' *' if t == min(times) else '  '}" for t in times]
         print(f"{rows:12}{size / 1000:8g}" + "".join(f"{cell:>20}" for cell in cells))
 

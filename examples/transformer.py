@@ -50,8 +50,8 @@ class Config:
     dropout: float
     dtype: str
     algorithm: str = "auto"
-    wire: str | None = None  # of FSDP's gathers, and of the sums of their gradients
-    gradient_wire: str | None = None
+    wire: str | None = None  # of FSDP's gathers
+    gradient_wire: str | None = None  # of the sums of their gradients
     experts: int = 0
 
 
@@ -131,8 +131,14 @@ def logits(
     """
     options: Any = {"algorithm": config.algorithm}
     replicas = DATA, CONTEXT
-    wires: Any = {"dtype": config.dtype, "reduce_dtype": "float32", "replicas": replicas, **options}
-    wires |= {"wire": config.wire, "gradient_wire": config.gradient_wire}
+    gathering: Any = {
+        "dtype": config.dtype,
+        "reduce_dtype": "float32",
+        "replicas": replicas,
+        "wire": config.wire,
+        "gradient_wire": config.gradient_wire,
+        **options,
+    }
     own = own_positions(tokens.shape[1])
     if positions is not None:  # of the tokens between layers
         parts = own.reshape(lax.axis_size(MODEL), -1)
@@ -148,7 +154,7 @@ def logits(
         return ep.moe(x, params["router"], params, MODEL, top_k=TOP_K, algorithm=by_name)
 
     def block(state: tuple[Array, Array], shards: Params) -> tuple[tuple[Array, Array], None]:
-        params = fsdp.gather(shards, of_block, FSDP, **wires)
+        params = fsdp.gather(shards, of_block, FSDP, **gathering)
         x, balance = state
         drop = partial(dropout, key=params["key"], positions=positions, rate=config.dropout)
         normed = tp.rms_norm(params["norm_1"], x, MODEL)
@@ -159,7 +165,7 @@ def logits(
         return (x + drop(y, site=2), balance + loss), None
 
     ends = {name: part for name, part in params.items() if name != "blocks"}
-    ends = fsdp.gather(ends, {name: specs[name] for name in ends}, FSDP, **wires)
+    ends = fsdp.gather(ends, {name: specs[name] for name in ends}, FSDP, **gathering)
     # A key for each layer travels with its parameters; without dropout it is None.
     keys = None if key is None else jax.random.split(key, config.layers)
     blocks = {**params["blocks"], "key": keys}

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--profile", action="store_true", help="take times from the static profile (slow)")
     add_option(parser)
     options.add_json(parser, "what was found")
-    what = "write the timeline of every program into this folder, as PNG"
+    what = "write the timeline of every program into this folder, as SVG"
     add("--draw", type=Folder, metavar="DIR", help=what)
     add_cache(parser)
 

@@ -51,7 +51,9 @@ def collectives(*names: str):
 
 
 def algorithms(known: Mapping[str, Sequence[str]]):
-    """The same for algorithms; the result is by collective. Former names are accepted.
+    """The same for algorithms; the result is by collective.
+
+    The name of a gather's all-reduce also means the gather.
 
     Args:
         known: the algorithms of each collective, including names such as `ring@4x2`.

@@ -9,7 +9,7 @@ token is dropped, however uneven the choice is. `algorithm` says how tokens get 
   tokens, the next block arrives, and the sums of the previous block travel back;
 - "ragged_all_to_all": a token travels only to the ranks of its experts, once for each expert, and
   each result travels back. These are fewer bytes if n is much larger than `top_k`;
-- "auto": the fastest by `ringcoll.matmuls.auto_experts` for these shapes on these devices; on CPU
+- "auto": on TPUs the fastest by `ringcoll.matmuls.auto_experts` for these shapes; elsewhere
   "gather".
 
 Gradients are those of the same layer on one device, for tokens, router and experts. As for

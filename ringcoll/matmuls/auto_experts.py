@@ -93,10 +93,10 @@ def fastest(mixture: Mixture, device_kind: str | None) -> str:
     >>> fastest(many, "TPU v6 lite")
     'bidirectional_ring'
     """
-    if device_kind is None or device_kind not in KINDS or not mixture.is_known:
+    if mixture.ranks == 1 or not mixture.is_known or not device_kind or device_kind not in KINDS:
         return GATHER
     priced = seconds(mixture, device_kind)
-    return GATHER if mixture.ranks == 1 else min(priced, key=lambda name: priced[name])
+    return min(priced, key=lambda name: priced[name])
 
 
 def halves_pay(mixture: Mixture, device_kind: str | None) -> bool:
