@@ -21,12 +21,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.compiled import compiling
-from benchmarks.compiled.programs import DIRECTIONS, PLAIN
+from benchmarks.compiled.programs import DIRECTIONS, PLAIN, with_gradient
 from benchmarks.measuring import options, processes, side_by_side
 from benchmarks.measuring.measure import Ready
 from ringcoll import overlap
@@ -108,17 +107,7 @@ def _program(
         )
         for count in (heads, groups, groups)
     )
-    return (with_gradients(function) if direction == "both" else function), operands
-
-
-def with_gradients(function: Callable) -> Callable:
-    """Forward and backward; the cotangent waits for the result, as the cotangent of a loss does."""
-
-    def both(*operands: Array) -> Any:
-        out, pull_back = jax.vjp(function, *operands)
-        return out, pull_back(out)
-
-    return both
+    return (with_gradient(function, lambda y: y) if direction == "both" else function), operands
 
 
 def _measure(args: argparse.Namespace) -> int:

@@ -27,8 +27,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.compiled import compiling
-from benchmarks.compiled.context import with_gradients
-from benchmarks.compiled.programs import DIRECTIONS, PLAIN
+from benchmarks.compiled.programs import DIRECTIONS, PLAIN, with_gradient
 from benchmarks.measuring import options
 from ringcoll import overlap
 from ringcoll.layers import expert_parallel
@@ -103,7 +102,7 @@ def program(
         for size, spec in zip(shapes, specs, strict=True)
     )
     function = jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("x"))
-    return (with_gradients(function) if direction == "both" else function), operands
+    return (with_gradient(function, lambda y: y) if direction == "both" else function), operands
 
 
 def _ours(x: Array, router: Array, gate: Array, up: Array, down: Array, **options: Any) -> Array:

@@ -162,8 +162,8 @@ def by_shardings(function: Callable, operands: tuple) -> Callable:
 def with_gradient(function: Callable, cotangent: Callable = lambda y: y * y) -> Callable:
     """Forward and backward; the cotangent waits for the result, as the cotangent of a loss does."""
 
-    def both(x: Array, w: Array) -> Any:
-        y, pull_back = jax.vjp(function, x, w)
+    def both(*operands: Array) -> Any:
+        y, pull_back = jax.vjp(function, *operands)
         return y, pull_back(cotangent(y))
 
     return both

@@ -227,7 +227,7 @@ def _plot(path: str, measured: Sequence[PublishedPoint]) -> None:
         times = [one.seconds for one in chosen]
         lines.append(PlotLine(label, sizes, [modelled(one) for one in chosen], times))
     title = "measured (points) and modelled (lines)"
-    plot(path, title, "bytes", lines, lambda size: bytes_in_words(round(size)))
+    plot(path, title, lines)
 
 
 def everything() -> tuple[list[PublishedPoint], list[str]]:

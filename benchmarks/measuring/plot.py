@@ -1,7 +1,7 @@
-"""Pictures by matplotlib (the extra `bench`): times, a line for every algorithm."""
+"""Pictures by matplotlib (the extra `bench`): modelled times as lines, measured ones as points."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ringcoll.commands.arguments import File
 from ringcoll.io import files
-from ringcoll.io.text import seconds_in_words
+from ringcoll.io.text import bytes_in_words, seconds_in_words
 
 #: The colours of lines, in order.
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
@@ -29,12 +29,12 @@ _DARK = (
 
 
 class PlotLine(NamedTuple):
-    """A line of a plot: the seconds of an algorithm at each place; measured seconds are points."""
+    """A line of a plot: the modelled seconds at each number of bytes; measured ones are points."""
 
     name: str
-    places: Sequence[float]
-    seconds: Sequence[float]
-    measured: Sequence[float] = ()
+    sizes: Sequence[float]
+    modelled: Sequence[float]
+    measured: Sequence[float]
 
 
 class PictureFile(File):
@@ -61,34 +61,25 @@ def in_the_dark(picture: bytes) -> bytes:
     return picture.replace(b"</style>", f"\n{_DARK}</style>".encode(), 1)
 
 
-def plot(
-    path: str,
-    title: str,
-    along: str,
-    lines: Sequence[PlotLine],
-    in_words: Callable[[float], str] = str,
-) -> None:
+def plot(path: str, title: str, lines: Sequence[PlotLine]) -> None:
     """Draw seconds, as SVG or PNG.
 
     Args:
         path: the file; its ending says which format.
         title: the text above.
-        along: the label of the horizontal axis.
         lines: the lines to draw.
-        in_words: writes a place as text.
     """
     plotted = figure((8, 4.6))
     axes = plotted.subplots()
     for i, line in enumerate(lines):
         colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i // len(_COLOURS) % len(_STYLES)]
-        axes.plot(line.places, line.seconds, color=colour, linestyle=style, label=line.name)
-        if line.measured:
-            axes.plot(line.places, line.measured, ".", color=colour)
+        axes.plot(line.sizes, line.modelled, color=colour, linestyle=style, label=line.name)
+        axes.plot(line.sizes, line.measured, ".", color=colour)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(lambda place, _: in_words(place))
+    axes.xaxis.set_major_formatter(lambda size, _: bytes_in_words(round(size)))
     axes.yaxis.set_major_formatter(lambda seconds, _: seconds_in_words(seconds))
-    axes.set_xlabel(along)
+    axes.set_xlabel("bytes")
     axes.set_title(title, fontsize="small", pad=14)
     axes.grid(True, color="#eeeeee")
     axes.spines[["top", "right"]].set_visible(False)
