@@ -85,7 +85,7 @@ def printed(tmp_path_factory):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles of at most four positions, so that a shard has several tiles and one is padded."""
-    from ringcoll.attention import tiles
+    from ringcoll.layers.context_parallel import tiles
 
     for name, value in (("LEAST", 2), ("MOST", 4), ("TILE_BYTES", 1)):
         monkeypatch.setattr(tiles, name, value)

@@ -29,9 +29,9 @@ from benchmarks.compiled.programs import DIRECTIONS, PLAIN, with_gradient
 from benchmarks.measuring import options, processes, side_by_side
 from benchmarks.measuring.measure import Ready
 from ringcoll import overlap
-from ringcoll.attention.layouts import LAYOUTS
 from ringcoll.collectives.table import LAX
 from ringcoll.layers import context_parallel
+from ringcoll.layers.context_parallel.layouts import LAYOUTS
 from ringcoll.overlap import topology as topologies
 
 #: The heads of Llama 3 8B.

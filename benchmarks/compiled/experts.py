@@ -31,8 +31,8 @@ from benchmarks.compiled.programs import DIRECTIONS, PLAIN, with_gradient
 from benchmarks.measuring import options
 from ringcoll import overlap
 from ringcoll.layers import expert_parallel
-from ringcoll.layers.experts import combined, orders, permuted, spread
-from ringcoll.layers.routing import route
+from ringcoll.layers.expert_parallel.experts import combined, orders, permuted, spread
+from ringcoll.layers.expert_parallel.routing import route
 from ringcoll.overlap import topology as topologies
 
 TOPOLOGIES, SHAPE = "v5p:2x2x4,v6e:4x2", "8192x4096x4096x64x8"

@@ -22,9 +22,9 @@ from processes import together
 from support import make_mesh
 
 import ringcoll
-from ringcoll.attention.auto import AttentionShape, fastest, seconds
-from ringcoll.attention.tiles import Mask, plan
 from ringcoll.layers import context_parallel as cp
+from ringcoll.layers.context_parallel.auto import AttentionShape, fastest, seconds
+from ringcoll.layers.context_parallel.tiles import Mask, plan
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
@@ -270,7 +270,7 @@ def test_layouts_of_arrays_that_are_sharded_over_an_explicit_axis():
 
 
 def test_a_shard_travels_with_rows_first_where_tiles_gain(monkeypatch):
-    monkeypatch.setattr("ringcoll.attention.visits.device_kind", lambda: "TPU v5p")
+    monkeypatch.setattr("ringcoll.layers.context_parallel.visits.device_kind", lambda: "TPU v5p")
     usual = {name: values[0] for name, values in TABLE.items()}
     with jax.enable_x64(True):
         check(usual | {"mesh": "the second of three axes", "algorithm": "bidirectional_ring"})

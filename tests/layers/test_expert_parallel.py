@@ -20,7 +20,7 @@ from layer_cases import MESHES, Place, close, compared, dtypes, precisions, show
 from support import make_mesh
 
 from ringcoll.layers import expert_parallel as ep
-from ringcoll.matmuls.auto_experts import Mixture, fastest, halves_pay
+from ringcoll.layers.expert_parallel.auto import Mixture, fastest, halves_pay
 
 D, F, T = 6, 4, 7
 FORMS = ["gather", "ring", "bidirectional_ring", "ragged_all_to_all"]

@@ -15,7 +15,7 @@ from support import python
 import ringcoll
 from ringcoll import algorithms, costs, debug, draw, formats, layers, learn, overlap
 from ringcoll.layers import expert_parallel, fsdp, tensor_parallel
-from ringcoll.matmuls import auto_experts
+from ringcoll.layers.expert_parallel import auto as expert_auto
 
 LISTS = (
     ringcoll,
@@ -30,7 +30,7 @@ LISTS = (
     debug,
     learn,
 )  # of public names
-OWN = (algorithms, auto_experts)  # where what is defined is public
+OWN = (algorithms, expert_auto)  # where what is defined is public
 REGISTRY = (algorithms.build, algorithms.in_lax, algorithms.listed_name, algorithms.names)
 FOR_TPUS = ("ringcoll.overlap.topology", "ringcoll.overlap.compilation")
 

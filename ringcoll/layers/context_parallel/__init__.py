@@ -34,17 +34,17 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ringcoll.attention.auto import ULYSSES, AttentionShape, fastest
-from ringcoll.attention.layouts import LAYOUTS, PARTS, positions
-from ringcoll.attention.overlapped import attend
-from ringcoll.attention.tiles import NOWHERE, Mask
-from ringcoll.attention.visits import AttentionOptions, BlockMask, Kernel
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.table import Algorithm, Table
+from ringcoll.layers.context_parallel.auto import ULYSSES, AttentionShape, fastest
+from ringcoll.layers.context_parallel.layouts import LAYOUTS, PARTS, positions
+from ringcoll.layers.context_parallel.overlapped import attend
+from ringcoll.layers.context_parallel.tiles import NOWHERE, Mask
+from ringcoll.layers.context_parallel.visits import AttentionOptions, BlockMask, Kernel
 from ringcoll.layers.parameters import refusal
 from ringcoll.runtime.value_types import device_kind, explicit_spec, typed_alike
 

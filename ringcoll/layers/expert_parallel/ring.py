@@ -22,9 +22,9 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.collectives.all_gather import all_gather
-from ringcoll.layers.experts import Experts, Kernel, slots_of
-from ringcoll.layers.routing import Routing
-from ringcoll.matmuls.tours import Part, toured
+from ringcoll.layers.expert_parallel.experts import Experts, Kernel, slots_of
+from ringcoll.layers.expert_parallel.routing import Routing
+from ringcoll.layers.expert_parallel.tours import Part, toured
 from ringcoll.runtime.value_types import typed_alike
 
 #: The weights gate, up and down.

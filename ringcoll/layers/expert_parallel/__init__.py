@@ -9,7 +9,7 @@ token is dropped, however uneven the choice is. `algorithm` says how tokens get 
   tokens, the next block arrives, and the sums of the previous block travel back;
 - "ragged_all_to_all": a token travels only to the ranks of its experts, once for each expert, and
   each result travels back. These are fewer bytes if n is much larger than `top_k`;
-- "auto": on TPUs the fastest by `ringcoll.matmuls.auto_experts` for these shapes; elsewhere
+- "auto": on TPUs the fastest by `ringcoll.layers.expert_parallel.auto` for these shapes; elsewhere
   "gather".
 
 Gradients are those of the same layer on one device, for tokens, router and experts. As for
@@ -37,8 +37,8 @@ from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
-from ringcoll.layers.expert_ring import by_ring
-from ringcoll.layers.experts import (
+from ringcoll.layers.expert_parallel.auto import GATHER, RAGGED, RINGS, Mixture, fastest, halves_pay
+from ringcoll.layers.expert_parallel.experts import (
     Experts,
     Kernel,
     combined,
@@ -49,10 +49,10 @@ from ringcoll.layers.experts import (
     slots_of,
     spread,
 )
+from ringcoll.layers.expert_parallel.ring import by_ring
+from ringcoll.layers.expert_parallel.routing import Routing, route
 from ringcoll.layers.parameters import array_of, refusal, shard
 from ringcoll.layers.replicas import copied
-from ringcoll.layers.routing import Routing, route
-from ringcoll.matmuls.auto_experts import GATHER, RAGGED, RINGS, Mixture, fastest, halves_pay
 from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringcoll.attention.layouts import PARTS, positions
+from ringcoll.layers.context_parallel.layouts import PARTS, positions
 
 #: The position of the padding of the last tile. No query sees it, and it sees no key.
 NOWHERE = np.int32(2**30)

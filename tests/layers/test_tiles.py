@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ringcoll import algorithms
-from ringcoll.attention import tiles
-from ringcoll.attention.layouts import LAYOUTS, positions
-from ringcoll.attention.tiles import Mask, plan
+from ringcoll.layers.context_parallel import tiles
+from ringcoll.layers.context_parallel.layouts import LAYOUTS, positions
+from ringcoll.layers.context_parallel.tiles import Mask, plan
 
 MASKS = [Mask(True), Mask(False), Mask(True, 5), Mask(False, 7), Mask(True, 1)]
 

@@ -10,10 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.attention.softmax import Softmax, add_at, added, like, lowest, merged, wide
-from ringcoll.attention.tiles import Mask, TilePlan, rows_together
 from ringcoll.collectives.table import Algorithm
 from ringcoll.costs.machines import KINDS
+from ringcoll.layers.context_parallel.softmax import (
+    Softmax,
+    add_at,
+    added,
+    like,
+    lowest,
+    merged,
+    wide,
+)
+from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, rows_together
 from ringcoll.runtime.contributions import Shard
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.slicing import Shares

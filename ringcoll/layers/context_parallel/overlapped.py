@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.attention.softmax import Softmax, like, lowest, wide
-from ringcoll.attention.tiles import plan
-from ringcoll.attention.visits import AttentionOptions, Visits, packed
 from ringcoll.collectives.by_schedule import built, named
 from ringcoll.collectives.table import LAX
+from ringcoll.layers.context_parallel.softmax import Softmax, like, lowest, wide
+from ringcoll.layers.context_parallel.tiles import plan
+from ringcoll.layers.context_parallel.visits import AttentionOptions, Visits, packed
 from ringcoll.runtime import built_in, engine
 from ringcoll.runtime.barriers import order_of_work
 from ringcoll.runtime.contributions import Shard

@@ -66,7 +66,7 @@ def seconds(mixture: Mixture, device_kind: str) -> dict[str, float]:
 
     Built-in collectives use all links of a chip; rings use one link in each direction.
 
-    >>> from ringcoll.matmuls.auto_experts import Mixture, seconds
+    >>> from ringcoll.layers.expert_parallel.auto import Mixture, seconds
     >>> few = Mixture(ranks=8, tokens=128, experts=8, top_k=8, d=4096, f=1536, itemsize=2)
     >>> print({name: round(1e6 * t) for name, t in seconds(few, "TPU v6 lite").items()})
     {'gather': 310, 'ragged_all_to_all': 344, 'ring': 1973, 'bidirectional_ring': 1973}
@@ -88,7 +88,7 @@ def fastest(mixture: Mixture, device_kind: str | None) -> str:
 
     The model applies to TPUs, and not to symbolic sizes.
 
-    >>> from ringcoll.matmuls.auto_experts import Mixture, fastest
+    >>> from ringcoll.layers.expert_parallel.auto import Mixture, fastest
     >>> many = Mixture(ranks=8, tokens=8192, experts=8, top_k=8, d=4096, f=4096, itemsize=2)
     >>> fastest(many, "TPU v6 lite")
     'bidirectional_ring'
@@ -107,7 +107,7 @@ def halves_pay(mixture: Mixture, device_kind: str | None) -> bool:
     with gradients, 8192 tokens that go to 8 of 64 experts, all sizes 4096: v5p:2x2x4 takes 66555 us
     joined, 62312 separately; v6e:4x2, where reading takes longer, 49430 joined, 54487 separately.)
 
-    >>> from ringcoll.matmuls.auto_experts import Mixture, halves_pay
+    >>> from ringcoll.layers.expert_parallel.auto import Mixture, halves_pay
     >>> many = Mixture(ranks=16, tokens=8192, experts=4, top_k=8, d=4096, f=4096, itemsize=2)
     >>> halves_pay(many, "TPU v5p")
     True

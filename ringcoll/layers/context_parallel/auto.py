@@ -10,10 +10,10 @@ from math import prod
 
 import numpy as np
 
-from ringcoll.attention.tiles import Mask, plan
 from ringcoll.collectives.table import LAX
 from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.prediction import predict
+from ringcoll.layers.context_parallel.tiles import Mask, plan
 from ringcoll.schedules.registry import build
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import cut

@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName
-from ringcoll.layers.experts import counted
+from ringcoll.layers.expert_parallel.experts import counted
 from ringcoll.layers.linear import rank_count
 
 

@@ -1,1 +1,0 @@
-"""Attention over ranks: the positions that a rank holds, the tiles it computes, and its rounds."""
