@@ -109,9 +109,10 @@ def slips(node: ast.AST) -> Iterator[ast.AST]:
 
     match node:
         case ast.Call(func=function, args=args, keywords=keywords):
-            for i in range(len(keywords)):
-                yield changed(keywords=without(keywords, i))
-            if len(args) > 1:
+            for i, keyword in enumerate(keywords):
+                if keyword.arg != "strict":  # of zip: it only checks
+                    yield changed(keywords=without(keywords, i))
+            if len(args) > 1 and ast.dump(args[0]) != ast.dump(args[1]):
                 yield changed(args=[args[1], args[0], *args[2:]])
             if isinstance(function, ast.Attribute) and function.attr in _CHANGES:
                 yield function.value

@@ -148,6 +148,7 @@ def test_where_there_is_one_rank_nothing_is_missing(kind):
         (((4,), None), "rounds must be a tuple: (None,)"),
         ((4, ()), "shape must be a tuple: (4,)"),
         (((4, 0), ()), "shape (4, 0): give every axis one rank or more"),
+        (((), ()), "shape (): give every axis one rank or more"),
         ((("4",), ()), "shape ('4',), lanes 1: '4' is not a whole number"),
         (((4.0,), ()), "shape (4.0,), lanes 1: 4.0 is not a whole number"),
         (((1,), (), "2"), "shape (1,), lanes 2: '2' is not a whole number; pass an int"),
