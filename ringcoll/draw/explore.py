@@ -27,9 +27,9 @@ from ringcoll.draw.page import in_words, legend, moving, rounds
 from ringcoll.draw.picture import MOST_RANKS
 from ringcoll.draw.plan import Plan, plan
 from ringcoll.draw.source import highlighted, paragraphs, source
-from ringcoll.io.page import page, part, shared
 from ringcoll.io.text import bytes_in_words
 from ringcoll.schedules.registry import algorithms_of, names
+from ringcoll.web.page import page, part, shared
 
 #: The collectives, and their names in the literature.
 COLLECTIVES: Mapping[str, str] = {

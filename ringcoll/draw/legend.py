@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import RankSet
 from ringcoll.draw.style import COLOURS, cell, outline
-from ringcoll.io.svg import FAINT, Element, label, shape
 from ringcoll.schedules.phases import Carries
+from ringcoll.web.svg import FAINT, Element, label, shape
 
 SIDE, _LINE = 14.0, 24.0
 Glyph = Callable[[Element], None]

@@ -16,7 +16,7 @@ from ringcoll.draw.routes import Route
 from ringcoll.draw.steps import Message, RankSet
 from ringcoll.draw.svg import MARGIN
 from ringcoll.draw.text import wrap
-from ringcoll.io.svg import FAINT, Box, Element, document, finished, label, rect, shape
+from ringcoll.web.svg import FAINT, Box, Element, document, finished, label, rect, shape
 
 _SECONDS = 2.4  # a round
 #: Within a round, when its messages leave and arrive.

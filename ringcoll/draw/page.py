@@ -13,8 +13,8 @@ from ringcoll.draw.motion import Film
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.source import highlighted, paragraphs, source
 from ringcoll.draw.style import dark
-from ringcoll.io.page import page, part, shared, table
-from ringcoll.io.svg import document, finished
+from ringcoll.web.page import page, part, shared, table
+from ringcoll.web.svg import document, finished
 
 _PAYLOAD = 64 * 2**20
 _WIDE = 820  # pixels; a wider picture gets the whole width of the page

@@ -9,9 +9,9 @@ from ringcoll.draw.captions import running
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
 from ringcoll.draw.steps import Frame, Message, RankSet, frames
-from ringcoll.io.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 from ringcoll.schedules.phases import Carries
 from ringcoll.schedules.schedule import digits
+from ringcoll.web.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 
 MOST_RANKS = 16
 _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0

@@ -45,12 +45,6 @@ class Plan:
     tour: Tour | None = None
     wire: Wire | None = None
 
-    def _repr_svg_(self) -> str | None:
-        """What a notebook shows: who holds what after each round."""
-        from ringcoll.draw.notebook import of_plan
-
-        return of_plan(self)
-
     @cached_property
     def size(self) -> int:
         """The number of ranks."""

@@ -6,7 +6,7 @@ from ringcoll.draw.legend import legend
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.style import dark
-from ringcoll.io.svg import document, finished, label, shape
+from ringcoll.web.svg import document, finished, label, shape
 
 MOST_FRAMES = 24  # in one file
 MARGIN = 16.0

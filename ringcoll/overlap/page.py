@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from ringcoll.io.page import page, part
 from ringcoll.overlap.picture import LOOKS
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.tracks import tracks
+from ringcoll.web.page import page, part
 
 
 class Drawn(NamedTuple):

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import log10
 
-from ringcoll.io.svg import DARK, FAINT, Element, dark, document, finished, label, rect, shape
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.tracks import tracks
+from ringcoll.web.svg import DARK, FAINT, Element, dark, document, finished, label, rect, shape
 
 #: The colour of each row of a timeline, and its text in the legend.
 LOOKS = {
