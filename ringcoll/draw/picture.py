@@ -97,13 +97,11 @@ class Picture:
         name = phase.name if phase else running(self.plan, dict(self.plan.numbered())[number])[0]
         return f"round {number} of {len(self.frames) - 1} · {name}"
 
-    def draw(self, into: Element, number: int, headed: bool = True) -> None:
+    def draw(self, into: Element, number: int) -> None:
         """Draw one frame, with its upper left corner at the origin."""
-        frame, (width, height) = self.frames[number], self.size
-        if headed:
-            label(into, (width / 2, 14), self.heading(number), 13, fill=FAINT)
-        top = _TITLE if headed else (height - self.extent[1]) / 2
-        x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
+        frame = self.frames[number]
+        label(into, (self.size[0] / 2, 14), self.heading(number), 13, fill=FAINT)
+        x, y = (self.size[0] - self.extent[0]) / 2 - self.corner[0], _TITLE - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
         dense = self.is_dense(number)
         for post, route in zip(self.posts[number], self.routes[number], strict=True):

@@ -34,7 +34,6 @@ class Message:
 
     sender: int
     receiver: int
-    axis: int
     lane: int
     pieces: tuple[Piece, ...]
 
@@ -150,7 +149,7 @@ def _deliver(phase: Phase, moves: tuple[Move, ...], state: _State) -> Iterator[M
                 raise ScheduleError(f"rank {rank} sends {missing[0]}, which it does not hold")
             pieces = tuple(store[key] if keeps else store.pop(key) for key in keys)
             to = phase.schedule.step(rank, move.axis, move.shift)
-            post.append((keys, Message(rank, to, move.axis, move.lane, pieces)))
+            post.append((keys, Message(rank, to, move.lane, pieces)))
     for keys, message in post:
         store = state[message.receiver][message.lane]
         for key, piece in zip(keys, message.pieces, strict=True):

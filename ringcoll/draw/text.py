@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import groupby
-from textwrap import TextWrapper
 
 from ringcoll.draw.captions import explained, priced, running, sentence
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import Frame, RankSet, frames
+from ringcoll.io.text import wrapped
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, Round
 
@@ -40,9 +40,8 @@ def as_text(plan: Plan, width: int = 80) -> str:
 
 def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
     """The lines of a text, indented; no line ends inside "(lane 3"."""
-    wrapper = TextWrapper(width, initial_indent=first, subsequent_indent=then)
-    lines = wrapper.wrap(text.replace("(lane ", "(lane\xa0"))
-    return [line.replace("\xa0", " ") for line in lines]
+    joined = first + text.replace("(lane ", "(lane\xa0")
+    return [line.replace("\xa0", " ") for line in wrapped([joined], then, width)]
 
 
 # -- in tables --

@@ -1,7 +1,6 @@
 """Timelines as one picture: the track of the chip above the tracks of its links."""
 
 from collections.abc import Iterator, Sequence
-from html import escape
 from math import log10
 
 from ringcoll.overlap.timeline import Segment
@@ -19,16 +18,6 @@ LOOKS = {
 _MARGIN, _LEFT, _WIDTH, _HIGH = 16.0, 116.0, 860.0, 18.0
 
 
-def as_html(text: str, advice: str, segments: Sequence[Segment], timed: bool) -> str:
-    """What a notebook shows: the timeline, if there are times, above a report's text.
-
-    The text is without the assumptions.
-    """
-    words = text.partition("\n\nassumed:")[0] + (f"\n{advice}" if advice else "")
-    shown = f"<pre>{escape(words)}</pre>"
-    return as_svg([("", segments)]) + shown if timed else shown
-
-
 def as_svg(timelines: Sequence[tuple[str, Sequence[Segment]]]) -> str:
     """SVG: timelines one above the other, on one axis of time, with a legend.
 
@@ -36,7 +25,8 @@ def as_svg(timelines: Sequence[tuple[str, Sequence[Segment]]]) -> str:
         timelines: the title and the segments of each.
     """
     root, y = document("what a chip and its links do", dark(DARK)), _MARGIN
-    total = max((one.stop for _, segments in timelines for one in segments), default=0.0) or 1e-6
+    every = [segment for _, segments in timelines for segment in segments]
+    total = max((segment.stop for segment in every), default=0.0) or 1e-6
     for title, segments in timelines:
         if title:
             label(root, (_MARGIN, y + 10), title, 12, text_anchor="start")
@@ -48,7 +38,7 @@ def as_svg(timelines: Sequence[tuple[str, Sequence[Segment]]]) -> str:
             y += _HIGH + 3
         y += 9
     _axis(root, y, total * 1e6)
-    _legend(root, y + 32, {one.row for _, segments in timelines for one in segments})
+    _legend(root, y + 32, {segment.row for segment in every})
     return finished(root, _LEFT + _WIDTH + _MARGIN, y + 44 + _MARGIN)
 
 

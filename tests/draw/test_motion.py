@@ -49,8 +49,8 @@ def test_after_each_round_it_shows_what_the_still_does(collective, algorithm, sh
     held = [e for e in moving.iter() if e.get("data-follow")]
     for number in range(film.last + 1):
         still = Element("svg")
-        film.picture.draw(still, number, headed=False)
-        cells = [e for e in next(iter(still)) if e.tag == "g"]
+        film.picture.draw(still, number)
+        cells = [e for e in still.find("g") if e.tag == "g"]
         shown = [e for e in held if seen(e, (number + 0.99) / film.lasts)]
         assert len(shown) == drawn_plan.size * len(film.picture.cells)
         assert drawn(shown) == drawn(cells)
