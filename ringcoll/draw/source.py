@@ -15,7 +15,7 @@ from typing import Any
 def source(function: Callable[..., Any]) -> str:
     """The source of a function without wrappers and docstring; "" if Python cannot find it."""
     try:
-        code = textwrap.dedent(inspect.getsource(_written(function)))
+        code = textwrap.dedent(inspect.getsource(_undecorated(function)))
         (definition,) = ast.parse(code).body
     except (OSError, TypeError, SyntaxError, ValueError):
         return ""
@@ -32,19 +32,19 @@ def source(function: Callable[..., Any]) -> str:
 
 def paragraphs(function: Callable[..., Any]) -> list[str]:
     """The paragraphs of a docstring, without examples; the first is one line."""
-    doc = inspect.getdoc(_written(function)) or ""
+    doc = inspect.getdoc(_undecorated(function)) or ""
     parts = [part.strip() for part in doc.split("\n\n")]
     return [" ".join(part.split()) for part in parts if part and not part.startswith(">>>")]
 
 
-def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+def _undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function inside decorators and partials."""
     while isinstance(unwrapped := inspect.unwrap(function), partial):
         function = unwrapped.func
     return unwrapped
 
 
-def highlighted(code: str) -> str:
+def highlight(code: str) -> str:
     """The code as HTML, with a span for each keyword, string, comment, number and name."""
     lines = code.splitlines(keepends=True)
     spans, row, column = [], 1, 0

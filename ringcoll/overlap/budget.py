@@ -28,7 +28,7 @@ class Budget:
     allow_unread: tuple[str, ...]
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         max_exposed: Limit | None,
         max_exposed_seconds: Limit | None,

@@ -87,7 +87,7 @@ def compile_for(
     if not profile:
         return program
     try:
-        return _profiled(program, topology, mesh, jitted, operands, options)
+        return _with_profile(program, topology, mesh, jitted, operands, options)
     except Exception as error:
         first = f"{type(error).__name__}: {error}".partition("\n")[0]
         return replace(program, notes=(*program.notes, f"no static profile: {first}"))
@@ -98,7 +98,7 @@ def _identity(device: Any) -> tuple[Any, ...]:
     return device.device_kind, device.id, *getattr(device, "coords", ())
 
 
-def _profiled(
+def _with_profile(
     program: Program,
     topology: str,
     mesh: Mesh,

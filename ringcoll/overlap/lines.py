@@ -102,11 +102,11 @@ class Lines:
         collectives = inside or [instruction]
         lines = [self._line(one) for one in collectives]
         # A compiler that rewrites a sum may drop its line, but keep the line of its addition.
-        lines += [self._of_addition(one, instruction) for one in collectives]
+        lines += [self._line_of_addition(one, instruction) for one in collectives]
         lines.append(self._line(instruction))
         return max(lines, key=lambda line: (bool(line.file), bool(line.op_name)))
 
-    def _of_addition(self, collective: Instruction, around: Instruction) -> Line:
+    def _line_of_addition(self, collective: Instruction, around: Instruction) -> Line:
         """The line of a sum's addition, with the sum's name, which the parameters still have.
 
         `around` is the sum, or the fusion that contains it.
@@ -116,7 +116,7 @@ class Lines:
             line = self._line(body.root)
             if self._additions.count(line.source) > 1:
                 # JAX reuses the addition of an earlier line; but what is added has its own line.
-                line = self._of_operand(around)
+                line = self._line_of_operand(around)
             return line._replace(op_name=max(names, default=""))
         return Line()
 
@@ -130,7 +130,7 @@ class Lines:
             for body in self._module.called(instruction)
         ]
 
-    def _of_operand(self, instruction: Instruction) -> Line:
+    def _line_of_operand(self, instruction: Instruction) -> Line:
         """The line of what makes the first operand."""
         made = [self._named[name] for name in instruction.operands[:1] if name in self._named]
         inside = [inner for maker in made for _, inner in self._module.within(maker)]

@@ -39,13 +39,13 @@ class Scope(NamedTuple):
     computation: Computation
     held: dict[str, Held]
 
-    def given(self, instruction: Instruction) -> list[Held]:
+    def operand_transfers(self, instruction: Instruction) -> list[Held]:
         """The transfers that the operands of an instruction hold."""
         return [self.held.get(name) for name in instruction.operands]
 
-    def passed(self, instruction: Instruction) -> Held:
+    def result_transfers(self, instruction: Instruction) -> Held:
         """The transfers that the result of an instruction holds, if it passes them on."""
-        given = self.given(instruction)
+        given = self.operand_transfers(instruction)
         if not any(given):
             return None
         if instruction.opcode == "tuple":
@@ -57,7 +57,7 @@ class Scope(NamedTuple):
 
     def pending(self, instruction: Instruction) -> Iterator[Pending]:
         """Every transfer that the operands of an instruction hold."""
-        return _flat(tuple(self.given(instruction)))
+        return _flat(tuple(self.operand_transfers(instruction)))
 
 
 def _flat(held: Held) -> Iterator[Pending]:

@@ -5,7 +5,7 @@ from math import log10
 
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.tracks import tracks
-from ringcoll.web.svg import DARK, FAINT, Element, dark, document, finished, label, rect, shape
+from ringcoll.web.svg import DARK, FAINT, Element, dark, document, label, rect, shape, svg_text
 
 #: The colour of each row of a timeline, and its text in the legend.
 LOOKS = {
@@ -39,7 +39,7 @@ def as_svg(timelines: Sequence[tuple[str, Sequence[Segment]]]) -> str:
         y += 9
     _axis(root, y, total * 1e6)
     _legend(root, y + 32, {segment.row for segment in every})
-    return finished(root, _LEFT + _WIDTH + _MARGIN, y + 44 + _MARGIN)
+    return svg_text(root, _LEFT + _WIDTH + _MARGIN, y + 44 + _MARGIN)
 
 
 def _bars(segments: Sequence[Segment], scale: float) -> Iterator[tuple[str, float, float]]:

@@ -49,7 +49,7 @@ def devices(topology: str) -> list[Any]:
     """
     if gpus.is_named(topology):
         return gpus.devices(topology)
-    exact = _exact(topology)
+    exact = _libtpu_name(topology)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if find_spec("libtpu") is None:
@@ -67,7 +67,7 @@ def devices(topology: str) -> list[Any]:
         ) from error
 
 
-def _exact(topology: str) -> str:
+def _libtpu_name(topology: str) -> str:
     """The name that libtpu has for a topology: "v5e:4x2" for "v5litepod-8".
 
     Raises:
@@ -124,11 +124,11 @@ def mesh(topology: str, **axes: int) -> Mesh:
             "let the sizes multiply to that"
         )
     array = np.empty(len(found), object)
-    array[:] = found if gpus.is_named(topology) else _in_rings(found, shape)
+    array[:] = found if gpus.is_named(topology) else _order_in_rings(found, shape)
     return Mesh(array.reshape(shape), tuple(axes))
 
 
-def _in_rings(found: Sequence[Any], shape: Sequence[int]) -> Sequence[Any]:
+def _order_in_rings(found: Sequence[Any], shape: Sequence[int]) -> Sequence[Any]:
     """TPU devices, ordered so that each axis of a mesh is a ring of short steps."""
     places = [_place(device) for device in found]
     size = [max(axis) + 1 for axis in zip(*places, strict=True)]

@@ -126,7 +126,7 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
     return moved
 
 
-def copied(computation: Computation, start: Instruction) -> Counter[int]:
+def copy_traffic(computation: Computation, start: Instruction) -> Counter[int]:
     """The bytes that an asynchronous copy or slice moves, by memory space.
 
     The result of a copy-start is (copy, source, ...); of any other start, (sources, result, ...).

@@ -11,7 +11,7 @@ import pytest
 from ringcoll.algorithms import bruck
 from ringcoll.draw import as_svg, frames, plan
 from ringcoll.draw.picture import Picture
-from ringcoll.draw.source import highlighted, source
+from ringcoll.draw.source import highlight, source
 from ringcoll.draw.style import COLOURS, DARK, DARK_COLOURS, EMPTY, is_dark
 
 pytestmark = pytest.mark.quick
@@ -79,21 +79,21 @@ def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
 )
 def test_no_message_lies_on_another_or_on_a_rank(algorithm, shape):
     picture = Picture(plan("psum", algorithm, shape))
-    width, height = picture.machine.box
+    width, height = picture.layout.box
     for routes in picture.routes:
         for one, other in combinations([route.middle for route in routes], 2):
             assert hypot(one[0] - other[0], one[1] - other[1]) > 11
         for way in (way for route in routes for way in route.ways):
             for x, y in (way.at(t / 12) for t in range(13)):
-                for left, top in picture.machine.middles:
+                for left, top in picture.layout.centres:
                     assert abs(x - left) > width / 2 or abs(y - top) > height / 2
 
 
 def test_boxes_do_not_overlap():
     for shape in [(n,) for n in range(2, 17)] + [(4, 4), (3, 5), (2, 2, 2), (2, 2, 4)]:
         picture = Picture(plan("psum", "ring", shape))
-        width, height = picture.machine.box
-        for (ax, ay), (bx, by) in combinations(picture.machine.middles, 2):
+        width, height = picture.layout.box
+        for (ax, ay), (bx, by) in combinations(picture.layout.centres, 2):
             assert abs(ax - bx) > width + 20 or abs(ay - by) > height + 20
 
 
@@ -140,7 +140,7 @@ def test_the_code_is_that_of_the_algorithm_without_its_docstring():
     assert code.startswith("@listed(GATHERS)\n@along_each_axis\ndef bruck(n: int) -> Schedule:\n")
     assert "IEEE" not in code
     assert "bit_length" in code
-    html = highlighted(code + '\nx = f"{1 < 2}"  # <b>\n')
+    html = highlight(code + '\nx = f"{1 < 2}"  # <b>\n')
     assert '<span class="keyword">def</span> <span class="name">bruck</span>' in html
     assert "&lt;b&gt;" in html
     assert source(len) == ""

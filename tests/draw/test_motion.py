@@ -88,7 +88,7 @@ def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
     )
     moved = [e for e in root.iter() if e.find("animateMotion") is not None]
     assert len(moved) == len(messages)
-    width, height = film.picture.machine.box
+    width, height = film.picture.layout.box
     for element, (number, message) in zip(moved, messages, strict=True):
         motion = element.find("animateMotion")
         times = [float(t) * film.lasts for t in motion.get("keyTimes").split(";")]
@@ -99,7 +99,7 @@ def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
         assert seen(element, (number + 0.5) / film.lasts)
         points = [float(x) for x in re.findall(r"-?[\d.]+", motion.get("path"))]
         for rank, (x, y) in ((message.sender, points[:2]), (message.receiver, points[-2:])):
-            middle = film.picture.machine.middles[rank]
+            middle = film.picture.layout.centres[rank]
             assert abs(x - middle[0]) < width / 2
             assert abs(y - middle[1]) < height / 2
         assert hypot(points[0] - points[-2], points[1] - points[-1]) > 20

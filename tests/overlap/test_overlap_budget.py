@@ -153,7 +153,7 @@ def test_limits_of_the_command(monkeypatch, capsys, text, arguments, status, mes
     monkeypatch.setattr(command.topology, "mesh", lambda of, **_: None)
     monkeypatch.setattr(command, "_check_chip", lambda *_: None)
     monkeypatch.setattr(command, "example", lambda *_: (None, ()))
-    monkeypatch.setattr(command, "_reported", lambda *_: (overlap.Program(text), report))
+    monkeypatch.setattr(command, "_compile_and_report", lambda *_: (overlap.Program(text), report))
     try:
         ended = command_line.main(["overlap", "--example", "ring_matmul", *arguments.split()])
     except SystemExit as refused:

@@ -109,7 +109,7 @@ def test_which_axes_are_rings(kind, size, closed):
     ],
 )
 def test_names_of_topologies(topology_name, exact):
-    assert topology._exact(topology_name) == exact
+    assert topology._libtpu_name(topology_name) == exact
 
 
 def test_devices_without_coordinates_are_refused():
