@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
         if file := getattr(args, name):
             try:
                 with arguments.writing(args, name):
-                    write(file, *([one for one in reports if one.segments] or [last]))
+                    write(file, *([report for report in reports if report.segments] or [last]))
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
     try:

@@ -58,12 +58,15 @@ def entries(plan: Plan) -> list[tuple[Glyph, str]]:
 
 
 def _cell(
-    lanes: Sequence[RankSet], of: int, colours: Sequence[str] = COLOURS[:1], is_new: bool = False
+    lanes: Sequence[RankSet],
+    stripes: int,
+    colours: Sequence[str] = COLOURS[:1],
+    is_new: bool = False,
 ) -> Glyph:
     """A function that draws a cell, as `style.cell` does."""
 
     def draw(into: Element) -> None:
-        cell(into, (0, 0, SIDE, SIDE), lanes, of, colours)
+        cell(into, (0, 0, SIDE, SIDE), lanes, stripes, colours)
         if is_new:
             outline(into, (0, 0, SIDE, SIDE))
 

@@ -119,9 +119,11 @@ class Film:
         arrows, travelling = shape(into, "g"), Element("g")
         self.show_between(arrows, number, number + 1 + (number == self.last))
         for post, route in zip(picture.posts[number], picture.routes[number], strict=True):
-            of = self._shards_of(post)
-            picture.arrow(self._mark(shape(arrows, "g"), of), post, route, picture.is_dense(number))
-            glyph = self._mark(shape(travelling, "g"), of)
+            shards = self._shards_of(post)
+            picture.arrow(
+                self._mark(shape(arrows, "g"), shards), post, route, picture.is_dense(number)
+            )
+            glyph = self._mark(shape(travelling, "g"), shards)
             if not picture.is_dense(number):  # a page shows the message here if nothing moves
                 glyph.set("data-at", "{:.0f} {:.0f}".format(*route.middle))
             picture.glyph(glyph, post, route, (0, 0))
@@ -177,10 +179,10 @@ class Film:
             return sorted(frozenset().union(*(piece.contributors for piece in pieces)))
         return sorted({piece.column for piece in pieces})
 
-    def _mark(self, group: Element, of: Sequence[int]) -> Element:
-        """Note which shards are in a group; make it faint if another shard is followed."""
-        group.set("data-of", f" {' '.join(map(str, of))} ")
-        if self.follow is not None and self.follow not in of:
+    def _mark(self, group: Element, shards: Sequence[int]) -> Element:
+        """Note which shards are in a group; make it faint if a different shard is followed."""
+        group.set("data-of", f" {' '.join(map(str, shards))} ")
+        if self.follow is not None and self.follow not in shards:
             group.set("class", "aside")
         return group
 
@@ -213,12 +215,12 @@ class Film:
         At any time, all messages of a round have gone the same share of their arrows.
         """
         a, b = self._middle(post[0].sender, post), self._middle(post[0].receiver, post)
-        way, lengths = f"M{a[0]:.0f} {a[1]:.0f}", [dist(a, route.ways[0].start)]
-        for i, one in enumerate(route.ways):
-            (ax, ay), (tx, ty), (bx, by) = one.start, one.towards, one.end
-            way += f"{'M' if i else 'L'}{ax:.0f} {ay:.0f}Q{tx:.0f} {ty:.0f} {bx:.0f} {by:.0f}"
-            lengths.append(sum(dist(one.at(t / 8), one.at((t + 1) / 8)) for t in range(8)))
-        way += f"L{b[0]:.0f} {b[1]:.0f}"
+        path, lengths = f"M{a[0]:.0f} {a[1]:.0f}", [dist(a, route.ways[0].start)]
+        for i, way in enumerate(route.ways):
+            (ax, ay), (tx, ty), (bx, by) = way.start, way.towards, way.end
+            path += f"{'M' if i else 'L'}{ax:.0f} {ay:.0f}Q{tx:.0f} {ty:.0f} {bx:.0f} {by:.0f}"
+            lengths.append(sum(dist(way.at(t / 8), way.at((t + 1) / 8)) for t in range(8)))
+        path += f"L{b[0]:.0f} {b[1]:.0f}"
         total_length = sum(lengths) + dist(route.ways[-1].end, b)
         out, home = lengths[0] / total_length, sum(lengths) / total_length
         start, end = number + LEAVE, number + ARRIVE
@@ -227,7 +229,7 @@ class Film:
         self._animate(
             glyph,
             "animateMotion",
-            path=way,
+            path=path,
             calcMode="spline",
             keyPoints=f"0;0;{out:.3f};{home:.3f};1;1",
             keyTimes=f"0;{';'.join(map(self._key_time, times))};1",

@@ -25,7 +25,7 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
 
     Args:
         plan: a plan of at most 16 ranks.
-        follow: a shard to follow from the start, as for `as_motion`; a click follows another.
+        follow: a shard to follow from the start, as for `as_motion`; a click changes it.
 
     Raises:
         ValueError: there are too many ranks for a picture, or there is no such shard.
@@ -37,7 +37,7 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
     film = Film(plan, follow)
     code = source(plan.function) if plan.function else ""
     summary, *prose = (paragraphs(plan.function) if plan.function else []) or [""]
-    paid = plan.price(plan.shape)
+    price = plan.price(plan.shape)
     body = part(
         "ringcoll.draw",
         "page.html",
@@ -53,8 +53,8 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
         wide=" wide" if film.picture.size[0] > _WIDE else "",
         rounds=rounds_html(plan),
         code=highlight(code) if code else escape(repr(plan.made)),
-        counts=table(_counts(plan, paid)),
-        devices=table(_devices(plan, paid)),
+        counts=table(_counts(plan, price)),
+        devices=table(_devices(plan, price)),
         ring="ring" if sum(n > 1 for n in plan.shape) < 2 else "torus",
     )
     data = {"shards": plan.size, "follow": follow}
@@ -110,28 +110,28 @@ def _round_button(number: int, phase: str, rank: str, texts: Sequence[str]) -> s
     return f'<li><button type="button" {data}><b>{name}</b>{lines}</button></li>'
 
 
-def _counts(plan: Plan, paid: Price) -> list[list[str]]:
+def _counts(plan: Plan, price: Price) -> list[list[str]]:
     vectors = {
-        "full vectors sent": paid.sent / plan.size,
-        "on the busiest link": paid.link / plan.size,
-        "full vectors added": paid.additions / plan.size,
+        "full vectors sent": price.sent / plan.size,
+        "on the busiest link": price.link / plan.size,
+        "full vectors added": price.additions / plan.size,
     }
     return [
         ["Each rank", "", "of 64 MiB"],
-        ["rounds", f"{paid.rounds}", ""],
-        ["messages sent", f"{paid.messages}", ""],
-        ["messages started one after the other", f"{paid.startups}", ""],
-        ["links passed one after the other", f"{paid.hops}", ""],
+        ["rounds", f"{price.rounds}", ""],
+        ["messages sent", f"{price.messages}", ""],
+        ["messages started one after the other", f"{price.startups}", ""],
+        ["links passed one after the other", f"{price.hops}", ""],
         *([name, f"{x}", f"{float(x) * 64:.4g} MiB"] for name, x in vectors.items()),
     ]
 
 
-def _devices(plan: Plan, paid: Price) -> list[list[str]]:
+def _devices(plan: Plan, price: Price) -> list[list[str]]:
     rows = [["Device", "Link, each way", "Modelled time"]]
     axes = sum(n > 1 for n in plan.shape)
     for name, model in DEVICES.items():
         if model.axes < axes:  # it has no torus of so many axes
             continue
-        took = seconds(paid, _PAYLOAD / plan.size, model)
+        took = seconds(price, _PAYLOAD / plan.size, model)
         rows.append([name, f"{1e-9 / model.beta:.0f} GB/s", f"{took * 1e6:,.0f} µs"])
     return rows

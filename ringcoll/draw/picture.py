@@ -67,7 +67,7 @@ class Picture:
         width, height = self.layout.box
         xs = [x + side * width / 2 for x, _ in self.layout.centres for side in (-1, 1)]
         ys = [y + side * height / 2 for _, y in self.layout.centres for side in (-1, 1)]
-        for route in (route for found in self.routes for route in found):
+        for route in (route for of_round in self.routes for route in of_round):
             for x, y in (way.at(t / 4) for way in route.ways for t in range(5)):
                 xs += [x - 10, x + 10]
                 ys += [y - 10, y + 10]

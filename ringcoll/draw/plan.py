@@ -106,8 +106,8 @@ def plan(
     Raises:
         ValueError: as `algorithms.build`.
 
-    >>> made = draw.plan("all_reduce", "ring", (4,))
-    >>> [phase.name for phase in made.phases]
+    >>> ring = draw.plan("all_reduce", "ring", (4,))
+    >>> [phase.name for phase in ring.phases]
     ['reduce-scatter', 'all-gather']
     """
     kind, shape = in_lax(collective), tuple(shape)

@@ -47,16 +47,16 @@ def routes(on: Layout, ends: Sequence[tuple[int, int]]) -> list[Route]:
     """A route for each pair of a sender and a receiver of one round."""
     on_link = Counter(map(frozenset, ends))
     drawn: Counter[frozenset[int]] = Counter()
-    found = []
+    result = []
     for sender, receiver in ends:
         link = frozenset((sender, receiver))
         turn, count = drawn[link], on_link[link]
         drawn[link] += 1
         if on.is_circle:
-            found.append(_on_circle(on, sender, receiver, turn))
+            result.append(_on_circle(on, sender, receiver, turn))
         else:
-            found.append(_on_grid(on, sender, receiver, turn, count))
-    return found
+            result.append(_on_grid(on, sender, receiver, turn, count))
+    return result
 
 
 def _on_circle(on: Layout, sender: int, receiver: int, turn: int) -> Route:

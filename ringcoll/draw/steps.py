@@ -67,8 +67,8 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
     Raises:
         ScheduleError: a rank sends what it does not hold, or adds something twice.
 
-    >>> made = draw.frames(draw.plan("all_gather", "ring", (4,)))
-    >>> len(made), len(made[1].messages)  # the start and three rounds; four messages in the first
+    >>> run = draw.frames(draw.plan("all_gather", "ring", (4,)))
+    >>> len(run), len(run[1].messages)  # the start and three rounds; four messages in the first
     (4, 4)
     """
     if plan.tour:
@@ -78,14 +78,14 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
     for rank in range(plan.size):
         started = _start(plan, first, rank)
         state.append([dict(started) for _ in range(first.schedule.lanes if first else 1)])
-    found = [Frame(0, first, (), _by_column(plan, state))]
+    result = [Frame(0, first, (), _by_column(plan, state))]
     for phase in plan.phases:
         if phase.carries is Carries.VECTORS:
             state = _add_vectors(state, phase.schedule.lanes)
         for moves in phase.rounds:
             messages = tuple(_deliver(phase, moves, state))
-            found.append(Frame(len(found), phase, messages, _by_column(plan, state)))
-    return tuple(found)
+            result.append(Frame(len(result), phase, messages, _by_column(plan, state)))
+    return tuple(result)
 
 
 def _tour_frames(plan: Plan, tour: Tour) -> Iterator[Frame]:

@@ -143,8 +143,8 @@ def _in_general(plan: Plan, width: int) -> list[str]:
         if plan.tour and phase.carries is Carries.SUMS:
             done = plan.tour.delay
         lines += ["", f"{phase.name}:"] if lines else [f"{phase.name}:"]
-        one = phase.carries in (Carries.SHARDS, Carries.VECTORS)
-        held = Fraction(1 if one else plan.size)
+        holds_one = phase.carries in (Carries.SHARDS, Carries.VECTORS)
+        held = Fraction(1 if holds_one else plan.size)
         number = 0
         for rounds in _runs_of_equal(phase.rounds):
             for moves in rounds:
@@ -180,8 +180,8 @@ def _runs_of_equal(rounds: Sequence[Round]) -> list[list[Round]]:
 
         return [list(run) for _, run in groupby(rounds, key)]
 
-    found = runs(shifts=True)
-    return found if len(found) <= _MOST_RUNS else runs(shifts=False)
+    equal = runs(shifts=True)
+    return equal if len(equal) <= _MOST_RUNS else runs(shifts=False)
 
 
 def _gain(phase: Phase, moves: Sequence[Move]) -> Fraction:

@@ -82,12 +82,12 @@ class Budget:
                 "out communication. Look at the notes of the report; if you know that nothing is "
                 f"exposed there, pass allow_unread={tuple(unread)!r}."
             )
-        found = sum(row.bytes > 0 for row in report.rows)
-        if found < self.min_collectives:
+        sending = sum(row.bytes > 0 for row in report.rows)
+        if sending < self.min_collectives:
             yield (
-                f"{report.name} has {found} collectives that send anything, fewer than "
+                f"{report.name} has {sending} collectives that send anything, fewer than "
                 f"min_collectives={self.min_collectives}. Check that its operands are sharded; if "
-                f"that number is right, pass min_collectives={found}."
+                f"that number is right, pass min_collectives={sending}."
             )
 
     def _exposed(self, report: Report) -> Iterable[str]:

@@ -60,16 +60,16 @@ class Network:
 
     @cached_property
     def _neighbours(self) -> dict[Place, set[Place]]:
-        there, found = set(self.places), {}
-        for place in there:
+        occupied, neighbours = set(self.places), {}
+        for place in occupied:
             near = set()
             for axis, size in enumerate(self.size):
                 for way in (1, -1):
                     step = place[axis] + way
                     if 0 <= step < size or self.wrap[axis]:
                         near.add((*place[:axis], step % size, *place[axis + 1 :]))
-            found[place] = (near & there) - {place}
-        return found
+            neighbours[place] = (near & occupied) - {place}
+        return neighbours
 
     def ports(self, group: Sequence[int]) -> int:
         """The number of links from a rank to others of its group, for the rank with the fewest.

@@ -15,7 +15,7 @@ _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-depend
 class Pending:
     """A transfer that is under way.
 
-    If `wire` is None, it is a copy in the chip's memory or, if flops > 0, a matmul on another
+    If `wire` is None, it is a copy in the chip's memory or, if flops > 0, a matmul on a second
     stream of a GPU; then it waits in `queue` for others of its kind. `before` has the sums of
     compute, flops and matmuls at the time it began.
     """
@@ -45,14 +45,14 @@ class Scope(NamedTuple):
 
     def result_transfers(self, instruction: Instruction) -> Held:
         """The transfers that the result of an instruction holds, if it passes them on."""
-        given = self.operand_transfers(instruction)
-        if not any(given):
+        operands = self.operand_transfers(instruction)
+        if not any(operands):
             return None
         if instruction.opcode == "tuple":
-            return tuple(given)
+            return tuple(operands)
         if instruction.opcode not in _PASSES_ON:
             return None
-        whole, place = given[0], instruction.number("index")
+        whole, place = operands[0], instruction.number("index")
         return whole[place] if isinstance(whole, tuple) and place is not None else whole
 
     def pending(self, instruction: Instruction) -> Iterator[Pending]:

@@ -32,8 +32,8 @@ def report(
             of scheduled HLO.
         mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (A
             string has no shardings; without a mesh, its ranks are assumed to be a ring, in order.)
-        chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` with other constants; needed only for
-            a string. A program that was compiled for no TPU is priced as if it ran on the chip, and
+        chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` of your own; needed only for a
+            string. A program that was compiled for no TPU is priced as if it ran on the chip, and
             the report says so.
         wrap: which axes of the chips' coordinates are rings; None: the kind of chip and the size
             decide, see `topology.wraps`.
@@ -71,7 +71,7 @@ def _build_report(
 ) -> Report:
     tally, lines = timeline.tally, Lines(program.text, module)
     named = dict.fromkeys([*timeline.transfers, *(s.label for s in timeline.segments)])
-    found = {name: lines.of(name) for name in named}
+    line_of = {name: lines.of(name) for name in named}
     rows = tuple(
         Row(
             name=name,
@@ -86,9 +86,9 @@ def _build_report(
             matmuls=round(tally[name, "matmuls"]),
             bare=round(tally[name, "bare"]),
             exposed=tally[name, "exposed"],
-            source=found[name].source,
-            op_name=found[name].op_name,
-            at=found[name].short,
+            source=line_of[name].source,
+            op_name=line_of[name].op_name,
+            at=line_of[name].short,
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
@@ -110,7 +110,7 @@ def _build_report(
         assumptions=tuple(_assumptions(program, module, network, chip, sources, timeline)),
         segments=tuple(
             segment._replace(source=line.source, at=f"{line.place} {line.operation}".strip())
-            for segment, line in ((one, found[one.label]) for one in timeline.segments)
+            for segment, line in ((s, line_of[s.label]) for s in timeline.segments)
         ),
         unread=tuple(sorted(timeline.unread)),
         versions=program.versions,
@@ -240,7 +240,7 @@ def assert_overlapped(
     AssertionError: 100.0% of the collectives of jit__lambda is exposed communication, ...
     """
     budget = Budget.from_arguments(max_exposed, max_exposed_seconds, min_collectives, allow_unread)
-    made = report(compiled, mesh=mesh, chip=chip, wrap=wrap, profile=profile)
-    if breaches := budget.breaches(made):
-        raise AssertionError("\n".join([*breaches, "The report:", str(made)]))
-    return made
+    overlap_report = report(compiled, mesh=mesh, chip=chip, wrap=wrap, profile=profile)
+    if breaches := budget.breaches(overlap_report):
+        raise AssertionError("\n".join([*breaches, "The report:", str(overlap_report)]))
+    return overlap_report

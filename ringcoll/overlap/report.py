@@ -174,7 +174,7 @@ class Report:
         of its links.
 
         Args:
-            below: further reports for the same file, each shown as another process.
+            below: further reports for the same file, each shown as a process of its own.
 
         Raises:
             ValueError: there are no times.

@@ -89,19 +89,22 @@ class Timeline:
         return scope.held.get(computation.root.name)
 
     def _step(self, scope: Scope, instruction: Instruction) -> Held:
-        given, bodies = scope.operand_transfers(instruction), list(self._module.called(instruction))
+        operands, bodies = (
+            scope.operand_transfers(instruction),
+            list(self._module.called(instruction)),
+        )
         match instruction.opcode:
             case "while":
                 return self._loop(scope, instruction)
             case "call" if bodies:
-                return self._run(bodies[0], given)
+                return self._run(bodies[0], operands)
             case "conditional" if bodies:
                 self.notes.add("of a conditional, the branch with most exposed is taken")
                 for body in bodies:  # report what could not be read, of every branch
                     self.unread |= self._branch_timeline(body).unread
                     self.notes |= self._branch_timeline(body).notes
                 worst = max(bodies, key=lambda body: self._branch_timeline(body).rank)
-                return self._run(worst, given[1 + bodies.index(worst) :][:1])
+                return self._run(worst, operands[1 + bodies.index(worst) :][:1])
         key = scope.computation.name, instruction.name
         if key not in self._roles:
             self._roles[key] = role_of(self._module, scope.computation, instruction)
@@ -143,7 +146,7 @@ class Timeline:
         return carries or scope.result_transfers(instruction)
 
     def _start(self, instruction: Instruction, role: Role, synchronous: bool = False) -> Pending:
-        """Start a transfer, a copy or a matmul on another stream."""
+        """Start a transfer, a copy or a matmul on a second stream."""
         where, what = role.where, role.what
         pending = Pending(instruction.name, None, 0.0)
         if what is not None:
@@ -235,7 +238,7 @@ class Timeline:
         if pending.end is None:  # no update began it
             self._begin(pending)
         end = max(self.now, pending.end or 0.0)
-        # A matmul on another stream of a GPU may run meanwhile; it counts as compute.
+        # A matmul on a second stream of a GPU may run meanwhile; it counts as compute.
         idle = min(end, max(self.now, self._free[_MATMULS]))
         waited = end - idle
         row = "exposed" if pending.wire else "memory"

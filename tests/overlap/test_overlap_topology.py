@@ -144,7 +144,7 @@ def test_without_the_plugin_for_gpus_the_extra_is_named(monkeypatch):
 
 @pytest.mark.parametrize("message", ["h200", "h200:", "h200:0", "h200:4x2"])
 def test_gpus_are_named_with_their_number(message):
-    with pytest.raises(ValueError, match=r"says not how many; .*h200:8"):
+    with pytest.raises(ValueError, match=r"does not give their number; .*h200:8"):
         topology.devices(message)
 
 
