@@ -6,7 +6,7 @@ from math import hypot
 from xml.etree import ElementTree
 
 import pytest
-from test_draw_svg import SHOWN
+from test_draw_svg import PLANS
 
 from ringcoll.__main__ import main
 from ringcoll.draw import as_motion, frames, plan
@@ -16,7 +16,7 @@ from ringcoll.draw.style import Element
 pytestmark = pytest.mark.quick
 
 TAG = "{http://www.w3.org/2000/svg}"
-MOVING = [*SHOWN, ("tour", "ring", (4,)), ("tour", "bidirectional_ring", (5,))]
+MOVING = [*PLANS, ("tour", "ring", (4,)), ("tour", "bidirectional_ring", (5,))]
 
 
 def seen(element, share):

@@ -24,11 +24,6 @@ def check(text, *limits, **options):
     return overlap.assert_overlapped(text, *limits, chip=CHIP, **options)
 
 
-def test_limits_that_limit_nothing_are_refused():
-    with pytest.raises(ValueError, match=r"max_exposed=\{\} limits nothing"):
-        overlap.assert_overlapped("", max_exposed={})
-
-
 @pytest.mark.parametrize(
     ("limits", "complaint"),
     [
@@ -71,9 +66,7 @@ def test_each_breach_is_reported():
 
 def test_a_program_without_collectives_is_red():
     for nothing in (program(dot("y")), program(blocking("all-gather", groups="{{0},{1},{2},{3}}"))):
-        with pytest.raises(
-            AssertionError, match="0 collectives that send anything, fewer than min"
-        ):
+        with pytest.raises(AssertionError, match="0 collectives that send anything, fewer"):
             check(nothing, 1)
         assert check(nothing, min_collectives=0).exposed == 0
 
@@ -93,20 +86,15 @@ def test_an_unread_instruction_is_red_until_it_is_allowed_by_name():
 def test_seconds_of_an_untimed_program_are_refused():
     with pytest.raises(ValueError, match="jit_f has no times, as a TPU's"):
         overlap.assert_overlapped(untiled(HIDDEN), max_exposed_seconds=1.0)
-    with pytest.raises(
-        AssertionError, match=r"100\.0% of the collectives of jit_f is exposed all-g"
-    ):
+    with pytest.raises(AssertionError, match=r"100\.0% of the collectives of jit_f is exposed"):
         overlap.assert_overlapped(untiled(program(blocking("all-gather"))), {"all-gather": 0.99})
 
 
 @pytest.mark.parametrize(
     ("limits", "error", "complaint"),
     [
-        (
-            {"max_exposed": math.nan},
-            ValueError,
-            "max_exposed=nan is not between 0 and 1; pass such",
-        ),
+        ({"max_exposed": {}}, ValueError, r"max_exposed=\{\} limits nothing"),
+        ({"max_exposed": math.nan}, ValueError, "max_exposed=nan is not between 0 and 1; pass"),
         ({"max_exposed": -0.1}, ValueError, "max_exposed=-0.1 is not between 0 and 1"),
         ({"max_exposed": "0.1"}, TypeError, "max_exposed='0.1' is not a number"),
         ({"max_exposed": {"all-gather": 2}}, ValueError, r"max_exposed\['all-gather'\]=2 is not"),
@@ -130,20 +118,14 @@ def test_bad_limits_are_refused_before_the_program_is_read(limits, error, compla
     ("text", "arguments", "status", "message"),
     [
         (BOTH, "", 0, ""),
-        (BOTH, "--max-exposed 0.72", 0, ""),
         (BOTH, "--max-exposed 0.71", 1, "71.4% of the time of jit_f is exposed communication"),
         (BOTH, "--max-exposed 1 --max-exposed all-gather=0.1", 1, "42.8% of the time of jit_f is"),
-        (BOTH, "--max-exposed-us 2500", 1, "2501.0 us of jit_f are exposed communication"),
         (BOTH, "--max-exposed-us collective-permute=1000.5", 1, "1001.0 us of jit_f are exposed"),
         (BOTH, "--min-collectives 3", 1, "jit_f has 2 collectives that send anything"),
         (BOTH, "--max-exposed much", 2, "'much': --max-exposed=nan is not between 0 and 1"),
         (BOTH, "--max-exposed-us=-3", 2, "--max-exposed-us=-3.0 is not 0 or more"),
         (BOTH, "--allow-unread while", 2, "--allow-unread: nothing is limited; give --max-exposed"),
-        # What cannot be read, or is not there, is not green either.
-        (ENDLESS, "", 0, ""),
-        (ENDLESS, "--max-exposed 1", 1, "while of jit_f could not be read"),
         (ENDLESS, "--max-exposed 1 --allow-unread while", 0, ""),
-        (program(dot("y")), "--max-exposed 1", 1, "0 collectives that send anything, fewer than m"),
         (program(dot("y")), "--max-exposed 1 --min-collectives 0", 0, ""),
         (untiled(HIDDEN), "--max-exposed-us 1", 2, "has no times"),
     ],

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hlo_texts import CHIP, MATMUL, SHAPE, dot, program, us
+from hlo_texts import CHIP, MATMUL, SHAPE, dot, loop_of, program, us
 
 from ringcoll import overlap
 
@@ -70,28 +70,15 @@ def test_a_matmul_does_not_move_the_buffers_of_a_transfer_spread_over_it():
 
 def test_a_collective_that_is_spread_over_the_turns_of_a_loop():
     carry = f"(s32[], {SHAPE}, u32[], {SHAPE})"
-    loop = f"""%body (c: {carry}) -> {carry} {{
-  %c = {carry} parameter(0)
-  %i = s32[] get-tuple-element(%c), index=0
-  %one = s32[] constant(1)
-  %j = s32[] add(%i, %one)
-  %b0 = {SHAPE} get-tuple-element(%c), index=1
-  %b1 = u32[] get-tuple-element(%c), index=2
-  %w = {SHAPE} get-tuple-element(%c), index=3
-  {SPREAD[3].replace("(%s0, %s1", "(%b0, %b1")}
-  %n1 = {SHAPE} get-tuple-element(%m), index=1
-  %n2 = u32[] get-tuple-element(%m), index=2
-  ROOT %t = {carry} tuple(%j, %n1, %n2, %w)
-}}
-
-%condition (d: {carry}) -> pred[] {{
-  %d = {carry} parameter(0)
-  %k = s32[] get-tuple-element(%d), index=0
-  %bound = s32[] constant(2)
-  ROOT %less = pred[] compare(%k, %bound), direction=LT
-}}
-
-"""
+    body = (
+        f"%b0 = {SHAPE} get-tuple-element(%c), index=1",
+        "%b1 = u32[] get-tuple-element(%c), index=2",
+        f"%w = {SHAPE} get-tuple-element(%c), index=3",
+        SPREAD[3].replace("(%s0, %s1", "(%b0, %b1"),
+        f"%n1 = {SHAPE} get-tuple-element(%m), index=1",
+        "%n2 = u32[] get-tuple-element(%m), index=2",
+    )
+    loop = loop_of(carry, "%n1, %n2, %w", *body, bound=2)
     lines = [
         *SPREAD[:3],
         "%first = s32[] constant(0)",

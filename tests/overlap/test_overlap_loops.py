@@ -4,7 +4,7 @@ A transfer takes 1001 us, a matmul 1000 us.
 """
 
 import pytest
-from hlo_texts import BACK, CHIP, MATMUL, SHAPE, blocking, done, dot, program, start, us
+from hlo_texts import BACK, CHIP, MATMUL, SHAPE, blocking, done, dot, loop_of, program, start, us
 
 from ringcoll import overlap
 
@@ -17,25 +17,8 @@ def carried(*body, turns=7, before=("s0",), after=(), states=1, given=None):
     carry = f"(s32[], {SHAPE}, {', '.join([STATE] * states)})"
     taken = [f"%p{k} = {STATE} get-tuple-element(%c), index={k + 1}" for k in places]
     left = [f"%q{k} = {STATE} get-tuple-element(%while), index={k + 1}" for k in places]
-    lines = "\n".join(f"  {line}" for line in (*taken, *body))
-    loop = f"""{MATMUL}%body (c: {carry}) -> {carry} {{
-  %c = {carry} parameter(0)
-  %i = s32[] get-tuple-element(%c), index=0
-  %one = s32[] constant(1)
-  %w = {SHAPE} get-tuple-element(%c), index=1
-{lines}
-  %j = s32[] add(%i, %one)
-  ROOT %t = {carry} tuple(%j, %w, {", ".join(f"%n{k}" for k in places)})
-}}
-
-%condition (d: {carry}) -> pred[] {{
-  %d = {carry} parameter(0)
-  %k = s32[] get-tuple-element(%d), index=0
-  %bound = s32[] constant({turns})
-  ROOT %less = pred[] compare(%k, %bound), direction=LT
-}}
-
-"""
+    w, kept = f"%w = {SHAPE} get-tuple-element(%c), index=1", [f"%n{k}" for k in places]
+    turned = loop_of(carry, ", ".join(["%w", *kept]), w, *taken, *body, bound=turns)
     return program(
         *before,
         "%first = s32[] constant(0)",
@@ -43,7 +26,7 @@ def carried(*body, turns=7, before=("s0",), after=(), states=1, given=None):
         f"%while = {carry} while(%carry), condition=%condition, body=%body",
         *left,
         *after,
-        before=loop,
+        before=MATMUL + turned,
     )
 
 
