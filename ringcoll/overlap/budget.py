@@ -147,6 +147,6 @@ def limits(name: str, given: Limit | None, most: float = 1.0) -> dict[str, float
             raise TypeError(
                 f"{start} a number; it must be {expected}, or a mapping from kinds to such"
             )
-        if not 0 <= limit <= most:  # refuses NaN too
+        if not 0 <= limit <= most:  # true for NaN too
             raise ValueError(f"{start} {expected}")
     return {kind: float(limit) for kind, limit in by_kind.items()}

@@ -17,18 +17,18 @@ _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
 #: The function of `jax.lax` that makes an operation, by the operation's name.
-_CALLS = {
+_CALLS = {"reduce_scatter": "psum_scatter"} | {
     name: name
     for name in (
         "all_gather",
-        "all_to_all",
+        "psum",
         "pmax",
         "pmin",
         "ppermute",
-        "psum",
+        "all_to_all",
         "ragged_all_to_all",
     )
-} | {"reduce_scatter": "psum_scatter"}
+}
 
 
 class Line(NamedTuple):

@@ -1,6 +1,6 @@
 """Timelines as one picture: the track of the chip above the tracks of its links."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import log10
 
 from ringcoll.overlap.timeline import Segment
@@ -42,22 +42,19 @@ def as_svg(timelines: Sequence[tuple[str, Sequence[Segment]]]) -> str:
     return svg_text(root, _LEFT + _WIDTH + _MARGIN, y + 44 + _MARGIN)
 
 
-def _bars(segments: Sequence[Segment], scale: float) -> Iterator[tuple[str, float, float]]:
+def _bars(segments: Sequence[Segment], scale: float) -> list[tuple[str, float, float]]:
     """Row, left and right of each bar, in pixels.
 
     Neighbours of one row become one bar if less than half a pixel is between them.
     """
-    row, left, right = "", 0.0, 0.0
+    bars: list[tuple[str, float, float]] = []
     for segment in segments:
-        start, stop = segment.start * scale, segment.stop * scale
-        if segment.row == row and start <= right + 0.5:
-            right = max(right, stop)
-            continue
-        if row:
-            yield row, left, right
-        row, left, right = segment.row, start, stop
-    if row:
-        yield row, left, right
+        row, start, stop = segment.row, segment.start * scale, segment.stop * scale
+        if bars and bars[-1][0] == row and start <= bars[-1][2] + 0.5:
+            _, start, right = bars.pop()
+            stop = max(right, stop)
+        bars.append((row, start, stop))
+    return bars
 
 
 def _axis(root: Element, y: float, most: float) -> None:

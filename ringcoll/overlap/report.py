@@ -70,9 +70,7 @@ class Report:
 
         Without times, it is the share of collectives that have no matmul under them.
         """
-        if self.timed:
-            return self._share(self.exposed)
-        return self._share(sum(row.bare for row in self.rows))
+        return self._share(self.exposed if self.timed else sum(row.bare for row in self.rows))
 
     def exposed_of(self, kind: str) -> float:
         """Exposed seconds of one kind of collective, such as "all-gather"."""
@@ -80,9 +78,7 @@ class Report:
 
     def exposed_share_of(self, kind: str) -> float:
         """What one kind of collective adds to `exposed_share`."""
-        if self.timed:
-            return self._share(self.exposed_of(kind))
-        return self._share(sum(row.bare for row in self.rows if row.kind == kind))
+        return self._share(sum(getattr(row, self.figure) for row in self.rows if row.kind == kind))
 
     def _share(self, exposed: float) -> float:
         whole = self.total if self.timed else sum(row.count for row in self.rows)

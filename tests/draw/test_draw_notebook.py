@@ -24,7 +24,7 @@ def test_a_schedule_shows_its_rounds():
         assert schedule_svg(schedule) == as_svg(plan(kind, schedule, schedule.shape))
 
 
-def test_what_cannot_be_drawn_shows_its_text():
+def test_no_picture_of_large_or_wrong_schedules():
     assert schedule_svg(algorithms.ring(32)) is None
     assert schedule_svg(Schedule((4,), ((Move(1, (2,)),),))) is None
     assert plan_svg(plan("all_reduce", "ring", (16,))) is None

@@ -83,7 +83,7 @@ def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
         ("torus", (2, 2, 2)),
     ],
 )
-def test_no_message_lies_on_another_or_on_a_rank(algorithm, shape):
+def test_messages_overlap_neither_messages_nor_ranks(algorithm, shape):
     picture = Picture(plan("psum", algorithm, shape))
     width, height = picture.layout.box
     for routes in picture.routes:
@@ -103,7 +103,7 @@ def test_boxes_do_not_overlap():
             assert abs(ax - bx) > width + 20 or abs(ay - by) > height + 20
 
 
-def test_pictures_refuse_in_words():
+def test_too_many_frames_and_unknown_rounds_raise():
     with pytest.raises(ValueError, match="31 frames in one picture: at most 24"):
         as_svg(plan("psum", "ring", (16,)))
     with pytest.raises(ValueError, match=r"round 7: there are 0 \(the start\) to 6"):
@@ -130,7 +130,7 @@ def least_distance(colours, eyes):
 
 
 @pytest.mark.parametrize("eyes", SEEN)
-def test_colours_can_be_told_apart(eyes):
+def test_colours_are_distinguishable(eyes):
     for colours, empty in ((COLOURS, EMPTY), (DARK_COLOURS, DARK[EMPTY])):
         assert len(colours) == 16
         assert least_distance((*colours, empty), eyes) > 0.08

@@ -41,7 +41,7 @@ def drawn(groups):
 
 
 @pytest.mark.parametrize(("collective", "algorithm", "shape"), MOVING)
-def test_after_each_round_it_shows_what_the_still_does(collective, algorithm, shape):
+def test_an_animation_shows_the_frame_after_each_round(collective, algorithm, shape):
     drawn_plan = plan(collective, algorithm, shape)
     film = Film(drawn_plan)
     moving = Element("svg")
@@ -65,7 +65,7 @@ def test_after_each_round_it_shows_what_the_still_does(collective, algorithm, sh
         ("tour", 1, 0, 3, [0]),
     ],
 )
-def test_what_a_rank_holds_while_messages_fly(collective, rank, column, number, sizes):
+def test_shards_held_while_messages_travel(collective, rank, column, number, sizes):
     film, flying = Film(plan(collective, "ring", (4,))), number + (LEAVE + ARRIVE) / 2
     held = [held for start, held, _ in film._states(rank, column) if start <= flying][-1]
     assert [len(lane) for lane in held] == sizes
@@ -126,7 +126,7 @@ def test_one_shard_is_followed():
     assert {e.get("class") for e in marked if e.get("data-of") != " 2 "} == {"aside"}
 
 
-def test_the_command_writes_what_moves(tmp_path, capsys):
+def test_the_command_writes_an_animation(tmp_path, capsys):
     asked = ["draw", "all_gather", "--algorithm", "ring", "-n", "2"]
     file = tmp_path / "film.svg"
     assert main([*asked, "--animate", str(file), "--follow", "1"]) == 0

@@ -36,7 +36,7 @@ def check(text, *limits, **options):
         ({"max_exposed": 0.5, "max_exposed_seconds": 9}, "71.4% of the time"),
     ],
 )
-def test_more_than_a_limit_is_red(limits, complaint):
+def test_exceeding_a_limit_fails(limits, complaint):
     with pytest.raises(AssertionError, match=complaint) as caught:
         check(BOTH, **limits)
     assert str(caught.value).count("allowed") + str(caught.value).count("fewer") == 1
@@ -53,7 +53,7 @@ def test_more_than_a_limit_is_red(limits, complaint):
         {"max_exposed_seconds": {"total": 2502e-6, "all-reduce": 0.0}},
     ],
 )
-def test_no_more_than_a_limit_is_green(limits):
+def test_within_a_limit_passes(limits):
     check(BOTH, **limits)
 
 
@@ -64,14 +64,14 @@ def test_each_breach_is_reported():
     assert [message.count(word) for word in ("fewer than", "more than the 0.0% allowed")] == [1, 2]
 
 
-def test_a_program_without_collectives_is_red():
+def test_a_program_without_collectives_fails():
     for nothing in (program(dot("y")), program(blocking("all-gather", groups="{{0},{1},{2},{3}}"))):
         with pytest.raises(AssertionError, match="0 collectives that send anything, fewer"):
             check(nothing, 1)
         assert check(nothing, min_collectives=0).exposed == 0
 
 
-def test_an_unread_instruction_is_red_until_it_is_allowed_by_name():
+def test_an_unread_instruction_fails_unless_allowed():
     report = overlap.report(ENDLESS, chip=CHIP)
     assert report.unread == ("while",)
     assert json.loads(report.to_json())["unread"] == ["while"]

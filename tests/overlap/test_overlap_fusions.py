@@ -198,7 +198,7 @@ PRODUCT = f"""%product (a: f32[500,500], b: f32[500,500], i: s32[]) -> f32[500,5
 CALL = "%y = f32[500,50] fusion(%x, %w, %i0), kind=kOutput, calls=%product"
 
 
-def test_slices_in_a_nested_fusion_count_once_and_a_full_read_counts_whole():
+def test_nested_fusions_read_the_slice_or_the_whole_array():
     half = "%n = f32[50,500] convert(%part)\n  ROOT %narrow = f32[25,500] slice(%n)"
     halved = SLICED.replace("ROOT %narrow = f32[50,500] convert(%part)", half)
     sum_too = f"%e = {SHAPE} add(%a, %b)\n  ROOT %d = f32[500,50] convolution(%e, %c)"
@@ -211,7 +211,7 @@ def test_slices_in_a_nested_fusion_count_once_and_a_full_read_counts_whole():
         assert 10e9 * report.compute == pytest.approx(moved)
 
 
-def test_a_fusion_that_cuts_an_array_reads_its_parts():
+def test_a_fusion_of_slices_reads_only_the_slices():
     body = f"""%cut (v: f32[500,500]) -> (f32[100,500], f32[50,500], f32[500,500]) {{
   %v = {SHAPE} parameter(0)
   %head = f32[100,500] slice(%v), slice={{[0:100], [0:500]}}

@@ -86,7 +86,7 @@ def test_a_group_of_one_sends_nothing():
 
 
 @pytest.mark.parametrize("lines", [gather("r", "{{0,8}}"), (start("s"), done("d", "s"))])
-def test_ranks_that_the_network_has_not_are_refused(lines):
+def test_ranks_outside_the_network_raise(lines):
     network = GRID if "gather" in lines[0] else Network.ring(2)
     placed = overlap.Program(program(*lines, ranks=8), network=network)
     with pytest.raises(overlap.HloError, match=r"more than the [82] ranks.*pass mesh="):

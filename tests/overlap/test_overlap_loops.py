@@ -60,7 +60,7 @@ def test_a_permute_that_ends_in_the_next_turn_counts_in_each(handed):
     assert [(row.matmuls, row.bare) for row in report.rows] == [(0, 1), (7, 0)]
 
 
-def test_a_permute_that_starts_before_that_of_the_last_turn_has_ended_waits_for_its_link():
+def test_permutes_of_two_turns_share_their_link():
     body = (start("s", "w"), done("x", "p1"), dot("y"), *WHOLE)
     text = carried(*body, before=[start("s0")], after=[done("z", "q1")])
     report = overlap.report(text, chip=CHIP)
@@ -127,7 +127,7 @@ def branch(name, *lines):
         ([dot("y1", cycles=1000)], [dot("y2", cycles=500_000)], (500, 500, 0)),
     ],
 )  # fmt: skip
-def test_the_branch_that_communicates_for_longest_counts_or_else_the_longest(one, other, times):
+def test_the_branch_with_the_most_exposed_time_counts(one, other, times):
     branches = MATMUL + branch("one", *one) + branch("other", *other)
     for order in ("%one, %other", "%other, %one"):
         line = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{{order}}}"
