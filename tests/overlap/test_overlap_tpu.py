@@ -8,6 +8,7 @@ import json
 from importlib.metadata import version
 from importlib.util import find_spec
 
+import jax
 import pytest
 
 from benchmarks.compiled import recorded_claims
@@ -30,6 +31,12 @@ def programs(printed) -> dict:
 def models(printed) -> dict:
     """README's headline, matmuls with gradients, and layers."""
     return json.loads(printed("tests/tpu_programs.py", "exhaustive"))
+
+
+@pytest.fixture(scope="module")
+def kinds(printed) -> dict:
+    """Programs of `tpu_kinds`, whose communication is written in a different way."""
+    return json.loads(printed("tests/tpu_kinds.py"))
 
 
 def test_a_ring_that_multiplies_its_shards_is_overlapped(programs):
@@ -158,3 +165,35 @@ def test_impossible_topologies_and_meshes_raise(programs):
     assert "(TPU v5 lite), which is not one of the 8 devices" in programs["refused kind"]
     assert "not one of the 4 devices of v5e:2x2 (TPU v5 lite)" in programs["refused slice"]
     assert "wrap=(True,) is of 1 axes" in programs["refused wrap"]
+
+
+# -- other communication: on a tpu7x's sparse cores, and by a kernel --
+
+sparse_cores = pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="this JAX cannot write a tpu7x's programs as text"
+)
+
+
+@sparse_cores
+@pytest.mark.exhaustive
+def test_a_gather_on_sparse_cores_is_exposed(kinds):
+    # Seven shards of 8 MiB over two or three links of 90 GB/s; nothing hides them.
+    assert kinds["gathered"]["kinds"] == ["all-gather"]
+    seconds = 7 * 1024 * 4096 * 2 / 90e9
+    assert seconds / 3 * 0.999 < kinds["gathered"]["exposed"] < seconds / 2 * 1.001
+    assert kinds["gathered"]["unread"] == []
+
+
+@sparse_cores
+@pytest.mark.exhaustive
+def test_sums_on_sparse_cores_are_read(kinds):
+    assert kinds["summed"]["kinds"] == ["all-reduce", "reduce-scatter"]
+    assert kinds["summed"]["exposed"] > 0
+    assert kinds["summed"]["unread"] == []
+
+
+@pytest.mark.exhaustive
+def test_a_kernel_with_remote_copies_is_unread_by_name(kinds):
+    (name,) = kinds["kernel"]["unread"]
+    assert kinds["kernel"]["kinds"] == []
+    assert any(name in note and "remote copies" in note for note in kinds["kernel"]["notes"])
