@@ -74,7 +74,7 @@ def _as_tree(args: argparse.Namespace, drawn_plan: Plan) -> str:
 
     Raises:
         ValueError: the collective adds nothing; a file was asked for; or the algorithm adds by
-            another tree, and then the message names those that add by this one.
+            a different tree, and then the message names those that add by this one.
     """
     collective = in_lax(args.collective)
     if collective not in ("psum", "psum_scatter"):
