@@ -22,16 +22,10 @@ def as_trace(views: Sequence[TimelineView]) -> str:
 
 
 def _events(pid: int, view: TimelineView) -> Iterator[dict]:
-    yield _named("process_name", pid, 0, view.title)
+    yield _metadata("process_name", pid, 0, name=view.title)
     for tid, track in enumerate(tracks(view.segments), 1):
-        yield _named("thread_name", pid, tid, track.name)
-        yield {
-            "name": "thread_sort_index",
-            "ph": "M",
-            "pid": pid,
-            "tid": tid,
-            "args": {"sort_index": tid},
-        }
+        yield _metadata("thread_name", pid, tid, name=track.name)
+        yield _metadata("thread_sort_index", pid, tid, sort_index=tid)
         for segment in track.segments:
             exposed = segment.row == "exposed"
             event = {
@@ -49,5 +43,5 @@ def _events(pid: int, view: TimelineView) -> Iterator[dict]:
             yield event
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict:
-    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+def _metadata(what: str, pid: int, tid: int, **values: str | int) -> dict:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": values}
