@@ -30,6 +30,8 @@ from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.table import Table
 from ringcoll.costs.wire import Wire
+from ringcoll.ipython import load_ipython_extension as load_ipython_extension
+from ringcoll.ipython import register as _register
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import (
     all_gather_einsum,
@@ -80,6 +82,7 @@ __all__ = [
     "sharded_matmul",
 ]
 
+_register()
 
 if TYPE_CHECKING:
     from ringcoll import debug, draw, formats, layers, learn, overlap

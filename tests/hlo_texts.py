@@ -69,16 +69,28 @@ def loop(turns: str, *body: str, bound: str = "7", first: str = "0", step: str =
     `turns` is text for the loop's line: its known_trip_count, or nothing.
     """
     carry = f"(s32[], {_X}, {_X})"
+    x, w = (f"%{name} = {_X} get-tuple-element(%c), index={i}" for i, name in ((1, "x"), (2, "w")))
+    turned = loop_of(carry, "%next, %w", x, w, *body, bound=bound, step=step)
+    return program(
+        f"%first = s32[] constant({first})",
+        "%copied = s32[] copy(%first)",
+        f"%carry = {carry} tuple(%copied, %x, %w)",
+        f"%while = {carry} while(%carry), condition=%condition, body=%body{turns}",
+        f"%out = {_X} get-tuple-element(%while), index=1",
+        before=MATMUL + turned,
+    )
+
+
+def loop_of(carry: str, kept: str, *body: str, bound: object = "7", step: str = "1") -> str:
+    """The body and the condition of a loop. Its carry is a counter, and then what is `kept`."""
     lines = "\n".join(f"  {line}" for line in body)
-    before = f"""{MATMUL}%body (c: {carry}) -> {carry} {{
+    return f"""%body (c: {carry}) -> {carry} {{
   %c = {carry} parameter(0)
   %i = s32[] get-tuple-element(%c), index=0
   %one = s32[] constant({step})
-  %x = {_X} get-tuple-element(%c), index=1
-  %w = {_X} get-tuple-element(%c), index=2
 {lines}
   %j = s32[] add(%i, %one)
-  ROOT %t = {carry} tuple(%j, %next, %w)
+  ROOT %t = {carry} tuple(%j, {kept})
 }}
 
 %condition (d: {carry}) -> pred[] {{
@@ -89,14 +101,6 @@ def loop(turns: str, *body: str, bound: str = "7", first: str = "0", step: str =
 }}
 
 """
-    return program(
-        f"%first = s32[] constant({first})",
-        "%copied = s32[] copy(%first)",
-        f"%carry = {carry} tuple(%copied, %x, %w)",
-        f"%while = {carry} while(%carry), condition=%condition, body=%body{turns}",
-        f"%out = {_X} get-tuple-element(%while), index=1",
-        before=before,
-    )
 
 
 def untiled(text: str) -> str:

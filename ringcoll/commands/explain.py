@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ringcoll.commands import arguments
 from ringcoll.costs.closed_forms import closed_form, prices, recognised
 from ringcoll.costs.wire import ENCODED, Wire
-from ringcoll.draw.captions import in_codes
+from ringcoll.draw.captions import wire_note
 from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.registry import (
@@ -134,7 +134,7 @@ def in_full(name: str, codes: str | None = None) -> Iterator[str]:
         yield ""
         for collective in served:
             if codes and collective in ENCODED:
-                told = in_codes(Wire(codes), collective, algorithm, (SHOWN,))
+                told = wire_note(Wire(codes), collective, algorithm, (SHOWN,))
                 yield from (f"{collective}, with a wire, at n = {SHOWN}: {told}", "")
 
 

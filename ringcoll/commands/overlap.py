@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what.add_argument(
         "saved",
-        type=_saved,
+        type=_read_report,
         nargs="?",
         metavar="FILE",
         help="a report that --json wrote; nothing is compiled",
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape = "x".join(map(str, SIZES))
     parser.add_argument(
         "--shape",
-        type=_three,
+        type=_three_sizes,
         default=shape,
         metavar="MxKxF",
         help="the shape of an example: [M, K] @ [K, F], or [M, F] @ [F, K] (default: %(default)s)",
@@ -117,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against",
-        type=lambda text: text if text in NAMES else _saved(text),
+        type=lambda text: text if text in NAMES else _read_report(text),
         metavar="FILE",
         help="print what changed since this: a report that --json wrote, or an example, which "
         "pictures, pages and traces then show above the other (default for an example that "
@@ -163,11 +163,11 @@ def run(args: argparse.Namespace) -> int:
             mesh = topology.mesh(args.topology, **args.mesh)
             _check_chip(args, mesh)
         if isinstance(before, str):
-            _, before = _reported(args, *example(before, mesh, args.shape))
+            _, before = _compile_and_report(args, *example(before, mesh, args.shape))
         if args.example:
-            program, last = _reported(args, *example(args.example, mesh, args.shape))
+            program, last = _compile_and_report(args, *example(args.example, mesh, args.shape))
         elif args.function:
-            program, last = _reported(args, *_program(args.function, mesh))
+            program, last = _compile_and_report(args, *_program(args.function, mesh))
         compared = compare(before, last) if before else ""
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))
@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
         if file := getattr(args, name):
             try:
                 with arguments.writing(args, name):
-                    write(file, *([one for one in reports if one.segments] or [last]))
+                    write(file, *([report for report in reports if report.segments] or [last]))
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
     try:
@@ -233,7 +233,7 @@ def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
     )
 
 
-def _reported(
+def _compile_and_report(
     args: argparse.Namespace, function: Callable, operands: tuple[Any, ...]
 ) -> tuple[Program, Report]:
     """Compile a program, and report its overlap.
@@ -262,7 +262,7 @@ def _reported(
     return program, report(program, chip=changed)
 
 
-def _saved(text: str) -> Report:
+def _read_report(text: str) -> Report:
     """Read a report that --json wrote.
 
     Raises:
@@ -291,7 +291,7 @@ def axes(text: str) -> dict[str, int]:
     return {name: int(size) for name, _, size in parts}
 
 
-def _three(text: str) -> tuple[int, int, int]:
+def _three_sizes(text: str) -> tuple[int, int, int]:
     sizes = arguments.shape(text)
     if len(sizes) != 3:
         raise argparse.ArgumentTypeError(f"{text!r} does not have three sizes; write MxKxF")

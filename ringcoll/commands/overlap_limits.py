@@ -1,11 +1,10 @@
 """The options of `python -m ringcoll overlap` that set limits. They make a `Budget`."""
 
 import argparse
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from sys import float_info
 
-from ringcoll.overlap.budget import TOTAL, Budget, second_limits, share_limits
+from ringcoll.overlap.budget import TOTAL, Budget, limits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits", "the exit status is 1 if one is broken")
     group.add_argument(
         "--max-exposed",
-        type=partial(_limit, option="--max-exposed", limits=share_limits, unit=1.0),
+        type=partial(_limit, option="--max-exposed", most=1.0, unit=1.0),
         action="append",
         metavar="[KIND=]SHARE",
         help="the share of the time that may be exposed, such as 0.05; all-gather=0.01 limits one "
@@ -21,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-exposed-us",
-        type=partial(_limit, option="--max-exposed-us", limits=second_limits, unit=1e-6),
+        type=partial(_limit, option="--max-exposed-us", most=float_info.max, unit=1e-6),
         action="append",
         metavar="[KIND=]US",
         help="the same in microseconds; may be repeated",
@@ -54,9 +53,7 @@ def budget(args: argparse.Namespace) -> Budget | None:
     return Budget(shares, seconds, least, tuple(args.allow_unread))
 
 
-def _limit(
-    text: str, option: str, limits: Callable[[str, Any], dict[str, float]], unit: float
-) -> tuple[str, float]:
+def _limit(text: str, option: str, most: float, unit: float) -> tuple[str, float]:
     """Read KIND=NUMBER, or one number, which limits all kinds together.
 
     Raises:
@@ -68,7 +65,7 @@ def _limit(
     except ValueError:
         number = float("nan")
     try:
-        limits(option, {kind: number} if kind else number)
+        limits(option, {kind: number} if kind else number, most)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
     return kind or TOTAL, number * unit

@@ -52,12 +52,6 @@ class Price:
     additions: Fraction = Fraction(0)
     uneven: tuple[Uneven, ...] = ()
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows: a table."""
-        from ringcoll.draw.notebook import of_price
-
-        return of_price(self)
-
 
 def price(
     collective: str,

@@ -31,7 +31,7 @@ class Names:
     def _by_digit(self) -> bool:
         return len(self.shape) > 1 and set(self.shape) != {2}
 
-    def of(self, offset: int, sign: int = 1) -> str:
+    def name(self, offset: int, sign: int = 1) -> str:
         """The name of rank r + offset, by the shorter way: r+1 or r-1.
 
         At half the ranks both ways are equal; `sign` -1 chooses r minus half.
@@ -40,7 +40,7 @@ class Names:
             return _plus("r", offset, sign, self.shape)
         return self._digits([{digit} for digit in digits(offset, self.shape)], sign)
 
-    def listed(self, offsets: Sequence[int], sign: int = 1) -> str:
+    def list_of(self, offsets: Sequence[int], sign: int = 1) -> str:
         """The names of several ranks; all ranks along an axis are one name: (*, j)."""
         if self._by_digit:
             every = [digits(offset, self.shape) for offset in offsets]
@@ -48,7 +48,7 @@ class Names:
             is_product = all(len(s) in (1, n) for s, n in zip(sets, self.shape, strict=True))
             if is_product and prod(map(len, sets)) == len(offsets):
                 return self._digits(sets, sign)
-        return _listed([self.of(offset, sign) for offset in offsets])
+        return _shortened([self.name(offset, sign) for offset in offsets])
 
     def _digits(self, sets: Sequence[set[int]], sign: int) -> str:
         """The name of ranks that have, along each axis, one digit or all digits."""
@@ -58,7 +58,7 @@ class Names:
         ]
         return f"({', '.join(parts)})"
 
-    def explained(self) -> str:
+    def explanation(self) -> str:
         """A sentence that explains the names; "" for r+1, which needs none."""
         if self._by_digit:
             letters = ", ".join(_LETTERS[: len(self.shape)])
@@ -81,19 +81,19 @@ def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
     return f"{name}-{shape[0] - offset}"
 
 
-def explained(plan: Plan) -> list[str]:
+def name_notes(plan: Plan) -> list[str]:
     """Sentences that explain the names of ranks, the lanes and the wire, where needed."""
     shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
     lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
-    lines = [Names(shape).explained() for shape in shapes]
+    lines = [Names(shape).explanation() for shape in shapes]
     if lanes > 1:
         lines.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
     if plan.wire:
-        lines.append(in_codes(plan.wire, plan.collective, plan.made, plan.shape))
+        lines.append(wire_note(plan.wire, plan.collective, plan.made, plan.shape))
     return list(filter(None, lines))
 
 
-def in_codes(wire: Wire, collective: str, algorithm: Algorithm, shape: Sequence[int]) -> str:
+def wire_note(wire: Wire, collective: str, algorithm: Algorithm, shape: Sequence[int]) -> str:
     """What a wire changes: the bytes, how often a value is encoded, and the error bound."""
     kind = in_lax(collective)
     times = encodings(kind, algorithm, shape)
@@ -101,15 +101,15 @@ def in_codes(wire: Wire, collective: str, algorithm: Algorithm, shape: Sequence[
     sent = wire.nbytes(wire.block) / wire.block
     return (
         f"A message holds {wire.dtype} codes and a scale for each {wire.block}: {sent:.3f} bytes a "
-        f"value, {sent / 2:.3f} of bfloat16. A value is encoded at most {_counted(times, 'time')}; "
+        f"value, {sent / 2:.3f} of bfloat16. A value is encoded at most {_plural(times, 'time')}; "
         f"of bfloat16, the error is at most {bound:.2g} of the largest magnitude in its block, "
         "summed over the ranks that contribute."
     )
 
 
-def counted(plan: Plan) -> str:
+def round_counts(plan: Plan) -> str:
     """How many rounds there are, and of what: "6 rounds: 3 of reduce-scatter, 3 of all-gather"."""
-    total = _counted(plan.paid.rounds, "round")
+    total = _plural(plan.paid.rounds, "round")
     if len(plan.phases) < 2:
         return total
     each = (f"{len(phase.rounds)} of {phase.name}" for phase in plan.phases)
@@ -118,30 +118,32 @@ def counted(plan: Plan) -> str:
     return f"{total}: {', then '.join(each)}"
 
 
-def parts(plan: Plan, phase: Phase, number: int) -> list[str]:
+def message_texts(plan: Plan, phase: Phase, number: int) -> list[str]:
     """The messages of a rank in a round (from 0) of a phase: "to r+1: shard r"."""
     messages = []
     for what, moves in groupby(phase.rounds[number], lambda m: _what(plan, phase, number, m)):
         steps = [(phase.schedule.step(0, m.axis, m.shift), 1 if m.shift > 0 else -1) for m in moves]
-        targets = _listed([Names(phase.schedule.shape).of(*step) for step in steps], "each of ")
+        names = [Names(phase.schedule.shape).name(*step) for step in steps]
+        targets = _shortened(names, "each of ")
         messages.append(f"to {targets}: {what}")
     return messages or ["nothing"]
 
 
 def sentence(plan: Plan, now: Sequence[Running]) -> str:
     """The messages of a round as one sentence."""
-    _, rank, messages = running(plan, now)
+    _, rank, messages = round_words(plan, now)
     return f"every rank {rank} sends " + "; ".join(messages)
 
 
-def running(plan: Plan, now: Sequence[Running]) -> tuple[str, str, list[str]]:
+def round_words(plan: Plan, now: Sequence[Running]) -> tuple[str, str, list[str]]:
     """What runs in a round: the phases, the name of a rank, and its messages."""
     names = " and ".join(phase.name for phase, _ in now) or "in between"
-    rank = Names(plan.phases[0].schedule.shape).of(0)
-    return names, rank, [part for phase, i in now for part in parts(plan, phase, i)] or ["nothing"]
+    rank = Names(plan.phases[0].schedule.shape).name(0)
+    messages = [text for phase, i in now for text in message_texts(plan, phase, i)]
+    return names, rank, messages or ["nothing"]
 
 
-def priced(plan: Plan) -> str:
+def price_line(plan: Plan) -> str:
     """The cost of a plan in a line; bytes are in units of the full vector."""
     paid, n = plan.paid, plan.size
     sent = paid.sent / n
@@ -153,12 +155,12 @@ def priced(plan: Plan) -> str:
             f"{paid.raw / n} of a full vector of shards and {(paid.sent - paid.raw) / n} of sums"
         )
     return (
-        f"Each rank: {_counted(paid.rounds, 'round')}, {_counted(paid.messages, 'message')}; "
+        f"Each rank: {_plural(paid.rounds, 'round')}, {_plural(paid.messages, 'message')}; "
         f"sends {sends}{added}."
     )
 
 
-def _counted(count: int, noun: str) -> str:
+def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
@@ -168,7 +170,7 @@ def _what(plan: Plan, phase: Phase, number: int, move: Move) -> str:
     if phase.carries is Carries.BLOCKS:
         return _blocks(phase, number, move) + lane
     columns = [phase.along(0, offset, -1) for offset in move.offsets]
-    whose = Names(phase.schedule.shape).listed(columns, -1 if move.shift > 0 else 1)
+    whose = Names(phase.schedule.shape).list_of(columns, -1 if move.shift > 0 else 1)
     s = "s" if len(columns) > 1 else ""
     if phase.carries is Carries.VECTORS:
         return f"the whole vector{s} of {whose}{lane}"
@@ -195,13 +197,13 @@ def _blocks(phase: Phase, number: int, move: Move) -> str:
     ends = list(dict.fromkeys(phase.along(slot, w, -1) for slot, w in went.items()))
     sources = list(dict.fromkeys(phase.along(0, w, -1) for w in went.values()))
     count = f"{len(went)} blocks" if len(went) > 1 else "its block"
-    whom = "it" if ends == [to] else names.listed(ends)
+    whom = "it" if ends == [to] else names.list_of(ends)
     if sources == [0]:
         return f"{count} for {whom}"
-    return f"{count} for {whom} from {names.listed(sources, -1)}"
+    return f"{count} for {whom} from {names.list_of(sources, -1)}"
 
 
-def _listed(names: Sequence[str], before: str = "") -> str:
+def _shortened(names: Sequence[str], before: str = "") -> str:
     """Names with commas, shortened if they are many; `before` precedes several."""
     if len(names) > _MOST + 1:
         return f"{before}{', '.join(names[: _MOST - 1])}, ..., {names[-1]} ({len(names)} of them)"

@@ -21,15 +21,15 @@ from ringcoll.costs.model import fastest
 from ringcoll.costs.places import place_of
 from ringcoll.costs.prediction import LAX, seconds_of
 from ringcoll.draw import style
-from ringcoll.draw.captions import counted
+from ringcoll.draw.captions import round_counts
 from ringcoll.draw.motion import Film
-from ringcoll.draw.page import in_words, legend, moving, rounds
+from ringcoll.draw.page import legend_html, moving_svg, notes_html, rounds_html
 from ringcoll.draw.picture import MOST_RANKS
 from ringcoll.draw.plan import Plan, plan
-from ringcoll.draw.source import highlighted, paragraphs, source
-from ringcoll.io.page import page, part, shared
+from ringcoll.draw.source import highlight, paragraphs, source
 from ringcoll.io.text import bytes_in_words
 from ringcoll.schedules.registry import algorithms_of, names
+from ringcoll.web.page import page, part, shared
 
 #: The collectives, and their names in the literature.
 COLLECTIVES: Mapping[str, str] = {
@@ -64,7 +64,7 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
     for shape in shapes:
         if not 2 <= prod(shape) <= MOST_RANKS:
             raise ValueError(
-                f"explore: ranks {_name(shape)}: pictures can show 2 to {MOST_RANKS} ranks"
+                f"explore: ranks {_shape_name(shape)}: pictures can show 2 to {MOST_RANKS} ranks"
             )
     if not shapes:
         raise ValueError("explore: no ranks to choose from; give one shape or more, such as 4")
@@ -73,19 +73,20 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
         for shape in shapes:
             plans = dict(_plans(collective, shape))
             for name, drawn_plan in plans.items():
-                pictures[f"{collective}|{name}|{_name(shape)}"] = packed(_drawn(drawn_plan))
+                key = f"{collective}|{name}|{_shape_name(shape)}"
+                pictures[key] = pack(_picture_data(drawn_plan))
             for machine in MACHINES:
-                if found := _priced(collective, plans, shape, machine):
-                    priced[f"{collective}|{_name(shape)}|{machine}"] = found
+                if found := _price_data(collective, plans, shape, machine):
+                    priced[f"{collective}|{_shape_name(shape)}|{machine}"] = found
     data = {
         "sizes": [[size, bytes_in_words(size)] for size in SIZES],
-        "shapes": [_name(shape) for shape in shapes],
+        "shapes": [_shape_name(shape) for shape in shapes],
         "machines": [[name, machine.what] for name, machine in MACHINES.items()],
         "collectives": [[name, title, _algorithms(name)] for name, title in COLLECTIVES.items()],
         "colours": style.COLOURS,
         "builtIn": BUILT_IN,
         "pictures": pictures,
-        "prices": packed(priced),
+        "prices": pack(priced),
     }
     body = part(
         "ringcoll.draw",
@@ -97,13 +98,13 @@ def as_explorer(shapes: Sequence[Shape] = SHAPES) -> str:
     return page("Collective algorithms: rounds and prices", body, scripts, data)
 
 
-def packed(data: Any) -> str:
+def pack(data: Any) -> str:
     """Data as a text that a browser unpacks when it is needed: JSON, by gzip, in base 64."""
     plain = json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
     return base64.b64encode(gzip.compress(plain, 9, mtime=0)).decode()
 
 
-def _name(shape: Shape) -> str:
+def _shape_name(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
 
@@ -131,25 +132,25 @@ def _algorithms(collective: str) -> list[dict[str, str]]:
                 "name": name,
                 "summary": summary,
                 "prose": "".join(f"<p>{escape(text)}</p>" for text in prose),
-                "code": highlighted(source(function)),
+                "code": highlight(source(function)),
                 "forms": "; ".join(f"on a {w}: {form}" for w, form in forms.items() if form),
             }
         )
     return entries
 
 
-def _drawn(drawn_plan: Plan) -> dict[str, Any]:
+def _picture_data(drawn_plan: Plan) -> dict[str, Any]:
     return {
-        "picture": moving(Film(drawn_plan)),
-        "legend": legend(drawn_plan),
-        "rounds": rounds(drawn_plan),
-        "counted": counted(drawn_plan),
-        "explained": in_words(drawn_plan),
+        "picture": moving_svg(Film(drawn_plan)),
+        "legend": legend_html(drawn_plan),
+        "rounds": rounds_html(drawn_plan),
+        "counted": round_counts(drawn_plan),
+        "explained": notes_html(drawn_plan),
         "shards": drawn_plan.size,
     }
 
 
-def _priced(
+def _price_data(
     collective: str, plans: Mapping[str, Plan], shape: Shape, machine: str
 ) -> dict[str, Any] | None:
     """The seconds of each algorithm at each size, its formula, and the fastest at each size.

@@ -6,18 +6,18 @@ from math import ceil, cos, pi, prod, sin, sqrt
 Point = tuple[float, float]
 
 
-def squared(shape: tuple[int, ...]) -> tuple[int, ...]:
+def long_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The axes that have more than one rank."""
     return tuple(n for n in shape if n > 1) or (1,)
 
 
-def grid(shape: tuple[int, ...]) -> list[tuple[int, int]]:
+def cell_places(shape: tuple[int, ...]) -> list[tuple[int, int]]:
     """The column and row of each rank's cell.
 
     One axis is cut into a few rows. Of two axes, the longer is horizontal. Of three, the planes
     are side by side.
     """
-    axes = squared(shape)
+    axes = long_axes(shape)
     if len(axes) == 1:
         n = axes[0]
         columns = n if n <= 5 else ceil(n / 2) if n <= 8 else ceil(sqrt(n))
@@ -40,23 +40,23 @@ class Layout:
     shape: tuple[int, ...]
     box: Point
     gap: float
-    middles: tuple[Point, ...]
+    centres: tuple[Point, ...]
 
     @property
     def is_circle(self) -> bool:
         """Whether the ranks are on a circle."""
-        return len(squared(self.shape)) == 1
+        return len(long_axes(self.shape)) == 1
 
 
-def plane(shape: tuple[int, ...]) -> tuple[int, int]:
+def plane_size(shape: tuple[int, ...]) -> tuple[int, int]:
     """The number of columns and of rows of a plane of the grid."""
-    axes = squared(shape)
+    axes = long_axes(shape)
     if len(axes) == 1:
         return axes[0], 1
     return (axes[0], axes[1]) if len(axes) == 2 and axes[0] > axes[1] else (axes[-1], axes[-2])
 
 
-def machine(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
+def place_ranks(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
     """Place ranks of a shape so that there is room for messages.
 
     Args:
@@ -65,13 +65,13 @@ def machine(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
         gap: the free space between two boxes.
     """
     width, height = box
-    axes = squared(shape)
+    axes = long_axes(shape)
     if len(axes) > 1:
-        middles = [
-            (column * (width + gap) + column // plane(shape)[0] * gap, row * (height + gap))
-            for column, row in grid(shape)
+        centres = [
+            (column * (width + gap) + column // plane_size(shape)[0] * gap, row * (height + gap))
+            for column, row in cell_places(shape)
         ]
-        return Layout(shape, box, gap, tuple(middles))
+        return Layout(shape, box, gap, tuple(centres))
     n = axes[0]
     first = pi if n == 2 else -pi / 2  # two side by side, more from the top on
     unit = [(cos(first + 2 * pi * r / n), sin(first + 2 * pi * r / n)) for r in range(n)]

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import RankSet
 from ringcoll.draw.style import COLOURS, cell, outline
-from ringcoll.io.svg import FAINT, Element, label, shape
 from ringcoll.schedules.phases import Carries
+from ringcoll.web.svg import FAINT, Element, label, shape
 
 SIDE, _LINE = 14.0, 24.0
 Glyph = Callable[[Element], None]
@@ -58,12 +58,15 @@ def entries(plan: Plan) -> list[tuple[Glyph, str]]:
 
 
 def _cell(
-    lanes: Sequence[RankSet], of: int, colours: Sequence[str] = COLOURS[:1], is_new: bool = False
+    lanes: Sequence[RankSet],
+    stripes: int,
+    colours: Sequence[str] = COLOURS[:1],
+    is_new: bool = False,
 ) -> Glyph:
     """A function that draws a cell, as `style.cell` does."""
 
     def draw(into: Element) -> None:
-        cell(into, (0, 0, SIDE, SIDE), lanes, of, colours)
+        cell(into, (0, 0, SIDE, SIDE), lanes, stripes, colours)
         if is_new:
             outline(into, (0, 0, SIDE, SIDE))
 

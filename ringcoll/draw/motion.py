@@ -16,7 +16,7 @@ from ringcoll.draw.routes import Route
 from ringcoll.draw.steps import Message, RankSet
 from ringcoll.draw.svg import MARGIN
 from ringcoll.draw.text import wrap
-from ringcoll.io.svg import FAINT, Box, Element, document, finished, label, rect, shape
+from ringcoll.web.svg import FAINT, Box, Element, document, label, rect, shape, svg_text
 
 _SECONDS = 2.4  # a round
 #: Within a round, when its messages leave and arrive.
@@ -64,7 +64,7 @@ def as_motion(plan: Plan, follow: int | None = None) -> str:
     bottom = _TOP - 12 + height
     for number, lines in enumerate(wrapped):
         shown = shape(moving, "g")
-        film.between(shown, number, number + 1 + (number == film.last))
+        film.show_between(shown, number, number + 1 + (number == film.last))
         label(shown, (wide / 2, 51), film.picture.heading(number), 13, fill=FAINT)
         for i, line in enumerate(lines):
             label(shown, (wide / 2, bottom + _LINE * i), line, 12)
@@ -73,7 +73,7 @@ def as_motion(plan: Plan, follow: int | None = None) -> str:
     at = shape(moving, "g", transform=f"translate({MARGIN} {below + 12:.1f})")
     total_height = below + 12 + legend(at, plan, wide - 2 * MARGIN) + MARGIN
     _still(film.picture, shape(root, "g", **{"class": "still"}), (wide, total_height))
-    return finished(root, wide, total_height)
+    return svg_text(root, wide, total_height)
 
 
 class Film:
@@ -111,21 +111,23 @@ class Film:
         for number, travelling in enumerate(rounds, 1):
             inner.append(travelling)
             travelling.set("data-round", str(number))
-            self.between(travelling, number, number + 1)
+            self.show_between(travelling, number, number + 1)
 
     def _round(self, into: Element, number: int) -> Element:
         """Draw the arrows of a round. Return its messages, which are drawn later, above ranks."""
         picture = self.picture
         arrows, travelling = shape(into, "g"), Element("g")
-        self.between(arrows, number, number + 1 + (number == self.last))
+        self.show_between(arrows, number, number + 1 + (number == self.last))
         for post, route in zip(picture.posts[number], picture.routes[number], strict=True):
-            of = self._of_messages(post)
-            picture.arrow(self._mark(shape(arrows, "g"), of), post, route, picture.is_dense(number))
-            glyph = self._mark(shape(travelling, "g"), of)
+            shards = self._shards_of(post)
+            picture.arrow(
+                self._mark(shape(arrows, "g"), shards), post, route, picture.is_dense(number)
+            )
+            glyph = self._mark(shape(travelling, "g"), shards)
             if not picture.is_dense(number):  # a page shows the message here if nothing moves
                 glyph.set("data-at", "{:.0f} {:.0f}".format(*route.middle))
             picture.glyph(glyph, post, route, (0, 0))
-            self._travels(glyph, post, route, number)
+            self._animate_travel(glyph, post, route, number)
         return travelling
 
     def _middle(self, rank: int, post: Sequence[Message]) -> tuple[float, float]:
@@ -145,15 +147,16 @@ class Film:
             shown = self.picture.column(into, rank, column, held, is_new)
             self._mark(shown, sorted(frozenset().union(*held)) if sends_vectors else [column])
             shown.set("data-follow", str(rank if sends_vectors else column))
-            self.between(shown, start, end)
+            self.show_between(shown, start, end)
 
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
         """When a column changes: the time, what the rank holds then, and whether that is new."""
-        frames, seen = self.picture.frames, self.picture.seen
-        shown: tuple[Sequence[RankSet], bool] = _alike(seen(frames[0], rank, column)), False
+        frames = self.picture.frames
+        held_after = [self.picture.stripes_held(frame, rank, column) for frame in frames]
+        shown: tuple[Sequence[RankSet], bool] = _merge_equal_lanes(held_after[0]), False
         yield 0.0, *shown
         for frame in frames[1:]:
-            was, now = (seen(f, rank, column) for f in (frames[frame.number - 1], frame))
+            was, now = held_after[frame.number - 1], held_after[frame.number]
             # What is not sent away. A tour drops a shard only after the addition of the round.
             kept = [
                 w if self.picture.is_shard(i) else w & now[i % len(now)] for i, w in enumerate(was)
@@ -163,39 +166,39 @@ class Film:
                 (frame.number + LEAVE, kept, False),
                 (frame.number + ARRIVE, now, is_more(now, was)),
             ):
-                state = _alike(held), is_new
+                state = _merge_equal_lanes(held), is_new
                 if state != shown:
                     shown = state
                     yield time, *state
 
     # -- which shards --
 
-    def _of_messages(self, post: Sequence[Message]) -> list[int]:
+    def _shards_of(self, post: Sequence[Message]) -> list[int]:
         pieces = [piece for message in post for piece in message.pieces]
         if self.picture.plan.whole:
             return sorted(frozenset().union(*(piece.contributors for piece in pieces)))
         return sorted({piece.column for piece in pieces})
 
-    def _mark(self, group: Element, of: Sequence[int]) -> Element:
-        """Note which shards are in a group; make it faint if another shard is followed."""
-        group.set("data-of", f" {' '.join(map(str, of))} ")
-        if self.follow is not None and self.follow not in of:
+    def _mark(self, group: Element, shards: Sequence[int]) -> Element:
+        """Note which shards are in a group; make it faint if a different shard is followed."""
+        group.set("data-of", f" {' '.join(map(str, shards))} ")
+        if self.follow is not None and self.follow not in shards:
             group.set("class", "aside")
         return group
 
     # -- when --
 
-    def between(self, element: Element, start: float, end: float) -> None:
+    def show_between(self, element: Element, start: float, end: float) -> None:
         """Show an element only from one time to another."""
         times, values = ["0"], ["visible" if start <= 0 else "hidden"]
         for time, value in ((start, "visible"), (end, "hidden")):
             if 0 < time < self.lasts:
-                times.append(self._share(time))
+                times.append(self._key_time(time))
                 values.append(value)
         if len(times) == 1:
             return
         element.set("visibility", values[0])
-        self._animated(
+        self._animate(
             element,
             "animate",
             attributeName="visibility",
@@ -204,30 +207,32 @@ class Film:
             keyTimes=";".join(times),
         )
 
-    def _travels(self, glyph: Element, post: Sequence[Message], route: Route, number: int) -> None:
+    def _animate_travel(
+        self, glyph: Element, post: Sequence[Message], route: Route, number: int
+    ) -> None:
         """Move messages out of their cells, over their arrow, and into the receiver's cells.
 
         At any time, all messages of a round have gone the same share of their arrows.
         """
         a, b = self._middle(post[0].sender, post), self._middle(post[0].receiver, post)
-        way, lengths = f"M{a[0]:.0f} {a[1]:.0f}", [dist(a, route.ways[0].start)]
-        for i, one in enumerate(route.ways):
-            (ax, ay), (tx, ty), (bx, by) = one.start, one.towards, one.end
-            way += f"{'M' if i else 'L'}{ax:.0f} {ay:.0f}Q{tx:.0f} {ty:.0f} {bx:.0f} {by:.0f}"
-            lengths.append(sum(dist(one.at(t / 8), one.at((t + 1) / 8)) for t in range(8)))
-        way += f"L{b[0]:.0f} {b[1]:.0f}"
+        path, lengths = f"M{a[0]:.0f} {a[1]:.0f}", [dist(a, route.ways[0].start)]
+        for i, way in enumerate(route.ways):
+            (ax, ay), (tx, ty), (bx, by) = way.start, way.towards, way.end
+            path += f"{'M' if i else 'L'}{ax:.0f} {ay:.0f}Q{tx:.0f} {ty:.0f} {bx:.0f} {by:.0f}"
+            lengths.append(sum(dist(way.at(t / 8), way.at((t + 1) / 8)) for t in range(8)))
+        path += f"L{b[0]:.0f} {b[1]:.0f}"
         total_length = sum(lengths) + dist(route.ways[-1].end, b)
         out, home = lengths[0] / total_length, sum(lengths) / total_length
         start, end = number + LEAVE, number + ARRIVE
         times = (start, start + _INSIDE, end - _INSIDE, end)
-        self.between(glyph, start, end)
-        self._animated(
+        self.show_between(glyph, start, end)
+        self._animate(
             glyph,
             "animateMotion",
-            path=way,
+            path=path,
             calcMode="spline",
             keyPoints=f"0;0;{out:.3f};{home:.3f};1;1",
-            keyTimes=f"0;{';'.join(map(self._share, times))};1",
+            keyTimes=f"0;{';'.join(map(self._key_time, times))};1",
             keySplines=_EASE,
         )
 
@@ -236,19 +241,19 @@ class Film:
         x, y, width, height = box
         rect(into, box, style.EMPTY, rx=1.5)
         done = shape(into, "rect", x=x, y=y, width=0, height=height, rx=1.5, fill=style.MUTED)
-        self._animated(done, "animate", attributeName="width", values=f"0;{width:g}")
+        self._animate(done, "animate", attributeName="width", values=f"0;{width:g}")
 
-    def _animated(self, element: Element, tag: str, **attributes: str) -> None:
+    def _animate(self, element: Element, tag: str, **attributes: str) -> None:
         lasts = f"{self.lasts * _SECONDS:g}s"
         animation = shape(element, tag)
         for name, value in {**attributes, "dur": lasts, "repeatCount": "indefinite"}.items():
             animation.set(name, value)
 
-    def _share(self, time: float) -> str:
+    def _key_time(self, time: float) -> str:
         return f"{time / self.lasts:.5f}".rstrip("0")
 
 
-def _alike(lanes: Sequence[RankSet]) -> tuple[RankSet, ...]:
+def _merge_equal_lanes(lanes: Sequence[RankSet]) -> tuple[RankSet, ...]:
     """Lanes; only one of them if all hold the same."""
     return tuple(lanes[:1] if len(set(lanes)) == 1 else lanes)
 

@@ -1,14 +1,12 @@
-"""How a notebook shows a schedule, a plan and a price."""
-
-from collections.abc import Sequence
-from html import escape
+"""What a notebook shows of a schedule, a plan and a price. `ringcoll.ipython` registers it."""
 
 from ringcoll.costs.counts import Price
 from ringcoll.draw.plan import Plan, plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
+from ringcoll.web.page import table
 
-#: The figures of a price, in words.
+#: The counts of a price, in words.
 _COUNTS = {
     "rounds": "rounds",
     "messages": "messages that a rank sends",
@@ -21,7 +19,7 @@ _COUNTS = {
 }
 
 
-def of_schedule(schedule: Schedule) -> str | None:
+def schedule_svg(schedule: Schedule) -> str | None:
     """The picture of a schedule; None if it is wrong or too large to draw."""
     kind = "all_to_all" if isinstance(schedule, AllToAllSchedule) else "all_gather"
     try:
@@ -30,7 +28,7 @@ def of_schedule(schedule: Schedule) -> str | None:
         return None
 
 
-def of_plan(drawn_plan: Plan) -> str | None:
+def plan_svg(drawn_plan: Plan) -> str | None:
     """The picture of a plan; None if it is too large to draw."""
     try:
         return as_svg(drawn_plan)
@@ -38,17 +36,7 @@ def of_plan(drawn_plan: Plan) -> str | None:
         return None
 
 
-def of_price(paid: Price) -> str:
+def price_html(price: Price) -> str:
     """A price as a table, in shards."""
-    rows = [(words, f"{getattr(paid, name)}") for name, words in _COUNTS.items()]
-    return table(("counted, in shards", ""), rows)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in HTML."""
-
-    def row(tag: str, cells: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-    body = "".join(row("td", cells) for cells in rows)
-    return f"<table><thead>{row('th', heads)}</thead><tbody>{body}</tbody></table>"
+    counts = ([words, f"{getattr(price, name)}"] for name, words in _COUNTS.items())
+    return table([["counted, in shards", ""], *counts])

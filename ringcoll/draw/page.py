@@ -7,14 +7,14 @@ from html import escape
 from ringcoll.costs.counts import Price
 from ringcoll.costs.machines import DEVICES
 from ringcoll.costs.model import seconds
-from ringcoll.draw.captions import counted, explained, running
+from ringcoll.draw.captions import name_notes, round_counts, round_words
 from ringcoll.draw.legend import SIDE, entries
 from ringcoll.draw.motion import Film
 from ringcoll.draw.plan import Plan
-from ringcoll.draw.source import highlighted, paragraphs, source
+from ringcoll.draw.source import highlight, paragraphs, source
 from ringcoll.draw.style import dark
-from ringcoll.io.page import page, part, shared, table
-from ringcoll.io.svg import document, finished
+from ringcoll.web.page import page, part, shared, table
+from ringcoll.web.svg import document, svg_text
 
 _PAYLOAD = 64 * 2**20
 _WIDE = 820  # pixels; a wider picture gets the whole width of the page
@@ -25,7 +25,7 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
 
     Args:
         plan: a plan of at most 16 ranks.
-        follow: a shard to follow from the start, as for `as_motion`; a click follows another.
+        follow: a shard to follow from the start, as for `as_motion`; a click changes it.
 
     Raises:
         ValueError: there are too many ranks for a picture, or there is no such shard.
@@ -37,101 +37,101 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
     film = Film(plan, follow)
     code = source(plan.function) if plan.function else ""
     summary, *prose = (paragraphs(plan.function) if plan.function else []) or [""]
-    paid = plan.price(plan.shape)
+    price = plan.price(plan.shape)
     body = part(
         "ringcoll.draw",
         "page.html",
         dark=dark(),
-        player=shared("player.html", picture=moving(film), legend=legend(plan)),
+        player=shared("player.html", picture=moving_svg(film), legend=legend_html(plan)),
         collective=escape(plan.collective.replace("_", "-")),
         algorithm=escape(plan.algorithm),
         ranks=" &times; ".join(map(str, plan.shape)),
         summary=escape(summary),
         prose="".join(f"<p>{escape(paragraph)}</p>" for paragraph in prose),
-        explained=in_words(plan),
-        counted=escape(f"{counted(plan)}."),
+        explained=notes_html(plan),
+        counted=escape(f"{round_counts(plan)}."),
         wide=" wide" if film.picture.size[0] > _WIDE else "",
-        rounds=rounds(plan),
-        code=highlighted(code) if code else escape(repr(plan.made)),
-        counts=table(_counts(plan, paid)),
-        devices=table(_devices(plan, paid)),
+        rounds=rounds_html(plan),
+        code=highlight(code) if code else escape(repr(plan.made)),
+        counts=table(_counts(plan, price)),
+        devices=table(_devices(plan, price)),
         ring="ring" if sum(n > 1 for n in plan.shape) < 2 else "torus",
     )
     data = {"shards": plan.size, "follow": follow}
     return page(plan.title, body, [shared("player.js"), part("ringcoll.draw", "page.js")], data)
 
 
-def moving(film: Film) -> str:
+def moving_svg(film: Film) -> str:
     """The SVG of the ranks alone, for a page that plays it and has the dark colours."""
     width, height = film.picture.size
     root = document(film.picture.plan.title)
     film.draw(root)
     root.set("style", f"--natural: {width:.0f}px")
-    return finished(root, width, height)
+    return svg_text(root, width, height)
 
 
-def _set(words: str) -> str:
+def _typeset(words: str) -> str:
     """A text as HTML, with minus signs before digits and no line break inside brackets."""
     minus = re.sub(r"(?<=[a-z])-(?=\d)", "\N{MINUS SIGN}", words)
     return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
 
 
-def in_words(plan: Plan) -> str:
+def notes_html(plan: Plan) -> str:
     """What the names of ranks and lanes mean, as HTML."""
-    return _set(" ".join(explained(plan)))
+    return _typeset(" ".join(name_notes(plan)))
 
 
-def legend(plan: Plan) -> str:
+def legend_html(plan: Plan) -> str:
     """What the squares of the picture mean, as HTML."""
     spans = []
     for glyph, text in entries(plan):
         root = document(text)
         glyph(root)
-        spans.append(f"<span>{finished(root, SIDE, SIDE)}{escape(text)}</span>")
+        spans.append(f"<span>{svg_text(root, SIDE, SIDE)}{escape(text)}</span>")
     return "".join(spans)
 
 
-def rounds(plan: Plan) -> str:
+def rounds_html(plan: Plan) -> str:
     """The list of rounds, as HTML; each round is a button that shows it."""
-    items, named = [_entry(0, "", "", [])], ""
+    items, named = [_round_button(0, "", "", [])], ""
     for number, now in plan.numbered():
-        name, rank, messages = running(plan, now)
+        name, rank, messages = round_words(plan, now)
         if name != named:
             named = name
             items.append(f'<li class="phase">{escape(named)}</li>')
-        items.append(_entry(number, named, rank, messages))
+        items.append(_round_button(number, named, rank, messages))
     return "\n".join(items)
 
 
-def _entry(number: int, phase: str, rank: str, texts: Sequence[str]) -> str:
+def _round_button(number: int, phase: str, rank: str, texts: Sequence[str]) -> str:
     name = f"Round {number}" if number else "Before the first round"
-    data = f'data-go="{number}" data-phase="{escape(phase)}" data-rank="{_set(rank)}"'
-    lines = "".join(f"<span>{_set(line)}</span>" for line in texts)
+    data = f'data-go="{number}" data-phase="{escape(phase)}" data-rank="{_typeset(rank)}"'
+    lines = "".join(f"<span>{_typeset(line)}</span>" for line in texts)
     return f'<li><button type="button" {data}><b>{name}</b>{lines}</button></li>'
 
 
-def _counts(plan: Plan, paid: Price) -> list[list[str]]:
+def _counts(plan: Plan, price: Price) -> list[list[str]]:
     vectors = {
-        "full vectors sent": paid.sent / plan.size,
-        "on the busiest link": paid.link / plan.size,
-        "full vectors added": paid.additions / plan.size,
+        "full vectors sent": price.sent / plan.size,
+        "on the busiest link": price.link / plan.size,
+        "full vectors added": price.additions / plan.size,
     }
     return [
         ["Each rank", "", "of 64 MiB"],
-        ["rounds", f"{paid.rounds}", ""],
-        ["messages sent", f"{paid.messages}", ""],
-        ["messages started one after the other", f"{paid.startups}", ""],
-        ["links passed one after the other", f"{paid.hops}", ""],
+        ["rounds", f"{price.rounds}", ""],
+        ["messages sent", f"{price.messages}", ""],
+        ["messages started one after the other", f"{price.startups}", ""],
+        ["links passed one after the other", f"{price.hops}", ""],
         *([name, f"{x}", f"{float(x) * 64:.4g} MiB"] for name, x in vectors.items()),
     ]
 
 
-def _devices(plan: Plan, paid: Price) -> list[list[str]]:
+def _devices(plan: Plan, price: Price) -> list[list[str]]:
     rows = [["Device", "Link, each way", "Modelled time"]]
     axes = sum(n > 1 for n in plan.shape)
     for name, model in DEVICES.items():
         if model.axes < axes:  # it has no torus of so many axes
             continue
-        took = seconds(paid, _PAYLOAD / plan.size, model)
+        took = seconds(price, _PAYLOAD / plan.size, model)
         rows.append([name, f"{1e-9 / model.beta:.0f} GB/s", f"{took * 1e6:,.0f} µs"])
     return rows

@@ -5,13 +5,13 @@ from math import ceil
 from typing import Any
 
 from ringcoll.draw import layout, style
-from ringcoll.draw.captions import running
+from ringcoll.draw.captions import round_words
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
 from ringcoll.draw.steps import Frame, Message, RankSet, frames
-from ringcoll.io.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 from ringcoll.schedules.phases import Carries
 from ringcoll.schedules.schedule import digits
+from ringcoll.web.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 
 MOST_RANKS = 16
 _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
@@ -29,23 +29,23 @@ class Picture:
         self.plan = plan
         self.frames = frames(plan)
         side = 24.0 if plan.size <= 8 else 20.0
-        self.cells = [(0, 0)] if plan.whole else layout.grid(plan.shape)
+        self.cells = [(0, 0)] if plan.whole else layout.cell_places(plan.shape)
         self.cell = (max(plan.size * 16.0, 64.0) if plan.whole else side, side)
         columns, rows = (max(c) + 1 for c in zip(*self.cells, strict=True))
-        self.on_grid = len(layout.squared(plan.shape)) > 1
+        self.on_grid = len(layout.long_axes(plan.shape)) > 1
         # On a grid, a box is wide enough for four messages side by side.
         width = max(columns * self.cell[0] + 2 * _PAD, 80.0 if self.on_grid else 56.0)
         box = (width, rows * self.cell[1] + _HEAD + _PAD)
         self.inset = (width - columns * self.cell[0]) / 2
-        self.machine = layout.machine(plan.shape, box, self._gap())
-        self.posts = [self._together(frame.messages) for frame in self.frames]
+        self.layout = layout.place_ranks(plan.shape, box, self._gap())
+        self.posts = [self._group_by_arrow(frame.messages) for frame in self.frames]
         self.routes = [
-            routes(self.machine, [(post[0].sender, post[0].receiver) for post in posts])
+            routes(self.layout, [(post[0].sender, post[0].receiver) for post in posts])
             for posts in self.posts
         ]
         self.corner, self.extent = self._extent()
 
-    def _together(self, messages: Sequence[Message]) -> list[list[Message]]:
+    def _group_by_arrow(self, messages: Sequence[Message]) -> list[list[Message]]:
         """Messages grouped by arrow: in a tour, a shard and a sum to one rank share an arrow."""
         posts: dict[Any, list[Message]] = {}
         for i, message in enumerate(messages):
@@ -64,10 +64,10 @@ class Picture:
 
     def _extent(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """The upper left corner and the size of a box around all frames."""
-        width, height = self.machine.box
-        xs = [x + side * width / 2 for x, _ in self.machine.middles for side in (-1, 1)]
-        ys = [y + side * height / 2 for _, y in self.machine.middles for side in (-1, 1)]
-        for route in (route for found in self.routes for route in found):
+        width, height = self.layout.box
+        xs = [x + side * width / 2 for x, _ in self.layout.centres for side in (-1, 1)]
+        ys = [y + side * height / 2 for _, y in self.layout.centres for side in (-1, 1)]
+        for route in (route for of_round in self.routes for route in of_round):
             for x, y in (way.at(t / 4) for way in route.ways for t in range(5)):
                 xs += [x - 10, x + 10]
                 ys += [y - 10, y + 10]
@@ -94,16 +94,15 @@ class Picture:
         if number == 0:
             return "before the first round"
         phase = self.frames[number].phase
-        name = phase.name if phase else running(self.plan, dict(self.plan.numbered())[number])[0]
+        running = dict(self.plan.numbered())[number]
+        name = phase.name if phase else round_words(self.plan, running)[0]
         return f"round {number} of {len(self.frames) - 1} · {name}"
 
-    def draw(self, into: Element, number: int, headed: bool = True) -> None:
+    def draw(self, into: Element, number: int) -> None:
         """Draw one frame, with its upper left corner at the origin."""
-        frame, (width, height) = self.frames[number], self.size
-        if headed:
-            label(into, (width / 2, 14), self.heading(number), 13, fill=FAINT)
-        top = _TITLE if headed else (height - self.extent[1]) / 2
-        x, y = (width - self.extent[0]) / 2 - self.corner[0], top - self.corner[1]
+        frame = self.frames[number]
+        label(into, (self.size[0] / 2, 14), self.heading(number), 13, fill=FAINT)
+        x, y = (self.size[0] - self.extent[0]) / 2 - self.corner[0], _TITLE - self.corner[1]
         inner = shape(into, "g", transform=f"translate({x:.1f} {y:.1f})")
         dense = self.is_dense(number)
         for post, route in zip(self.posts[number], self.routes[number], strict=True):
@@ -112,7 +111,7 @@ class Picture:
         for rank in range(self.plan.size):
             self.box(inner, rank)
             for column in range(len(self.cells)):
-                now, was = (self.seen(f, rank, column) for f in (frame, before))
+                now, was = (self.stripes_held(f, rank, column) for f in (frame, before))
                 self.column(inner, rank, column, now, is_more(now, was))
         for post, route in zip(self.posts[number], self.routes[number], strict=True):
             if not dense:
@@ -124,7 +123,7 @@ class Picture:
 
     def box(self, into: Element, rank: int) -> None:
         """Draw a rank with its name, but without its data."""
-        (x, y), (width, height) = self.machine.middles[rank], self.machine.box
+        (x, y), (width, height) = self.layout.centres[rank], self.layout.box
         x, y = x - width / 2, y - height / 2
         rect(into, (x, y, width, height), style.BOX, rx=7, stroke=style.LINE)
         name = f"rank {rank}"
@@ -132,11 +131,11 @@ class Picture:
             name = f"{rank} ({', '.join(map(str, digits(rank, self.plan.shape)))})"
         label(into, (x + width / 2, y + 15), name, 12, font_weight="600")
 
-    def seen(self, frame: Frame, rank: int, column: int) -> Sequence[RankSet]:
+    def stripes_held(self, frame: Frame, rank: int, column: int) -> Sequence[RankSet]:
         """The stripes of what a rank holds of a column, one set for each lane."""
-        return [self._shown(held, i) for i, held in enumerate(frame.of(rank, column))]
+        return [self._stripes_of(held, i) for i, held in enumerate(frame.of(rank, column))]
 
-    def _shown(self, held: RankSet, lane: int) -> RankSet:
+    def _stripes_of(self, held: RankSet, lane: int) -> RankSet:
         """The stripes of what is held in a lane. A shard of a tour is complete: it has all."""
         return frozenset(range(self.plan.size)) if held and self.is_shard(lane) else held
 
@@ -146,7 +145,7 @@ class Picture:
 
     def place(self, rank: int, column: int) -> Box:
         """The box in which a rank shows its data of a column."""
-        (x, y), (width, height) = self.machine.middles[rank], self.machine.box
+        (x, y), (width, height) = self.layout.centres[rank], self.layout.box
         x, y = x - width / 2 + self.inset, y - height / 2 + _HEAD
         across, down = self.cells[column]
         wide, high = self.cell
@@ -217,7 +216,7 @@ class Picture:
         for i, (piece, lane) in enumerate(pieces):
             column, row = i % columns, i // columns
             box = (x + column * width + 0.5, y + row * height + 0.5, width - 1, height - 1)
-            held = [self._shown(piece.contributors, lane)]
+            held = [self._stripes_of(piece.contributors, lane)]
             style.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
 
 

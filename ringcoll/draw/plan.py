@@ -45,12 +45,6 @@ class Plan:
     tour: Tour | None = None
     wire: Wire | None = None
 
-    def _repr_svg_(self) -> str | None:
-        """What a notebook shows: who holds what after each round."""
-        from ringcoll.draw.notebook import of_plan
-
-        return of_plan(self)
-
     @cached_property
     def size(self) -> int:
         """The number of ranks."""
@@ -112,8 +106,8 @@ def plan(
     Raises:
         ValueError: as `algorithms.build`.
 
-    >>> made = draw.plan("all_reduce", "ring", (4,))
-    >>> [phase.name for phase in made.phases]
+    >>> ring = draw.plan("all_reduce", "ring", (4,))
+    >>> [phase.name for phase in ring.phases]
     ['reduce-scatter', 'all-gather']
     """
     kind, shape = in_lax(collective), tuple(shape)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
 
-from ringcoll.draw.layout import Layout, Point, grid, plane
+from ringcoll.draw.layout import Layout, Point, cell_places, plane_size
 
 _APART = 18.0  # between two curves side by side
 
@@ -47,24 +47,24 @@ def routes(on: Layout, ends: Sequence[tuple[int, int]]) -> list[Route]:
     """A route for each pair of a sender and a receiver of one round."""
     on_link = Counter(map(frozenset, ends))
     drawn: Counter[frozenset[int]] = Counter()
-    found = []
+    result = []
     for sender, receiver in ends:
         link = frozenset((sender, receiver))
         turn, count = drawn[link], on_link[link]
         drawn[link] += 1
         if on.is_circle:
-            found.append(_on_circle(on, sender, receiver, turn))
+            result.append(_on_circle(on, sender, receiver, turn))
         else:
-            found.append(_on_grid(on, sender, receiver, turn, count))
-    return found
+            result.append(_on_grid(on, sender, receiver, turn, count))
+    return result
 
 
 def _on_circle(on: Layout, sender: int, receiver: int, turn: int) -> Route:
     """A route on the circle; between ranks that are not neighbours it bends to the centre."""
-    (ax, ay), (bx, by) = on.middles[sender], on.middles[receiver]
+    (ax, ay), (bx, by) = on.centres[sender], on.centres[receiver]
     ux, uy = _unit((ax, ay), (bx, by))
     mx, my = (ax + bx) / 2, (ay + by) / 2
-    near = (sender - receiver) % len(on.middles) in (1, len(on.middles) - 1)
+    near = (sender - receiver) % len(on.centres) in (1, len(on.centres) - 1)
     bend = 18.0 + 0.07 * hypot(ax - bx, ay - by) + 2 * _APART * (turn // 2)
     pull = 0.0 if near else 0.4
     towards = (mx * (1 - pull) + uy * bend, my * (1 - pull) - ux * bend)
@@ -77,11 +77,11 @@ def _on_grid(on: Layout, sender: int, receiver: int, turn: int, count: int) -> R
 
     To any other rank it is a curve past the boxes between.
     """
-    cells, (columns, rows) = grid(on.shape), plane(on.shape)
+    cells, (columns, rows) = cell_places(on.shape), plane_size(on.shape)
     (acol, arow), (bcol, brow) = cells[sender], cells[receiver]
     across, down = abs(acol - bcol), abs(arow - brow)
     one_plane = acol // columns == bcol // columns
-    (ax, ay), (bx, by) = on.middles[sender], on.middles[receiver]
+    (ax, ay), (bx, by) = on.centres[sender], on.centres[receiver]
     if one_plane and 0 in (across, down):
         thick = on.box[1] if across else on.box[0]
         aside = (turn - (count - 1) / 2) * min(26.0, (thick - 8) / count)

@@ -34,7 +34,6 @@ class Message:
 
     sender: int
     receiver: int
-    axis: int
     lane: int
     pieces: tuple[Piece, ...]
 
@@ -68,40 +67,40 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
     Raises:
         ScheduleError: a rank sends what it does not hold, or adds something twice.
 
-    >>> made = draw.frames(draw.plan("all_gather", "ring", (4,)))
-    >>> len(made), len(made[1].messages)  # the start and three rounds; four messages in the first
+    >>> run = draw.frames(draw.plan("all_gather", "ring", (4,)))
+    >>> len(run), len(run[1].messages)  # the start and three rounds; four messages in the first
     (4, 4)
     """
     if plan.tour:
-        return tuple(_of_tour(plan, plan.tour))
+        return tuple(_tour_frames(plan, plan.tour))
     first = plan.phases[0] if plan.phases else None
     state: _State = []
     for rank in range(plan.size):
         started = _start(plan, first, rank)
         state.append([dict(started) for _ in range(first.schedule.lanes if first else 1)])
-    found = [Frame(0, first, (), _seen(plan, state))]
+    result = [Frame(0, first, (), _by_column(plan, state))]
     for phase in plan.phases:
         if phase.carries is Carries.VECTORS:
-            state = _added(state, phase.schedule.lanes)
+            state = _add_vectors(state, phase.schedule.lanes)
         for moves in phase.rounds:
             messages = tuple(_deliver(phase, moves, state))
-            found.append(Frame(len(found), phase, messages, _seen(plan, state)))
-    return tuple(found)
+            result.append(Frame(len(result), phase, messages, _by_column(plan, state)))
+    return tuple(result)
 
 
-def _of_tour(plan: Plan, tour: Tour) -> Iterator[Frame]:
+def _tour_frames(plan: Plan, tour: Tour) -> Iterator[Frame]:
     """The frames of a tour: ranks add for the shards of a round while the next round is sent.
 
     A rank drops a shard when it has added to the shard's sum and has forwarded the shard.
     """
-    lanes, everybody = tour.out.lanes, range(plan.size)
+    lanes, every_rank = tour.out.lanes, range(plan.size)
     state: _State = [
         [{r: Piece(r, frozenset([r]))} for _ in range(lanes)] + [{} for _ in range(lanes)]
-        for r in everybody
+        for r in every_rank
     ]
-    came = [(lane, 0) for lane in range(lanes)]
+    arrived = [(lane, 0) for lane in range(lanes)]
     sent = {(m.lane, o): number for number, m in tour.out.numbered_moves() for o in m.offsets}
-    yield Frame(0, None, (), _seen(plan, state))
+    yield Frame(0, None, (), _by_column(plan, state))
     for number, running in plan.numbered():
         messages: list[Message] = []
         arriving: list[tuple[int, int]] = []
@@ -112,29 +111,29 @@ def _of_tour(plan: Plan, tour: Tour) -> Iterator[Frame]:
             else:
                 moves = tuple(replace(move, lane=move.lane + lanes) for move in moves)
             messages += _deliver(phase, moves, state)
-        used = [*came, *(key for key, last in sent.items() if last == number)]
-        for rank in everybody:
-            for lane, offset in came:
+        used = [*arrived, *(key for key, last in sent.items() if last == number)]
+        for rank in every_rank:
+            for lane, offset in arrived:
                 owner = plan.phases[0].along(rank, offset, -1)
                 own, store = Piece(owner, frozenset([rank])), state[rank][lanes + lane]
                 store[owner] = _sum([store[owner], own]) if owner in store else own
             for lane, offset in used:
                 if offset and max(sent.get((lane, offset), 0), number) == number:
                     state[rank][lane].pop(plan.phases[0].along(rank, offset, -1), None)
-        came = arriving
-        yield Frame(number, None, tuple(messages), _seen(plan, state))
+        arrived = arriving
+        yield Frame(number, None, tuple(messages), _by_column(plan, state))
 
 
 def _start(plan: Plan, phase: Phase | None, rank: int) -> _Store:
     """What a rank holds in a lane before the first round."""
-    own, everybody = frozenset([rank]), range(plan.size)
+    own, every_rank = frozenset([rank]), range(plan.size)
     if phase is None or phase.carries is Carries.VECTORS:
         return {rank: Piece(0, own)}
     if phase.carries is Carries.SHARDS:
         return {rank: Piece(rank, own)}
     if phase.carries is Carries.SUMS:
-        return {owner: Piece(owner, own) for owner in everybody}
-    return {slot: Piece(phase.along(rank, slot), own) for slot in everybody}
+        return {owner: Piece(owner, own) for owner in every_rank}
+    return {slot: Piece(phase.along(rank, slot), own) for slot in every_rank}
 
 
 def _deliver(phase: Phase, moves: tuple[Move, ...], state: _State) -> Iterator[Message]:
@@ -150,7 +149,7 @@ def _deliver(phase: Phase, moves: tuple[Move, ...], state: _State) -> Iterator[M
                 raise ScheduleError(f"rank {rank} sends {missing[0]}, which it does not hold")
             pieces = tuple(store[key] if keeps else store.pop(key) for key in keys)
             to = phase.schedule.step(rank, move.axis, move.shift)
-            post.append((keys, Message(rank, to, move.axis, move.lane, pieces)))
+            post.append((keys, Message(rank, to, move.lane, pieces)))
     for keys, message in post:
         store = state[message.receiver][message.lane]
         for key, piece in zip(keys, message.pieces, strict=True):
@@ -170,7 +169,7 @@ def _sum(pieces: list[Piece]) -> Piece:
     return Piece(pieces[0].column, contributors)
 
 
-def _added(state: _State, lanes: int) -> _State:
+def _add_vectors(state: _State, lanes: int) -> _State:
     """Add up the vectors that a stage gathered, and cut the sum into lanes."""
     sums = [[_sum(list(store.values())) for store in stores] for stores in state]
     if any(piece != pieces[0] for pieces in sums for piece in pieces):
@@ -178,7 +177,7 @@ def _added(state: _State, lanes: int) -> _State:
     return [[{rank: pieces[0]} for _ in range(lanes)] for rank, pieces in enumerate(sums)]
 
 
-def _seen(plan: Plan, state: _State) -> Held:
+def _by_column(plan: Plan, state: _State) -> Held:
     """The state by column; blocks for one rank, or vectors to be added, are shown together."""
     columns = range(1 if plan.whole else plan.size)
 

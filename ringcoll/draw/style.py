@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ringcoll.draw.steps import RankSet
-from ringcoll.io import svg
-from ringcoll.io.svg import INK, Box, Element, rect
+from ringcoll.web import svg
+from ringcoll.web.svg import INK, Box, Element, rect
 
 #: Sixteen colours of shards or ranks, as far from each other and from the empty cell as possible,
 #: also for readers who cannot see red or green. (The least distance in OKLab is 0.08, by the
@@ -39,7 +39,7 @@ def outline(parent: Element, box: Box) -> None:
 
 
 def cell(
-    parent: Element, box: Box, lanes: Sequence[RankSet], of: int, colours: Sequence[str]
+    parent: Element, box: Box, lanes: Sequence[RankSet], stripes: int, colours: Sequence[str]
 ) -> None:
     """Draw the data of one column: a band for each lane, and in it a stripe for each rank.
 
@@ -47,7 +47,7 @@ def cell(
         parent: the element to draw into.
         box: the place to draw at.
         lanes: for each lane, the ranks whose data is held.
-        of: the number of stripes; 1 if the column already says whose data it is.
+        stripes: their number; 1 if the column already says whose data it is.
         colours: one for each stripe, or one for all.
     """
     x, y, width, height = box
@@ -58,16 +58,16 @@ def cell(
     high = band - (0.8 if len(lanes) > 1 else 0)
     for lane, held in enumerate(lanes):
         top = y + band * lane
-        if held and of > 1 and len(colours) == 1:  # a tint shows that something is held
+        if held and stripes > 1 and len(colours) == 1:  # a tint shows that something is held
             rect(parent, (x, top, width, high), colours[0], fill_opacity=0.22)
-        for start, stop in _runs(held, of, len(colours) == 1):
-            stripe = (x + width * start / of, top, width * (stop - start) / of, high)
+        for start, stop in _runs(held, stripes, len(colours) == 1):
+            stripe = (x + width * start / stripes, top, width * (stop - start) / stripes, high)
             rect(parent, stripe, colours[start % len(colours)])
 
 
-def _runs(held: RankSet, of: int, joined: bool) -> list[tuple[int, int]]:
+def _runs(held: RankSet, stripes: int, joined: bool) -> list[tuple[int, int]]:
     """The stripes as (start, stop). If `joined`, neighbouring stripes become one."""
-    if of == 1:
+    if stripes == 1:
         return [(0, 1)] if held else []
     runs: list[tuple[int, int]] = []
     for rank in sorted(held):

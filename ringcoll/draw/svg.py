@@ -6,7 +6,7 @@ from ringcoll.draw.legend import legend
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.style import dark
-from ringcoll.io.svg import document, finished, label, shape
+from ringcoll.web.svg import document, label, shape, svg_text
 
 MOST_FRAMES = 24  # in one file
 MARGIN = 16.0
@@ -37,7 +37,7 @@ def as_svg(plan: Plan, number: int | None = None) -> str:
         )
     chosen = range(count) if number is None else [number]
     width, height = picture.size
-    columns = _across(len(chosen), width, height)
+    columns = _frames_in_a_row(len(chosen), width, height)
     total = max(columns * width, 8.4 * len(plan.title), 330.0) + 2 * MARGIN
     down = ceil(len(chosen) / columns)
     root = document(plan.title, dark())
@@ -47,10 +47,10 @@ def as_svg(plan: Plan, number: int | None = None) -> str:
         picture.draw(shape(root, "g", transform=f"translate({x:.1f} {y:.1f})"), k)
     bottom = 50 + down * height + 6
     below = shape(root, "g", transform=f"translate({MARGIN} {bottom:.1f})")
-    return finished(root, total, bottom + legend(below, plan, total - 2 * MARGIN) + MARGIN)
+    return svg_text(root, total, bottom + legend(below, plan, total - 2 * MARGIN) + MARGIN)
 
 
-def _across(count: int, width: float, height: float) -> int:
+def _frames_in_a_row(count: int, width: float, height: float) -> int:
     """The number of frames in a row: the picture becomes a little wider than high.
 
     It is one more if that leaves fewer places of the last row empty.

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import groupby
-from textwrap import TextWrapper
 
-from ringcoll.draw.captions import explained, priced, running, sentence
+from ringcoll.draw.captions import name_notes, price_line, round_words, sentence
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import Frame, RankSet, frames
+from ringcoll.io.text import wrapped
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, Round
 
@@ -31,18 +31,17 @@ def as_text(plan: Plan, width: int = 80) -> str:
     1             0*  1   2*
     2             0*  1*  2
     """
-    names = [part for line in explained(plan) for part in wrap(line, width)]
+    names = [part for line in name_notes(plan) for part in wrap(line, width)]
     blocks = [[plan.title], *([names] if names else [])]
     tables = _tables(plan, width) if plan.size <= _MOST_RANKS else None
     blocks += _in_tables(plan, tables, width) if tables else [_in_general(plan, width)]
-    return "\n\n".join("\n".join(b) for b in [*blocks, wrap(priced(plan), width)])
+    return "\n\n".join("\n".join(b) for b in [*blocks, wrap(price_line(plan), width)])
 
 
 def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
     """The lines of a text, indented; no line ends inside "(lane 3"."""
-    wrapper = TextWrapper(width, initial_indent=first, subsequent_indent=then)
-    lines = wrapper.wrap(text.replace("(lane ", "(lane\xa0"))
-    return [line.replace("\xa0", " ") for line in lines]
+    joined = first + text.replace("(lane ", "(lane\xa0")
+    return [line.replace("\xa0", " ") for line in wrapped([joined], then, width)]
 
 
 # -- in tables --
@@ -50,13 +49,13 @@ def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
 
 def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[list[str]]:
     cells = "the ranks whose data a sum has" if plan.adds else "the shards that a rank holds"
-    if _blocks(plan):
+    if _has_blocks(plan):
         cells = "whose blocks a rank holds"
     if plan.tour:
         cells = "the shards that a rank holds, and who has added to the sums that it holds"
     yield [*wrap(f"Cells: {cells}; {_NEW} is new, . is nothing.", width), "", *tables[0]]
     for (number, now), table in zip(plan.numbered(), tables[1:], strict=True):
-        name, messages = running(plan, now)[0], sentence(plan, now)
+        name, messages = round_words(plan, now)[0], sentence(plan, now)
         text = f"round {number} of {plan.paid.rounds}, {name}: {messages}"
         yield [*wrap(text, width, then="  "), *table]
 
@@ -81,7 +80,7 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
     """The lines of one table; what is new since the frame `before` is marked."""
     n = plan.size
     columns = ["vector"] if plan.whole else [str(c) for c in range(n)]
-    what = "" if plan.whole else " \\ block for" if _blocks(plan) else " \\ shard"
+    what = "" if plan.whole else " \\ block for" if _has_blocks(plan) else " \\ shard"
     rows = [[f"rank{what}", *columns]]
     for rank, lanes in enumerate(frame.held):
         of_lanes = []
@@ -93,20 +92,20 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
             )
         alike = all(cells == of_lanes[0] for cells in of_lanes)
         if lanes_apart and (plan.tour or not alike):
-            names = _lanes(plan, len(of_lanes))
+            names = _lane_names(plan, len(of_lanes))
             rows += [[f"{rank} {name}", *row] for name, row in zip(names, of_lanes, strict=True)]
         else:
-            rows.append([str(rank), *map(_joined, zip(*of_lanes, strict=True))])
+            rows.append([str(rank), *map(_join_lanes, zip(*of_lanes, strict=True))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def _blocks(plan: Plan) -> bool:
+def _has_blocks(plan: Plan) -> bool:
     """Whether a rank holds blocks: the plan is of an exchange."""
     return any(phase.carries is Carries.BLOCKS for phase in plan.phases)
 
 
-def _lanes(plan: Plan, count: int) -> list[str]:
+def _lane_names(plan: Plan, count: int) -> list[str]:
     """The names of the lanes of a rank; a tour has lanes of shards, and then lanes of sums."""
     if not plan.tour:
         return [f"lane {lane}" for lane in range(count)]
@@ -114,7 +113,7 @@ def _lanes(plan: Plan, count: int) -> list[str]:
     return [f"{what}{lane}" for what in ("shards", "sums") for lane in lanes]
 
 
-def _joined(lanes: Sequence[str]) -> str:
+def _join_lanes(lanes: Sequence[str]) -> str:
     """The cell of all lanes together; equal lanes are written once."""
     return lanes[0] if len(set(lanes)) == 1 else "|".join(lanes)
 
@@ -144,12 +143,12 @@ def _in_general(plan: Plan, width: int) -> list[str]:
         if plan.tour and phase.carries is Carries.SUMS:
             done = plan.tour.delay
         lines += ["", f"{phase.name}:"] if lines else [f"{phase.name}:"]
-        one = phase.carries in (Carries.SHARDS, Carries.VECTORS)
-        held = Fraction(1 if one else plan.size)
+        holds_one = phase.carries in (Carries.SHARDS, Carries.VECTORS)
+        held = Fraction(1 if holds_one else plan.size)
         number = 0
-        for rounds in _alike(phase.rounds):
+        for rounds in _runs_of_equal(phase.rounds):
             for moves in rounds:
-                held += _gained(phase, moves)
+                held += _gain(phase, moves)
             last = number + len(rounds) - 1
             for text in _run_of_rounds(plan, phase, (number, last), done):
                 lines += wrap(text, width, "  ", "    ")
@@ -172,7 +171,7 @@ def _run_of_rounds(plan: Plan, phase: Phase, run: tuple[int, int], done: int) ->
     yield f"... last: {last_round}"
 
 
-def _alike(rounds: Sequence[Round]) -> list[list[Round]]:
+def _runs_of_equal(rounds: Sequence[Round]) -> list[list[Round]]:
     """Runs of rounds with equal moves; if there are too many runs, shifts in a run may differ."""
 
     def runs(shifts: bool) -> list[list[Round]]:
@@ -181,11 +180,11 @@ def _alike(rounds: Sequence[Round]) -> list[list[Round]]:
 
         return [list(run) for _, run in groupby(rounds, key)]
 
-    found = runs(shifts=True)
-    return found if len(found) <= _MOST_RUNS else runs(shifts=False)
+    equal = runs(shifts=True)
+    return equal if len(equal) <= _MOST_RUNS else runs(shifts=False)
 
 
-def _gained(phase: Phase, moves: Sequence[Move]) -> Fraction:
+def _gain(phase: Phase, moves: Sequence[Move]) -> Fraction:
     """How many more shards a rank holds after a round. It receives as many as it sends."""
     count = Fraction(sum(len(move.offsets) for move in moves), phase.schedule.lanes)
     signs = {Carries.SHARDS: 1, Carries.VECTORS: 1, Carries.SUMS: -1, Carries.BLOCKS: 0}

@@ -14,10 +14,11 @@ def columns() -> int:
     return min(shutil.get_terminal_size().columns, WIDTH)
 
 
-def wrapped(lines: Iterable[str], then: str = "      ") -> Iterator[str]:
-    """The lines, each of at most `WIDTH` columns; `then` begins what goes on below."""
+def wrapped(lines: Iterable[str], then: str = "      ", width: int = WIDTH) -> Iterator[str]:
+    """The lines, each of at most `width` columns; `then` begins what goes on below."""
+    wrapper = textwrap.TextWrapper(width, subsequent_indent=then, break_on_hyphens=False)
     for line in lines:
-        yield from textwrap.wrap(line, WIDTH, subsequent_indent=then) or [line]
+        yield from wrapper.wrap(line) or [line]
 
 
 def choose(name: object, known: Iterable[str]) -> str:

@@ -1,11 +1,7 @@
 """Make eight ranks on any machine, and put arrays on them."""
 
-import inspect
-import sys
 from contextlib import suppress
 from math import prod
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import jax
@@ -16,8 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 def start(devices: int = 8) -> None:
     """Make JAX use this many CPU devices. A lesson uses them as ranks.
 
-    Call it before anything is computed, because JAX makes its devices only once. A lesson that runs
-    as a script prints its headings from here on.
+    Call it before anything is computed, because JAX makes its devices only once.
 
     Raises:
         RuntimeError: JAX has already started, with fewer devices.
@@ -33,27 +28,6 @@ def start(devices: int = 8) -> None:
             f"{devices} are needed; restart it (Jupyter: Kernel, Restart; Colab: Runtime, Restart "
             "session; a script: call start before anything is computed), then run from the top"
         )
-    lesson = inspect.currentframe().f_back  # type: ignore[union-attr]
-    if lesson and lesson.f_globals.get("__name__") == "__main__" and "__file__" in lesson.f_globals:
-        _print_headings(lesson)
-
-
-def _print_headings(lesson: FrameType) -> None:
-    """Print each heading of a lesson before what its section prints."""
-    lines = Path(lesson.f_globals["__file__"]).read_text(encoding="utf-8").splitlines()
-    heads = [
-        (number, line)
-        for number, (before, line) in enumerate(zip(["", *lines], lines, strict=False), 1)
-        if line.startswith("## ") or (line.startswith("# ") and before == '"""')
-    ]
-    write = sys.stdout.write
-
-    def write_below(text: str) -> int:
-        while heads and heads[0][0] < lesson.f_lineno:
-            write(f"\n{heads.pop(0)[1]}\n")
-        return write(text)
-
-    vars(sys.stdout)["write"] = write_below
 
 
 def make_mesh(explicit: bool = False, **sizes: int) -> Mesh:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
 from sys import float_info
-from textwrap import fill
 
-from ringcoll.io.text import WIDTH
+from ringcoll.io.text import wrapped
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.transfers import COLLECTIVES
 
@@ -29,7 +28,7 @@ class Budget:
     allow_unread: tuple[str, ...]
 
     @classmethod
-    def of(
+    def from_arguments(
         cls,
         max_exposed: Limit | None,
         max_exposed_seconds: Limit | None,
@@ -52,14 +51,14 @@ class Budget:
             if not isinstance(name, str):
                 raise TypeError(f"{_UNREAD}: {name!r} is no name; pass such as 'while.3', 'while*'")
         return cls(
-            share_limits("assert_overlapped: max_exposed", max_exposed),
-            second_limits("assert_overlapped: max_exposed_seconds", max_exposed_seconds),
+            limits("assert_overlapped: max_exposed", max_exposed),
+            limits("assert_overlapped: max_exposed_seconds", max_exposed_seconds, float_info.max),
             min_collectives,
             allowed,
         )
 
     def breaches(self, report: Report) -> list[str]:
-        """Sentences for each limit that a report breaks, in lines of at most `WIDTH` columns.
+        """Lines that name each limit that a report breaks.
 
         Raises:
             ValueError: seconds are limited, but the program has no times.
@@ -69,9 +68,9 @@ class Budget:
                 f"max_exposed_seconds: {report.name} has no times, as a TPU's or a known GPU's "
                 "program has; limit its share instead: max_exposed"
             )
-        return [fill(one, WIDTH) for one in (*self._ignorance(report), *self._exposure(report))]
+        return list(wrapped((*self._unread(report), *self._exposed(report)), then=""))
 
-    def _ignorance(self, report: Report) -> Iterable[str]:
+    def _unread(self, report: Report) -> Iterable[str]:
         unread = [
             name
             for name in report.unread
@@ -83,15 +82,15 @@ class Budget:
                 "out communication. Look at the notes of the report; if you know that nothing is "
                 f"exposed there, pass allow_unread={tuple(unread)!r}."
             )
-        found = sum(row.bytes > 0 for row in report.rows)
-        if found < self.min_collectives:
+        sending = sum(row.bytes > 0 for row in report.rows)
+        if sending < self.min_collectives:
             yield (
-                f"{report.name} has {found} collectives that send anything, fewer than "
+                f"{report.name} has {sending} collectives that send anything, fewer than "
                 f"min_collectives={self.min_collectives}. Check that its operands are sharded; if "
-                f"that number is right, pass min_collectives={found}."
+                f"that number is right, pass min_collectives={sending}."
             )
 
-    def _exposure(self, report: Report) -> Iterable[str]:
+    def _exposed(self, report: Report) -> Iterable[str]:
         what = "the time" if report.timed else "the collectives"
         for kind, limit in self.shares.items():
             share = report.exposed_share if kind == TOTAL else report.exposed_share_of(kind)
@@ -119,38 +118,35 @@ def _named(kind: str) -> str:
     return "communication" if kind == TOTAL else kind
 
 
-def share_limits(name: str, given: Limit | None) -> dict[str, float]:
-    """Check limits on shares, and return them by kind; `name` is for error messages.
+def limits(name: str, given: Limit | None, most: float = 1.0) -> dict[str, float]:
+    """Check limits on shares, or on seconds if `most` is above 1, and return them by kind.
+
+    Args:
+        name: what was given, for error messages.
+        given: one limit on all collectives together, or a mapping from kinds.
+        most: the largest limit.
 
     Raises:
         TypeError: a limit is not a number.
-        ValueError: a limit is not between 0 and 1, or a kind is unknown.
+        ValueError: a limit is not between 0 and `most`, or a kind is unknown.
     """
-    return _limits(name, given, 1.0, "between 0 and 1; pass such as 0.05")
-
-
-def second_limits(name: str, given: Limit | None) -> dict[str, float]:
-    """Check limits in seconds, and return them by kind; as `share_limits`, but also above 1."""
-    return _limits(name, given, float_info.max, "0 or more, and finite")
-
-
-def _limits(name: str, given: Limit | None, most: float, expected: str) -> dict[str, float]:
     if given is None:
         return {}
-    limits = given if isinstance(given, Mapping) else {TOTAL: given}
-    if not limits:
+    expected = "0 or more, and finite" if most > 1 else "between 0 and 1; pass such as 0.05"
+    by_kind = given if isinstance(given, Mapping) else {TOTAL: given}
+    if not by_kind:
         raise ValueError(
             f"{name}={given!r} limits nothing; name {TOTAL!r} or a kind, or pass a number"
         )
-    for kind, limit in limits.items():
+    for kind, limit in by_kind.items():
         if kind not in (TOTAL, *COLLECTIVES):
             known = ", ".join((TOTAL, *COLLECTIVES))
             raise ValueError(f"{name}: {kind!r} is no kind of collective; name one of {known}")
-        start = f"{name}{'' if limits is not given else f'[{kind!r}]'}={limit!r} is not"
+        start = f"{name}{'' if by_kind is not given else f'[{kind!r}]'}={limit!r} is not"
         if not isinstance(limit, Real) or isinstance(limit, bool):
             raise TypeError(
                 f"{start} a number; it must be {expected}, or a mapping from kinds to such"
             )
-        if not 0 <= limit <= most:  # refuses NaN too
+        if not 0 <= limit <= most:  # true for NaN too
             raise ValueError(f"{start} {expected}")
-    return {kind: float(limit) for kind, limit in limits.items()}
+    return {kind: float(limit) for kind, limit in by_kind.items()}

@@ -20,8 +20,8 @@ from ringcoll.overlap.topology import devices
 def compile_exported(folder: Path) -> None:
     """Compile the program in a folder, and write its text and sizes there."""
     request = json.loads((folder / "request").read_text(encoding="utf-8"))
-    found = np.array(devices(request["topology"]), object)
-    mesh = Mesh(found[request["order"]].reshape(request["shape"]), request["axes"])
+    available = np.array(devices(request["topology"]), object)
+    mesh = Mesh(available[request["order"]].reshape(request["shape"]), request["axes"])
     exported = export.deserialize(bytearray((folder / "exported").read_bytes()))
     leaves = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
@@ -35,12 +35,12 @@ def compile_exported(folder: Path) -> None:
     call.__name__ = exported.fun_name  # the compiled module gets this name
     lowered = jax.jit(call).lower(*arguments, **keywords)
     program = from_compiled(lowered.compile(compiler_options=request["options"] or None))
-    made = {
+    outcome = {
         "text": program.text,
         "temporaries": program.temporaries,
         "program_bytes": program.program_bytes,
     }
-    (folder / "program").write_text(json.dumps(made), encoding="utf-8")
+    (folder / "program").write_text(json.dumps(outcome), encoding="utf-8")
 
 
 if __name__ == "__main__":

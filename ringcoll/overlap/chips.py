@@ -14,7 +14,7 @@ from ringcoll.costs.prediction import predict
 class Chip:
     """One device, as JAX counts devices: rates per second, clock in hertz, times in seconds.
 
-    For another chip, or other constants: `dataclasses.replace(CHIPS["v5e"], hbm=700e9)`.
+    For a different chip, or different constants: `dataclasses.replace(CHIPS["v5e"], hbm=700e9)`.
     """
 
     name: str
@@ -53,7 +53,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 class Gpu:
     """A GPU on a switch. Measurements of its machine price its matmuls and its messages.
 
-    For another rate of the memory: `dataclasses.replace(overlap.gpu("h100"), hbm=3e12)`.
+    For a different rate of the memory: `dataclasses.replace(overlap.gpu("h100"), hbm=3e12)`.
 
     Attributes:
         name: the name of the machine, as `ringcoll.costs.predict` takes it.
@@ -67,7 +67,7 @@ class Gpu:
     def vmem(self) -> float:
         """Bytes per second of the memory next to the core: that of the main memory.
 
-        A GPU's program does not name another memory.
+        A GPU's program names no memory but that.
         """
         return self.hbm
 
@@ -93,8 +93,8 @@ class Gpu:
     def error(self) -> str:
         """How far modelled matmuls of the machine are off their measurements, in words."""
         return " and ".join(
-            f"{one.error:.0%} for {one.points} of {8 * width} bits"
-            for width, one in sorted(self.device.matmuls.items())
+            f"{rate.error:.0%} for {rate.points} of {8 * width} bits"
+            for width, rate in sorted(self.device.matmuls.items())
         )
 
 
@@ -110,10 +110,11 @@ def gpu(name: str) -> Gpu | None:
     Gpu(name='h100', hbm=3350000000000.0)
     """
     try:
-        found = _device(name)
+        device = _device(name)
     except ValueError:
         return None
-    return Gpu(found.name, 1 / found.model.memory) if found.matmuls and found.model.wire else None
+    is_measured = device.matmuls and device.model.wire
+    return Gpu(device.name, 1 / device.model.memory) if is_measured else None
 
 
 def chip(name: str) -> Chip | Gpu:
@@ -129,8 +130,8 @@ def chip(name: str) -> Chip | Gpu:
     known = KINDS.get(name, name)
     if known in CHIPS:
         return CHIPS[known]
-    if found := gpu(name):
-        return found
+    if measured := gpu(name):
+        return measured
     raise ValueError(
         f"overlap knows no chip named {name!r}, only {', '.join((*CHIPS, *GPUS))}; pass chip= the "
         "name of one of these, or an overlap.Chip with its constants"

@@ -18,7 +18,7 @@ def compare(before: Report, now: Report) -> str:
 
     Args:
         before: a report, such as one that `Report.from_json` read.
-        now: a report of the same program, or of another.
+        now: a report of the same program, or of a different one.
 
     Raises:
         ValueError: only one of the two has times.
@@ -70,7 +70,7 @@ def _pairs(before: Sequence[LineRows], now: Sequence[LineRows]) -> Iterator[list
         if len(old) != len(new):
             for same in (attrgetter("at"), _figures):
                 for line in list(new):
-                    if match := next((one for one in old if same(one) == same(line)), None):
+                    if match := next((o for o in old if same(o) == same(line)), None):
                         old.remove(match)
                         new.remove(line)
                         yield [match, line]
@@ -82,5 +82,5 @@ def _figures(line: LineRows) -> tuple[float, ...]:
 
 
 def _number(line: LineRows) -> int:
-    found = re.search(r":(\d+)", line.at)
-    return int(found[1]) if found else 0
+    number = re.search(r":(\d+)", line.at)
+    return int(number[1]) if number else 0

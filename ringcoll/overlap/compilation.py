@@ -66,14 +66,14 @@ def compile_for(
             f"{call}: no operand is sharded over a mesh; give jax.ShapeDtypeStruct(shape, dtype, "
             "sharding=NamedSharding(overlap.mesh(topology), spec))"
         )
-    there = devices(topology)
-    known = {*map(_identity, there)}
+    available = devices(topology)
+    known = {*map(_identity, available)}
     for device in mesh.devices.flat:
         if _identity(device) not in known:
             raise ValueError(
                 f"{call}: an operand is on {device} ({device.device_kind}), which is not one of "
-                f"the {len(there)} devices of {topology} ({there[0].device_kind}); shard operands "
-                f"over overlap.mesh({topology!r})"
+                f"the {len(available)} devices of {topology} ({available[0].device_kind}); "
+                f"shard operands over overlap.mesh({topology!r})"
             )
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     options = dict(compiler_options or {})
@@ -87,7 +87,7 @@ def compile_for(
     if not profile:
         return program
     try:
-        return _profiled(program, topology, mesh, jitted, operands, options)
+        return _with_profile(program, topology, mesh, jitted, operands, options)
     except Exception as error:
         first = f"{type(error).__name__}: {error}".partition("\n")[0]
         return replace(program, notes=(*program.notes, f"no static profile: {first}"))
@@ -98,7 +98,7 @@ def _identity(device: Any) -> tuple[Any, ...]:
     return device.device_kind, device.id, *getattr(device, "coords", ())
 
 
-def _profiled(
+def _with_profile(
     program: Program,
     topology: str,
     mesh: Mesh,
@@ -138,14 +138,14 @@ def _profiled(
         if done.returncode != 0:
             last = (done.stderr.strip() or "no message").splitlines()[-1][:200]
             raise RuntimeError(f"the compiler ended with status {done.returncode}: {last}")
-        made = json.loads((folder / "program").read_text(encoding="utf-8"))
+        outcome = json.loads((folder / "program").read_text(encoding="utf-8"))
         cycles = read_profile(folder / "profile")
     if not cycles:
         raise RuntimeError("the compiler wrote no profile")
     return replace(
         program,
-        text=made["text"],
-        temporaries=made["temporaries"],
-        program_bytes=made["program_bytes"],
+        text=outcome["text"],
+        temporaries=outcome["temporaries"],
+        program_bytes=outcome["program_bytes"],
         profile=cycles,
     )

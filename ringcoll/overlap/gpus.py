@@ -2,7 +2,7 @@
 
 The plugin (the extra gpu) has the compiler. It needs neither CUDA nor a driver, because this file
 gives it the facts that a driver would give. It cannot measure kernels to choose among them. So a
-program has the same order as on the real GPU, but perhaps other matmul kernels.
+program has the same order as on the real GPU, but perhaps different matmul kernels.
 """
 
 import os
@@ -91,15 +91,15 @@ def devices(topology: str) -> list[Any]:
     """
     kind, _, count = topology.partition(":")
     if not (count.isdecimal() and int(count)):
-        raise ValueError(f"overlap: {topology!r} says not how many; name such as h200:8")
-    asked = {
+        raise ValueError(f"overlap: {topology!r} does not give their number; name such as h200:8")
+    options = {
         "target_config": _TARGET.format(name=kind.upper(), **asdict(TARGETS[kind])),
         "topology": f"1x1x{count}",  # slices x hosts of a slice x devices of a host
     }
     # Without this, the plugin loads only if CUDA is here or JAX_PLATFORMS excludes GPUs.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     try:
-        return list(topologies.get_topology_desc("", platform="cuda", **asked).devices)
+        return list(topologies.get_topology_desc("", platform="cuda", **options).devices)
     except NotImplementedError as error:  # no plugin is registered
         raise ModuleNotFoundError(
             f"overlap: to compile for {topology!r} needs XLA's compiler for GPUs, of the version "

@@ -1,7 +1,7 @@
 """Read scheduled HLO text: its computations, instructions, shapes and attributes.
 
 The text of a compiled program (`compiled.as_text()`) lists the instructions of every
-computation in the order in which they are executed. This module knows no times.
+computation in the order in which they are executed. Nothing here has a time.
 """
 
 import re
@@ -53,10 +53,10 @@ class Instruction:
     def attribute(self, key: str) -> str | None:
         """The value of an attribute, with its braces; None if there is none."""
         # A backend_config may be written as a string with escaped quotes.
-        found = re.search(rf'(?:^|[\s,{{])(?:\\?")?{key}(?:\\?")?[=:]\s*', self.attributes)
-        if found is None:
+        match = re.search(rf'(?:^|[\s,{{])(?:\\?")?{key}(?:\\?")?[=:]\s*', self.attributes)
+        if match is None:
             return None
-        return _value(self.attributes, found.end()).strip('"')
+        return _value(self.attributes, match.end()).strip('"')
 
     def number(self, key: str) -> int | None:
         """The value of an attribute if it is a whole number; None if not."""
@@ -67,8 +67,8 @@ class Instruction:
     def called(self) -> tuple[str, ...]:
         """The names of the computations that it runs, including the `to_apply` of a reduction."""
         values = [self.attribute(key) for key in _CALLS]
-        found = [name for value in values if value for name in re.findall(_NAME, value)]
-        return tuple(name.lstrip("%") for name in found)
+        names = [name for value in values if value for name in re.findall(_NAME, value)]
+        return tuple(name.lstrip("%") for name in names)
 
 
 @dataclass(frozen=True)
@@ -179,13 +179,13 @@ def parse(text: str) -> Module:
     lines: list[Instruction] = []
     whole = text[: text.rfind("\n}") + 2]  # leave out a computation that is cut off
     for line in _statements(whole):
-        if found := _HEAD.match(line):
-            name, lines = found[2].lstrip("%"), []
-            entry = name if found[1] else entry
+        if match := _HEAD.match(line):
+            name, lines = match[2].lstrip("%"), []
+            entry = name if match[1] else entry
         elif line.startswith("}"):
             computations[name] = Computation(name, tuple(lines))
-        elif found := _LINE.match(line):
-            lines.append(_instruction(line, found))
+        elif match := _LINE.match(line):
+            lines.append(_instruction(line, match))
     if entry is None or entry not in computations or not computations[entry].instructions:
         raise HloError(
             f"HloModule {title} has no ENTRY computation with a name and instructions: the text is "
@@ -207,21 +207,21 @@ def _statements(text: str) -> Iterator[str]:
     yield "".join(parts)
 
 
-def _instruction(line: str, found: re.Match[str]) -> Instruction:
-    shape_end = _end(line, found.end())
+def _instruction(line: str, match: re.Match[str]) -> Instruction:
+    shape_end = _end(line, match.end())
     opcode_end = line.find("(", shape_end)
     if opcode_end < 0:
         raise HloError(f"a line cannot be read: {line[:120]!r}; is the text cut off?")
     operands_end = _end(line, opcode_end)
     operands = _split(line[opcode_end + 1 : operands_end - 1])
     return Instruction(
-        found[2].lstrip("%"),
+        match[2].lstrip("%"),
         line[shape_end:opcode_end].strip(),
-        tuple(_shapes(line[found.end() : shape_end])),
+        tuple(_shapes(line[match.end() : shape_end])),
         # An operand may be written with its shape before its name.
         tuple(o.split()[-1].lstrip("%") for o in operands if o.strip()),
         line[operands_end:].lstrip(", "),
-        found[1] is not None,
+        match[1] is not None,
     )
 
 

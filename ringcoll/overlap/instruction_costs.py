@@ -56,7 +56,7 @@ ERRORS: Mapping[str, Error] = {
 }
 
 
-def explained(source: str, chip: Chip | Gpu) -> str:
+def source_in_words(source: str, chip: Chip | Gpu) -> str:
     """The source of a time in words; for an estimate, with the error measured on this chip."""
     if isinstance(chip, Gpu):
         if source == "measured":

@@ -17,18 +17,18 @@ _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
 #: The function of `jax.lax` that makes an operation, by the operation's name.
-_CALLS = {
+_CALLS = {"reduce_scatter": "psum_scatter"} | {
     name: name
     for name in (
         "all_gather",
-        "all_to_all",
+        "psum",
         "pmax",
         "pmin",
         "ppermute",
-        "psum",
+        "all_to_all",
         "ragged_all_to_all",
     )
-} | {"reduce_scatter": "psum_scatter"}
+}
 
 
 class Line(NamedTuple):
@@ -60,7 +60,7 @@ class Line(NamedTuple):
         gradient = ", gradient" if "transpose(" in self.op_name else ""
         ours = re.search(r"ringcoll\.(\w+)", self.op_name)
         called = self.function or (ours[1] if ours else "")
-        if not called and not (self.file and gradient):  # a gather's gradient is another collective
+        if not called and not (self.file and gradient):  # a gather's gradient is no gather
             called = _CALLS.get(self.operation, "" if self.file else self.operation)
         return f"{self.place} {called}".strip() + gradient
 
@@ -100,23 +100,23 @@ class Lines:
     def _best(self, instruction: Instruction) -> Line:
         inside = [inner for _, inner in self._module.within(instruction) if is_collective(inner)]
         collectives = inside or [instruction]
-        lines = [self._line(one) for one in collectives]
+        lines = [self._line(collective) for collective in collectives]
         # A compiler that rewrites a sum may drop its line, but keep the line of its addition.
-        lines += [self._of_addition(one, instruction) for one in collectives]
+        lines += [self._line_of_addition(collective, instruction) for collective in collectives]
         lines.append(self._line(instruction))
         return max(lines, key=lambda line: (bool(line.file), bool(line.op_name)))
 
-    def _of_addition(self, collective: Instruction, around: Instruction) -> Line:
+    def _line_of_addition(self, collective: Instruction, around: Instruction) -> Line:
         """The line of a sum's addition, with the sum's name, which the parameters still have.
 
         `around` is the sum, or the fusion that contains it.
         """
         for body in self._module.called(collective) if is_collective(collective) else ():
-            names = [given.attribute("op_name") or "" for given in body.parameters.values()]
+            names = [parameter.attribute("op_name") or "" for parameter in body.parameters.values()]
             line = self._line(body.root)
             if self._additions.count(line.source) > 1:
                 # JAX reuses the addition of an earlier line; but what is added has its own line.
-                line = self._of_operand(around)
+                line = self._line_of_operand(around)
             return line._replace(op_name=max(names, default=""))
         return Line()
 
@@ -130,11 +130,11 @@ class Lines:
             for body in self._module.called(instruction)
         ]
 
-    def _of_operand(self, instruction: Instruction) -> Line:
+    def _line_of_operand(self, instruction: Instruction) -> Line:
         """The line of what makes the first operand."""
-        made = [self._named[name] for name in instruction.operands[:1] if name in self._named]
-        inside = [inner for maker in made for _, inner in self._module.within(maker)]
-        lines = (self._line(maker) for maker in (*made, *inside))
+        makers = [self._named[name] for name in instruction.operands[:1] if name in self._named]
+        inside = [inner for maker in makers for _, inner in self._module.within(maker)]
+        lines = (self._line(maker) for maker in (*makers, *inside))
         return next((line for line in lines if line.file), Line())
 
     def _line(self, instruction: Instruction) -> Line:
@@ -172,14 +172,14 @@ class Lines:
 
 def _part(head: str, title: str) -> str:
     """The lines of a table: those below its title, up to an empty one."""
-    found = re.search(rf"^{title}\n((?:\d.*\n?)*)", head, re.M)
-    return found[1] if found else ""
+    match = re.search(rf"^{title}\n((?:\d.*\n?)*)", head, re.M)
+    return match[1] if match else ""
 
 
 def _rows(part: str, *keys: str) -> dict[int, tuple[int, ...]]:
     """The numbers of each row of a table, by the number of the row; 0 if one is missing."""
     rows = {}
     for number, fields in re.findall(r"^(\d+) \{(.*)\}$", part, re.M):
-        found = (re.search(rf"\b{key}=(\d+)", fields) for key in keys)
-        rows[int(number)] = tuple(int(one[1]) if one else 0 for one in found)
+        matches = (re.search(rf"\b{key}=(\d+)", fields) for key in keys)
+        rows[int(number)] = tuple(int(match[1]) if match else 0 for match in matches)
     return rows

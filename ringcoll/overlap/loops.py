@@ -5,7 +5,7 @@ import re
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 
 
-def called(module: Module, loop: Instruction, key: str) -> Computation:
+def loop_part(module: Module, loop: Instruction, key: str) -> Computation:
     """The condition or the body of a loop."""
     return module.computations[(loop.attribute(key) or "").lstrip("%")]
 
@@ -20,7 +20,7 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     known = re.search(r"-?\d+", loop.attribute("known_trip_count") or "")
     if known and int(known[0]) >= 0:
         return int(known[0])
-    condition, body = (called(module, loop, key) for key in ("condition", "body"))
+    condition, body = (loop_part(module, loop, key) for key in ("condition", "body"))
     tested = _test(module, condition)
     if tested is None:
         return None

@@ -60,16 +60,16 @@ class Network:
 
     @cached_property
     def _neighbours(self) -> dict[Place, set[Place]]:
-        there, found = set(self.places), {}
-        for place in there:
+        occupied, neighbours = set(self.places), {}
+        for place in occupied:
             near = set()
             for axis, size in enumerate(self.size):
                 for way in (1, -1):
                     step = place[axis] + way
                     if 0 <= step < size or self.wrap[axis]:
                         near.add((*place[:axis], step % size, *place[axis + 1 :]))
-            found[place] = (near & there) - {place}
-        return found
+            neighbours[place] = (near & occupied) - {place}
+        return neighbours
 
     def ports(self, group: Sequence[int]) -> int:
         """The number of links from a rank to others of its group, for the rank with the fewest.
@@ -95,19 +95,19 @@ class Network:
             return n * (n - 1)  # no two ranks are more than n - 1 links apart
         return sum(max(n - 1, *(self.hops(a, b) for b in group)) for a in group)
 
-    def between(self, group: Sequence[int]) -> frozenset[Link]:
+    def group_links(self, group: Sequence[int]) -> frozenset[Link]:
         """The links that a collective of a group occupies.
 
         A group along one axis occupies its row. A group that is a box occupies the links in the
         box. If members are not neighbours, messages pass other ranks and occupy their links too.
         """
         key = tuple(group)
-        if key not in self._between:
-            self._between[key] = frozenset(self._ways([self.places[r] for r in group]))
-        return self._between[key]
+        if key not in self._group_links:
+            self._group_links[key] = frozenset(self._ways([self.places[r] for r in group]))
+        return self._group_links[key]
 
     @cached_property
-    def _between(self) -> dict[tuple[int, ...], frozenset[Link]]:
+    def _group_links(self) -> dict[tuple[int, ...], frozenset[Link]]:
         return {}  # a cache: many collectives of a program have the same group
 
     def _ways(self, members: Sequence[Place]) -> Iterator[Link]:

@@ -4,46 +4,44 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from ringcoll.io.page import page, part
 from ringcoll.overlap.picture import LOOKS
+from ringcoll.overlap.rows import LineRows
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.tracks import tracks
+from ringcoll.web.page import page, part
 
 
-class Drawn(NamedTuple):
-    """What is drawn of a report; times are in seconds.
-
-    rows are the lines of source, the most exposed first: (label, names of instructions, kind,
-    count, wire of each, exposed).
-    """
+class TimelineView(NamedTuple):
+    """What a picture shows of a report; times are in seconds. The most exposed line is first."""
 
     title: str
     totals: Sequence[str]
     total: float
     exposed: float
-    rows: Sequence[tuple[str, Sequence[str], str, int, float, float]]
+    lines: Sequence[LineRows]
     segments: Sequence[Segment]
 
 
-def as_page(reports: Sequence[Drawn]) -> str:
+def as_page(views: Sequence[TimelineView]) -> str:
     """HTML: the timelines one above the other, on one axis of time."""
     data = {
         "looks": [[kind, colour, legend] for kind, (colour, legend) in LOOKS.items()],
-        "reports": [_report(made) for made in reports],
+        "reports": [_data(view) for view in views],
     }
-    title = " above ".join(made.title for made in reports)
+    title = " above ".join(view.title for view in views)
     body = part("ringcoll.overlap", "page.html", title=escape(title))
     return page(title, body, [part("ringcoll.overlap", "page.js")], data)
 
 
-def _report(made: Drawn) -> dict[str, Any]:
+def _data(view: TimelineView) -> dict[str, Any]:
+    """What the script of the page reads of a report; times are in microseconds."""
     kinds = list(LOOKS)
-    labels = {s.label: (s.label, s.at, s.source) for s in made.segments}
+    labels = {s.label: (s.label, s.at, s.source) for s in view.segments}
     index = {label: i for i, label in enumerate(labels)}
     return {
-        "title": made.title,
-        "totals": made.totals,
-        "total": made.total * 1e6,
+        "title": view.title,
+        "totals": view.totals,
+        "total": view.total * 1e6,
         "labels": list(labels.values()),
         "tracks": [
             {
@@ -53,10 +51,17 @@ def _report(made: Drawn) -> dict[str, Any]:
                     for s in track.segments
                 ],
             }
-            for track in tracks(made.segments)
+            for track in tracks(view.segments)
         ],
         "rows": [
-            [label, names, kind, count, wire * 1e6, exposed * 1e6]
-            for label, names, kind, count, wire, exposed in made.rows
+            [
+                line.label,
+                [row.name for row in line.rows],
+                line.kind,
+                round(line.sum_of("count")),
+                line.mean_of("wire") * 1e6,
+                line.sum_of("exposed") * 1e6,
+            ]
+            for line in view.lines
         ],
     }

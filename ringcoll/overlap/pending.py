@@ -15,7 +15,7 @@ _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-depend
 class Pending:
     """A transfer that is under way.
 
-    If `wire` is None, it is a copy in the chip's memory or, if flops > 0, a matmul on another
+    If `wire` is None, it is a copy in the chip's memory or, if flops > 0, a matmul on a second
     stream of a GPU; then it waits in `queue` for others of its kind. `before` has the sums of
     compute, flops and matmuls at the time it began.
     """
@@ -39,25 +39,25 @@ class Scope(NamedTuple):
     computation: Computation
     held: dict[str, Held]
 
-    def given(self, instruction: Instruction) -> list[Held]:
+    def operand_transfers(self, instruction: Instruction) -> list[Held]:
         """The transfers that the operands of an instruction hold."""
         return [self.held.get(name) for name in instruction.operands]
 
-    def passed(self, instruction: Instruction) -> Held:
+    def result_transfers(self, instruction: Instruction) -> Held:
         """The transfers that the result of an instruction holds, if it passes them on."""
-        given = self.given(instruction)
-        if not any(given):
+        operands = self.operand_transfers(instruction)
+        if not any(operands):
             return None
         if instruction.opcode == "tuple":
-            return tuple(given)
+            return tuple(operands)
         if instruction.opcode not in _PASSES_ON:
             return None
-        whole, place = given[0], instruction.number("index")
+        whole, place = operands[0], instruction.number("index")
         return whole[place] if isinstance(whole, tuple) and place is not None else whole
 
     def pending(self, instruction: Instruction) -> Iterator[Pending]:
         """Every transfer that the operands of an instruction hold."""
-        return _flat(tuple(self.given(instruction)))
+        return _flat(tuple(self.operand_transfers(instruction)))
 
 
 def _flat(held: Held) -> Iterator[Pending]:

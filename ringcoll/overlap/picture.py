@@ -1,12 +1,11 @@
 """Timelines as one picture: the track of the chip above the tracks of its links."""
 
-from collections.abc import Iterator, Sequence
-from html import escape
+from collections.abc import Sequence
 from math import log10
 
-from ringcoll.io.svg import DARK, FAINT, Element, dark, document, finished, label, rect, shape
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.tracks import tracks
+from ringcoll.web.svg import DARK, FAINT, Element, dark, document, label, rect, shape, svg_text
 
 #: The colour of each row of a timeline, and its text in the legend.
 LOOKS = {
@@ -19,16 +18,6 @@ LOOKS = {
 _MARGIN, _LEFT, _WIDTH, _HIGH = 16.0, 116.0, 860.0, 18.0
 
 
-def as_html(text: str, advice: str, segments: Sequence[Segment], timed: bool) -> str:
-    """What a notebook shows: the timeline, if there are times, above a report's text.
-
-    The text is without the assumptions.
-    """
-    words = text.partition("\n\nassumed:")[0] + (f"\n{advice}" if advice else "")
-    shown = f"<pre>{escape(words)}</pre>"
-    return as_svg([("", segments)]) + shown if timed else shown
-
-
 def as_svg(timelines: Sequence[tuple[str, Sequence[Segment]]]) -> str:
     """SVG: timelines one above the other, on one axis of time, with a legend.
 
@@ -36,7 +25,8 @@ def as_svg(timelines: Sequence[tuple[str, Sequence[Segment]]]) -> str:
         timelines: the title and the segments of each.
     """
     root, y = document("what a chip and its links do", dark(DARK)), _MARGIN
-    total = max((one.stop for _, segments in timelines for one in segments), default=0.0) or 1e-6
+    every = [segment for _, segments in timelines for segment in segments]
+    total = max((segment.stop for segment in every), default=0.0) or 1e-6
     for title, segments in timelines:
         if title:
             label(root, (_MARGIN, y + 10), title, 12, text_anchor="start")
@@ -48,26 +38,23 @@ def as_svg(timelines: Sequence[tuple[str, Sequence[Segment]]]) -> str:
             y += _HIGH + 3
         y += 9
     _axis(root, y, total * 1e6)
-    _legend(root, y + 32, {one.row for _, segments in timelines for one in segments})
-    return finished(root, _LEFT + _WIDTH + _MARGIN, y + 44 + _MARGIN)
+    _legend(root, y + 32, {segment.row for segment in every})
+    return svg_text(root, _LEFT + _WIDTH + _MARGIN, y + 44 + _MARGIN)
 
 
-def _bars(segments: Sequence[Segment], scale: float) -> Iterator[tuple[str, float, float]]:
+def _bars(segments: Sequence[Segment], scale: float) -> list[tuple[str, float, float]]:
     """Row, left and right of each bar, in pixels.
 
     Neighbours of one row become one bar if less than half a pixel is between them.
     """
-    row, left, right = "", 0.0, 0.0
+    bars: list[tuple[str, float, float]] = []
     for segment in segments:
-        start, stop = segment.start * scale, segment.stop * scale
-        if segment.row == row and start <= right + 0.5:
-            right = max(right, stop)
-            continue
-        if row:
-            yield row, left, right
-        row, left, right = segment.row, start, stop
-    if row:
-        yield row, left, right
+        row, start, stop = segment.row, segment.start * scale, segment.stop * scale
+        if bars and bars[-1][0] == row and start <= bars[-1][2] + 0.5:
+            _, start, right = bars.pop()
+            stop = max(right, stop)
+        bars.append((row, start, stop))
+    return bars
 
 
 def _axis(root: Element, y: float, most: float) -> None:

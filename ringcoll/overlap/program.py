@@ -72,7 +72,9 @@ def program_of(
 def from_compiled(compiled: Compiled) -> Program:
     """The text and the sizes of a compiled program."""
     memory = compiled.memory_analysis()
-    platforms = {device.platform for of in _shardings(compiled) for device in of.device_set}
+    platforms = {
+        device.platform for sharding in _shardings(compiled) for device in sharding.device_set
+    }
     return Program(
         compiled.as_text() or "",
         temporaries=getattr(memory, "temp_size_in_bytes", None),
@@ -89,12 +91,12 @@ def versions(platforms: Iterable[str]) -> dict[str, str]:
     needed = ["jax", "jaxlib"]
     for platform in platforms:
         needed += _COMPILERS.get(platform, ())
-    found = {}
+    installed = {}
     for package in metadata.distributions():
         plain = (package.name or "").lower().replace("_", "-")
         if any(fnmatchcase(plain, pattern) for pattern in needed):
-            found[package.name] = package.version
-    return dict(sorted(found.items()))
+            installed[package.name] = package.version
+    return dict(sorted(installed.items()))
 
 
 #: Names of packages that contain a compiler; `*` stands for a version of CUDA or ROCm.

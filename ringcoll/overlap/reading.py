@@ -7,7 +7,7 @@ from ringcoll.overlap.budget import Budget, Limit
 from ringcoll.overlap.chips import Chip, Gpu, gpu
 from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, parse
-from ringcoll.overlap.instruction_costs import SOURCES, explained
+from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.network import Network
 from ringcoll.overlap.program import Program, program_of
@@ -32,8 +32,8 @@ def report(
             of scheduled HLO.
         mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (A
             string has no shardings; without a mesh, its ranks are assumed to be a ring, in order.)
-        chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` with other constants; needed only for
-            a string. A program that was compiled for no TPU is priced as if it ran on the chip, and
+        chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` of your own; needed only for a
+            string. A program that was compiled for no TPU is priced as if it ran on the chip, and
             the report says so.
         wrap: which axes of the chips' coordinates are rings; None: the kind of chip and the size
             decide, see `topology.wraps`.
@@ -63,15 +63,15 @@ def report(
         )
     network = program.network or Network.ring(_ranks(module))
     timeline = Timeline(module, network, chip, program.profile).run()
-    return _report(program, module, network, chip, timeline)
+    return _build_report(program, module, network, chip, timeline)
 
 
-def _report(
+def _build_report(
     program: Program, module: Module, network: Network, chip: Chip | Gpu | None, timeline: Timeline
 ) -> Report:
     tally, lines = timeline.tally, Lines(program.text, module)
     named = dict.fromkeys([*timeline.transfers, *(s.label for s in timeline.segments)])
-    found = {name: lines.of(name) for name in named}
+    line_of = {name: lines.of(name) for name in named}
     rows = tuple(
         Row(
             name=name,
@@ -86,9 +86,9 @@ def _report(
             matmuls=round(tally[name, "matmuls"]),
             bare=round(tally[name, "bare"]),
             exposed=tally[name, "exposed"],
-            source=found[name].source,
-            op_name=found[name].op_name,
-            at=found[name].short,
+            source=line_of[name].source,
+            op_name=line_of[name].op_name,
+            at=line_of[name].short,
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
@@ -110,7 +110,7 @@ def _report(
         assumptions=tuple(_assumptions(program, module, network, chip, sources, timeline)),
         segments=tuple(
             segment._replace(source=line.source, at=f"{line.place} {line.operation}".strip())
-            for segment, line in ((one, found[one.label]) for one in timeline.segments)
+            for segment, line in ((s, line_of[s.label]) for s in timeline.segments)
         ),
         unread=tuple(sorted(timeline.unread)),
         versions=program.versions,
@@ -139,7 +139,7 @@ def _assumptions(
             "matmuls do not slow down under a transfer; kernels start without delay; nobody has "
             "measured these programs"
         )
-        yield from _sources(sources, chip)
+        yield from _source_shares(sources, chip)
         hosts = -(-len(network.places) // chip.device.ranks_a_host)
         yield f"{len(network.places)} GPUs in their order, on {hosts} host{'s' * (hosts > 1)}"
     else:
@@ -157,7 +157,7 @@ def _assumptions(
             "one stream of instructions; each direction of a link a queue; a permute takes hops x "
             "bytes / rate; a built-in collective the least that its links allow"
         )
-        yield from _sources(sources, chip)
+        yield from _source_shares(sources, chip)
         if network.stated:
             axes = "x".join(map(str, network.size))
             rings = [i for i, w in enumerate(network.wrap) if w and network.size[i] > 2]
@@ -173,11 +173,11 @@ def _measured_on(chip: Gpu) -> str:
     return f"measured on {chip.name}" + (f" and, where it was not, on {like}" if like else "")
 
 
-def _sources(sources: Mapping[str, float], chip: Chip | Gpu) -> Iterable[str]:
+def _source_shares(sources: Mapping[str, float], chip: Chip | Gpu) -> Iterable[str]:
     used = sum(sources.values()) or 1.0
     for source, seconds in sources.items():
         if seconds:
-            yield f"{seconds / used:.0%} of the compute time from {explained(source, chip)}"
+            yield f"{seconds / used:.0%} of the compute time from {source_in_words(source, chip)}"
 
 
 def _ranks(module: Module) -> int:
@@ -239,8 +239,8 @@ def assert_overlapped(
         ...
     AssertionError: 100.0% of the collectives of jit__lambda is exposed communication, ...
     """
-    budget = Budget.of(max_exposed, max_exposed_seconds, min_collectives, allow_unread)
-    made = report(compiled, mesh=mesh, chip=chip, wrap=wrap, profile=profile)
-    if breaches := budget.breaches(made):
-        raise AssertionError("\n".join([*breaches, "The report:", str(made)]))
-    return made
+    budget = Budget.from_arguments(max_exposed, max_exposed_seconds, min_collectives, allow_unread)
+    overlap_report = report(compiled, mesh=mesh, chip=chip, wrap=wrap, profile=profile)
+    if breaches := budget.breaches(overlap_report):
+        raise AssertionError("\n".join([*breaches, "The report:", str(overlap_report)]))
+    return overlap_report

@@ -4,14 +4,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from os import PathLike, fspath
-from textwrap import wrap
 
 from ringcoll.io.files import write
-from ringcoll.io.text import WIDTH
+from ringcoll.io.text import wrapped
 from ringcoll.overlap.chips import Chip, Gpu
-from ringcoll.overlap.page import Drawn, as_page
-from ringcoll.overlap.picture import as_html, as_svg
+from ringcoll.overlap.page import TimelineView, as_page
+from ringcoll.overlap.picture import as_svg
 from ringcoll.overlap.rows import LineRows, Row, by_line, table_lines
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.trace import as_trace
@@ -70,9 +70,7 @@ class Report:
 
         Without times, it is the share of collectives that have no matmul under them.
         """
-        if self.timed:
-            return self._share(self.exposed)
-        return self._share(sum(row.bare for row in self.rows))
+        return self._share(self.exposed if self.timed else sum(row.bare for row in self.rows))
 
     def exposed_of(self, kind: str) -> float:
         """Exposed seconds of one kind of collective, such as "all-gather"."""
@@ -80,9 +78,7 @@ class Report:
 
     def exposed_share_of(self, kind: str) -> float:
         """What one kind of collective adds to `exposed_share`."""
-        if self.timed:
-            return self._share(self.exposed_of(kind))
-        return self._share(sum(row.bare for row in self.rows if row.kind == kind))
+        return self._share(sum(getattr(row, self.figure) for row in self.rows if row.kind == kind))
 
     def _share(self, exposed: float) -> float:
         whole = self.total if self.timed else sum(row.count for row in self.rows)
@@ -130,8 +126,10 @@ class Report:
         return "\n".join(_text(self, details=True))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the timeline above the text."""
-        return as_html(str(self), self.advice, self.segments, self.total > 0)
+        """What a notebook shows: the timeline, if there are times, above the figures."""
+        lines = [*_figures(self), *filter(None, [self.advice])]
+        text = f"<pre>{escape(chr(10).join(lines))}</pre>"
+        return as_svg([("", self.segments)]) + text if self.total > 0 else text
 
     def to_dict(self) -> dict:
         """All figures as plain data, without the segments."""
@@ -172,12 +170,12 @@ class Report:
         of its links.
 
         Args:
-            below: further reports for the same file, each shown as another process.
+            below: further reports for the same file, each shown as a process of its own.
 
         Raises:
             ValueError: there are no times.
         """
-        return as_trace([made._checked("to_perfetto") for made in (self, *below)])
+        return as_trace([report._view("to_perfetto") for report in (self, *below)])
 
     def to_html(self, *below: "Report") -> str:
         """The timeline as one page that loads nothing: zoom, and the source line of each part.
@@ -188,10 +186,10 @@ class Report:
         Raises:
             ValueError: there are no times.
         """
-        return as_page([made._checked("to_html") for made in (self, *below)])
+        return as_page([report._view("to_html") for report in (self, *below)])
 
-    def _checked(self, function: str) -> Drawn:
-        """What is drawn; an error if there are no times. `function` is for the message."""
+    def _view(self, function: str) -> TimelineView:
+        """What pictures show; an error if there are no times. `function` is for the message."""
         if self.chip is None:
             raise ValueError(
                 f"{function}: {self.name} has no times to draw, as a TPU's or a known GPU's has"
@@ -201,18 +199,9 @@ class Report:
                 f"{function}: {self.name} was read from a file, which has no timeline; compile the "
                 "program again"
             )
-        rows = [
-            (
-                line.label,
-                [row.name for row in line.rows],
-                line.kind,
-                round(line.sum_of("count")),
-                line.mean_of("wire"),
-                line.sum_of("exposed"),
-            )
-            for line in by_line(self.rows)
-        ]
-        return Drawn(self.title, _totals(self), self.total, self.exposed, rows, self.segments)
+        lines = by_line(self.rows)
+        totals = _totals(self)
+        return TimelineView(self.title, totals, self.total, self.exposed, lines, self.segments)
 
     def draw(self, path: str | PathLike[str], *below: "Report") -> None:
         """Draw the timeline, the chip above its links, as SVG.
@@ -226,12 +215,27 @@ class Report:
         """
         if not fspath(path).endswith(".svg"):
             raise ValueError(f"draw: {fspath(path)!r} is not an SVG; end the name with .svg")
-        drawn = [made._checked("draw") for made in (self, *below)]
-        write(path, as_svg([(f"{one.title}: {one.totals[0]}", one.segments) for one in drawn]))
+        views = [report._view("draw") for report in (self, *below)]
+        write(path, as_svg([(f"{view.title}: {view.totals[0]}", view.segments) for view in views]))
 
 
 def _text(report: Report, details: bool = False) -> Iterator[str]:
-    """The lines of a report: what is exposed, where, the totals, and what is assumed."""
+    """The lines of a report: its figures, what they assume, and what to change first."""
+    yield from _figures(report, details)
+    yield from ["", "assumed:"]
+    yield from wrapped((f"  {assumption}" for assumption in report.assumptions), then="    ")
+    versions = ", ".join(" ".join(pair) for pair in report.versions.items())
+    notes = [f"compiled by {versions or 'unknown versions of jax and of the compiler'}"]
+    if report.unread:
+        notes.append(f"not read, so the times may leave it out: {', '.join(report.unread)}")
+    if report.advice:
+        notes.append(report.advice)
+    yield ""
+    yield from wrapped(notes, then="")
+
+
+def _figures(report: Report, details: bool = False) -> Iterator[str]:
+    """What is exposed, where, and the totals."""
     yield f"{report.title}: {report.summary}"
     yield ""
     lines = by_line(report.rows)
@@ -247,20 +251,7 @@ def _text(report: Report, details: bool = False) -> Iterator[str]:
                 yield _details(report, line)
     if more := lines[LINES:]:
         yield f"... and {len(more)} more, with less exposed"
-    yield from ["", *_totals(report), "", "assumed:"]
-    for assumption in report.assumptions:
-        yield from _wrapped(f"  {assumption}", "    ")
-    versions = ", ".join(" ".join(pair) for pair in report.versions.items())
-    yield ""
-    yield from _wrapped(f"compiled by {versions or 'unknown versions of jax and of the compiler'}")
-    if report.unread:
-        unread = ", ".join(report.unread)
-        yield from _wrapped(f"not read, so the times may leave it out: {unread}")
-    yield from _wrapped(report.advice)
-
-
-def _wrapped(text: str, indent: str = "") -> list[str]:
-    return wrap(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+    yield from ["", *_totals(report)]
 
 
 def _cells(report: Report, line: LineRows) -> tuple[str, ...]:

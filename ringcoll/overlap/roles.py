@@ -58,14 +58,14 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
         return Role(phase, computation)
     inside = list(module.within(instruction))
     unread = next(filter(None, map(_unknown, (instruction, *(i for _, i in inside)))), "")
-    found = [(c, i) for c, i in inside if is_collective(i)]
-    if not found:
+    collectives = [(c, i) for c, i in inside if is_collective(i)]
+    if not collectives:
         return Role(phase, computation, None, unread)
-    where, what = found[0]
+    where, what = collectives[0]
     if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
         what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
-    if len(found) > 1:
-        unread = unread or f"{len(found)} collectives in one, and only the first is priced"
+    if len(collectives) > 1:
+        unread = unread or f"{len(collectives)} collectives in one, and only the first is priced"
     if phase is Action.START:
         return Role(phase, where, what, unread)
     if opcode != "fusion":

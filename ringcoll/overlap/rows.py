@@ -71,10 +71,10 @@ class LineRows:
 
 def by_line(rows: Iterable[Row]) -> list[LineRows]:
     """The rows of each line together, the most exposed line first."""
-    found = defaultdict(list)
+    by_key = defaultdict(list)
     for row in rows:
-        found[row.at, row.kind].append(row)
-    lines = [LineRows(*key, of) for key, of in found.items()]
+        by_key[row.at, row.kind].append(row)
+    lines = [LineRows(*key, rows_of_line) for key, rows_of_line in by_key.items()]
     return sorted(lines, key=lambda line: (-line.sum_of("exposed"), -line.sum_of("bare")))
 
 

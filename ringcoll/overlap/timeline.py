@@ -7,12 +7,12 @@ from typing import NamedTuple
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.instruction_costs import Costs, memory_seconds
-from ringcoll.overlap.loops import called, trip_count
+from ringcoll.overlap.loops import loop_part, trip_count
 from ringcoll.overlap.network import FAR, Link, Network
 from ringcoll.overlap.pending import Held, Pending, Scope
 from ringcoll.overlap.roles import Action, Role, role_of
 from ringcoll.overlap.transfers import Transfer, transfer
-from ringcoll.overlap.work import copied, flops
+from ringcoll.overlap.work import copy_traffic, flops
 
 #: How many turns of a loop are simulated at least. After that, equal turns are only counted.
 TURNS = 16
@@ -71,10 +71,10 @@ class Timeline:
         self._run(self._module.entry, [])
         for pending in self._pending:
             if pending.wire:
-                self._leave_out(pending.name, "its end cannot be found")
+                self._mark_unread(pending.name, "its end cannot be found")
         return self
 
-    def _leave_out(self, name: str, why: str) -> None:
+    def _mark_unread(self, name: str, why: str) -> None:
         """Note that the communication of an instruction cannot be read."""
         self.unread.add(name)
         self.notes.add(f"{name} is not counted as communication: {why}")
@@ -89,25 +89,28 @@ class Timeline:
         return scope.held.get(computation.root.name)
 
     def _step(self, scope: Scope, instruction: Instruction) -> Held:
-        given, bodies = scope.given(instruction), list(self._module.called(instruction))
+        operands, bodies = (
+            scope.operand_transfers(instruction),
+            list(self._module.called(instruction)),
+        )
         match instruction.opcode:
             case "while":
                 return self._loop(scope, instruction)
             case "call" if bodies:
-                return self._run(bodies[0], given)
+                return self._run(bodies[0], operands)
             case "conditional" if bodies:
                 self.notes.add("of a conditional, the branch with most exposed is taken")
                 for body in bodies:  # report what could not be read, of every branch
-                    self.unread |= self._alone(body).unread
-                    self.notes |= self._alone(body).notes
-                worst = max(bodies, key=lambda body: self._alone(body).rank)
-                return self._run(worst, given[1 + bodies.index(worst) :][:1])
+                    self.unread |= self._branch_timeline(body).unread
+                    self.notes |= self._branch_timeline(body).notes
+                worst = max(bodies, key=lambda body: self._branch_timeline(body).rank)
+                return self._run(worst, operands[1 + bodies.index(worst) :][:1])
         key = scope.computation.name, instruction.name
         if key not in self._roles:
             self._roles[key] = role_of(self._module, scope.computation, instruction)
-        return self._play(self._roles[key], scope, instruction)
+        return self._run_instruction(self._roles[key], scope, instruction)
 
-    def _alone(self, computation: Computation) -> "Timeline":
+    def _branch_timeline(self, computation: Computation) -> "Timeline":
         """The timeline of a computation that runs by itself."""
         if computation.name not in self._branches:
             alone = Timeline(self._module, self._network, self._chip, {})
@@ -121,10 +124,10 @@ class Timeline:
         """How bad a branch is: its exposed time, its time, its number of collectives."""
         return self.tally["exposed",], self.now, len(self.transfers)
 
-    def _play(self, role: Role, scope: Scope, instruction: Instruction) -> Held:
+    def _run_instruction(self, role: Role, scope: Scope, instruction: Instruction) -> Held:
         """Run one instruction; return the transfers in its result."""
         if role.unread:
-            self._leave_out(instruction.name, role.unread)
+            self._mark_unread(instruction.name, role.unread)
         carries = None
         match role.phase:
             case Action.START:
@@ -140,10 +143,10 @@ class Timeline:
             self._done(self._start(instruction, role, synchronous=True))
             return None
         self._compute(scope.computation, instruction)
-        return carries or scope.passed(instruction)
+        return carries or scope.result_transfers(instruction)
 
     def _start(self, instruction: Instruction, role: Role, synchronous: bool = False) -> Pending:
-        """Start a transfer, a copy or a matmul on another stream."""
+        """Start a transfer, a copy or a matmul on a second stream."""
         where, what = role.where, role.what
         pending = Pending(instruction.name, None, 0.0)
         if what is not None:
@@ -168,7 +171,7 @@ class Timeline:
                     # The program before this one may fetch the weights, but that is unknown. In
                     # any case the memory is busy with them once in each run.
                     self.notes.add("fetching weights at the start of a program is charged to it")
-                pending.seconds = memory_seconds(copied(where, instruction), self._chip)
+                pending.seconds = memory_seconds(copy_traffic(where, instruction), self._chip)
         self._pending.append(pending)
         if instruction.operands:  # without operands, it begins at the update that brings them
             self._begin(pending)
@@ -202,9 +205,9 @@ class Timeline:
             for queue in queues:
                 self.tally["busy", queue] += pending.seconds
             ways = self._network.ways(pending.wire.links)
-            self._draw("wire", start, pending.end, pending.name, ways)
+            self._add_segment("wire", start, pending.end, pending.name, ways)
         elif pending.queue == _MATMULS:
-            self._draw("compute", start, pending.end, pending.name)
+            self._add_segment("compute", start, pending.end, pending.name)
 
     def _update(self, scope: Scope, instruction: Instruction) -> Pending | None:
         pending = self._find(scope, instruction)
@@ -224,7 +227,7 @@ class Timeline:
             if pending in self._pending and (collective is None or alike):
                 return pending
         if collective is None and not instruction.opcode.startswith(_COPIES):
-            self._leave_out(instruction.name, "its start cannot be found")
+            self._mark_unread(instruction.name, "its start cannot be found")
         return None
 
     def _done(self, pending: Pending | None) -> None:
@@ -235,11 +238,11 @@ class Timeline:
         if pending.end is None:  # no update began it
             self._begin(pending)
         end = max(self.now, pending.end or 0.0)
-        # A matmul on another stream of a GPU may run meanwhile; it counts as compute.
+        # A matmul on a second stream of a GPU may run meanwhile; it counts as compute.
         idle = min(end, max(self.now, self._free[_MATMULS]))
         waited = end - idle
         row = "exposed" if pending.wire else "memory"
-        self._draw(row, idle, end, pending.name)
+        self._add_segment(row, idle, end, pending.name)
         self.now = end
         self.tally[row,] += waited
         if pending.wire:
@@ -260,7 +263,7 @@ class Timeline:
         self.tally["flops",] += cost.flops
         self.tally["matmuls",] += cost.flops > 0
         start = max(self.now, self._free[_MATMULS]) if cost.seconds else self.now
-        self._draw("compute", start, start + cost.seconds, instruction.name)
+        self._add_segment("compute", start, start + cost.seconds, instruction.name)
         self.now = start + cost.seconds
 
     def _loop(self, scope: Scope, instruction: Instruction) -> Held:
@@ -270,10 +273,10 @@ class Timeline:
             self.notes.add(f"the turns of {instruction.name} cannot be read: it is run once")
             self.unread.add(instruction.name)
             turns = 1
-        condition, body = (called(self._module, instruction, k) for k in ("condition", "body"))
+        condition, body = (loop_part(self._module, instruction, k) for k in ("condition", "body"))
         if any(role_of(self._module, condition, i).sends for i in condition.instructions):
-            self._leave_out(instruction.name, "its condition communicates")
-        (carry,) = scope.given(instruction)
+            self._mark_unread(instruction.name, "its condition communicates")
+        (carry,) = scope.operand_transfers(instruction)
         last: dict[tuple, float] = {}
         for turn in range(turns):
             before, start, older = self.tally.copy(), self.now, list(self._pending)
@@ -301,10 +304,10 @@ class Timeline:
                 pending.end += later
                 for what in _WORK:
                     pending.before[what] += turns * grown.get((what,), 0.0)
-        self._draw("skipped", self.now, self.now + later, f"{turns} more turns")
+        self._add_segment("skipped", self.now, self.now + later, f"{turns} more turns")
         self.now += later
 
-    def _draw(
+    def _add_segment(
         self, row: str, start: float, stop: float, label: str, ways: tuple[str, ...] = ()
     ) -> None:
         if stop > start:

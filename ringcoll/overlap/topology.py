@@ -49,7 +49,7 @@ def devices(topology: str) -> list[Any]:
     """
     if gpus.is_named(topology):
         return gpus.devices(topology)
-    exact = _exact(topology)
+    exact = _libtpu_name(topology)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if find_spec("libtpu") is None:
@@ -67,11 +67,11 @@ def devices(topology: str) -> list[Any]:
         ) from error
 
 
-def _exact(topology: str) -> str:
+def _libtpu_name(topology: str) -> str:
     """The name that libtpu has for a topology: "v5e:4x2" for "v5litepod-8".
 
     Raises:
-        ValueError: with this name, libtpu would abort the process or use another topology.
+        ValueError: with this name, libtpu would abort the process or use a different topology.
     """
     match = re.fullmatch(r"(\w+?)([:=_-])(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)", topology)
     sizes = [int(n) for n in match[3].split("x")] if match else []
@@ -115,28 +115,28 @@ def mesh(topology: str, **axes: int) -> Mesh:
     >>> dict(overlap.mesh("v5e:4x2", data=2, model=4).shape)
     {'data': 2, 'model': 4}
     """
-    found = devices(topology)
-    axes = axes or {"x": len(found)}
+    available = devices(topology)
+    axes = axes or {"x": len(available)}
     shape = tuple(axes.values())
-    if prod(shape) != len(found):
+    if prod(shape) != len(available):
         raise ValueError(
-            f"mesh: axes {axes} are {prod(shape)} devices, but {topology} has {len(found)}; "
+            f"mesh: axes {axes} are {prod(shape)} devices, but {topology} has {len(available)}; "
             "let the sizes multiply to that"
         )
-    array = np.empty(len(found), object)
-    array[:] = found if gpus.is_named(topology) else _in_rings(found, shape)
+    array = np.empty(len(available), object)
+    array[:] = available if gpus.is_named(topology) else _order_in_rings(available, shape)
     return Mesh(array.reshape(shape), tuple(axes))
 
 
-def _in_rings(found: Sequence[Any], shape: Sequence[int]) -> Sequence[Any]:
+def _order_in_rings(available: Sequence[Any], shape: Sequence[int]) -> Sequence[Any]:
     """TPU devices, ordered so that each axis of a mesh is a ring of short steps."""
-    places = [_place(device) for device in found]
+    places = [_place(device) for device in available]
     size = [max(axis) + 1 for axis in zip(*places, strict=True)]
-    kind = KINDS.get(found[0].device_kind, "")
+    kind = KINDS.get(available[0].device_kind, "")
     ordered = embed(size, wraps(kind, size), shape)
     if ordered is None:
-        return found
-    at = dict(zip(places, found, strict=True))
+        return available
+    at = dict(zip(places, available, strict=True))
     return [at[tuple(place)] for place in ordered.reshape(-1, len(size)).tolist()]
 
 
@@ -169,14 +169,14 @@ def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:
         return None
     places = tuple(_place(device) for device in flat)
     size = [max(axis) + 1 for axis in zip(*places, strict=True)]
-    given = None if wrap is None else tuple(wrap)
-    if given is not None and len(given) not in (len(size) - 1, len(size)):
+    rings = None if wrap is None else tuple(wrap)
+    if rings is not None and len(rings) not in (len(size) - 1, len(size)):
         raise ValueError(
-            f"overlap: wrap={given} is of {len(given)} axes, but the chips have {len(size) - 1}: "
+            f"overlap: wrap={rings} is of {len(rings)} axes, but the chips have {len(size) - 1}: "
             f"{flat[0].coords}; give one bool for each"
         )
     kind = KINDS.get(flat[0].device_kind, "")
-    return Network(places, wraps(kind, size) if given is None else (*given, False)[: len(size)])
+    return Network(places, wraps(kind, size) if rings is None else (*rings, False)[: len(size)])
 
 
 def hops(mesh: Mesh, axis: str, wrap: Iterable[bool] | None = None) -> list[int]:

@@ -3,35 +3,29 @@
 import json
 from collections.abc import Iterator, Sequence
 
-from ringcoll.overlap.page import Drawn
+from ringcoll.overlap.page import TimelineView
 from ringcoll.overlap.tracks import tracks
 
 #: Chrome's names of colours, by the row of a segment. For other rows Chrome chooses.
 _COLOURS = {"exposed": "terrible", "memory": "bad", "skipped": "grey"}
 
 
-def as_trace(reports: Sequence[Drawn]) -> str:
+def as_trace(views: Sequence[TimelineView]) -> str:
     """A process for each report, with a thread for each track; times are in microseconds."""
-    events = [event for pid, made in enumerate(reports, 1) for event in _events(pid, made)]
+    events = [event for pid, view in enumerate(views, 1) for event in _events(pid, view)]
     totals = [
-        {"name": made.title, "total_us": made.total * 1e6, "exposed_us": made.exposed * 1e6}
-        for made in reports
+        {"name": view.title, "total_us": view.total * 1e6, "exposed_us": view.exposed * 1e6}
+        for view in views
     ]
     trace = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"reports": totals}}
     return json.dumps(trace)
 
 
-def _events(pid: int, made: Drawn) -> Iterator[dict]:
-    yield _named("process_name", pid, 0, made.title)
-    for tid, track in enumerate(tracks(made.segments), 1):
-        yield _named("thread_name", pid, tid, track.name)
-        yield {
-            "name": "thread_sort_index",
-            "ph": "M",
-            "pid": pid,
-            "tid": tid,
-            "args": {"sort_index": tid},
-        }
+def _events(pid: int, view: TimelineView) -> Iterator[dict]:
+    yield _metadata("process_name", pid, 0, name=view.title)
+    for tid, track in enumerate(tracks(view.segments), 1):
+        yield _metadata("thread_name", pid, tid, name=track.name)
+        yield _metadata("thread_sort_index", pid, tid, sort_index=tid)
         for segment in track.segments:
             exposed = segment.row == "exposed"
             event = {
@@ -49,5 +43,5 @@ def _events(pid: int, made: Drawn) -> Iterator[dict]:
             yield event
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> dict:
-    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+def _metadata(what: str, pid: int, tid: int, **values: str | int) -> dict:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": values}

@@ -19,19 +19,14 @@ def tracks(segments: Sequence[Segment]) -> list[Track]:
     A transfer is on the track of every direction that it occupies. If two transfers go in one
     direction over different links at the same time, that direction has two tracks.
     """
-    found = _numbered("compute", [s for s in segments if s.row != "wire"])
+    every = _without_overlap("compute", [s for s in segments if s.row != "wire"])
     for way in sorted({way for segment in segments for way in segment.ways}):
-        found += _numbered(f"links {way}", [s for s in segments if way in s.ways])
-    return found
+        every += _without_overlap(f"links {way}", [s for s in segments if way in s.ways])
+    return every
 
 
-def _numbered(name: str, segments: Sequence[Segment]) -> list[Track]:
-    names = [name, *(f"{name} ({i})" for i in range(2, len(segments) + 1))]
-    return [Track(*one) for one in zip(names, dealt(segments), strict=False)]
-
-
-def dealt(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Distribute segments over lanes so that segments in a lane do not overlap in time."""
+def _without_overlap(name: str, segments: Sequence[Segment]) -> list[Track]:
+    """One track, or several if segments overlap in time; the second is "name (2)"."""
     lanes: list[list[Segment]] = []
     for segment in sorted(segments, key=lambda s: s.start):
         free = (lane for lane in lanes if lane[-1].stop <= segment.start * (1 + 1e-9))
@@ -39,4 +34,4 @@ def dealt(segments: Sequence[Segment]) -> list[list[Segment]]:
         if lane is None:
             lanes.append(lane := [])
         lane.append(segment)
-    return lanes
+    return [Track(f"{name} ({i})" if i > 1 else name, lane) for i, lane in enumerate(lanes, 1)]

@@ -86,14 +86,14 @@ def transfer(
             "of the network; pass mesh= the mesh that the program was compiled for"
         )
     if isinstance(chip, Gpu):
-        return _on_gpus(kind, sent, pairs, members, chip)
+        return _price_on_gpus(kind, sent, pairs, members, chip)
     rate = chip.link if chip else 1.0
     if kind == PERMUTE:
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
         seconds = max(hops, *load.values(), 0) * sent / rate + (hops * chip.hop if chip else 0)
         return Transfer(kind, sent, hops, seconds if chip else 0.0, frozenset(load))
-    links = frozenset[Link]().union(*(network.between(group) for group in members))
+    links = frozenset[Link]().union(*(network.group_links(group) for group in members))
     leaving = [_sent(kind, sent, len(group)) for group in members]
     least = max(
         (b / network.ports(group) for b, group in zip(leaving, members, strict=True)), default=0.0
@@ -108,7 +108,7 @@ def transfer(
     return Transfer(kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, links)
 
 
-def _on_gpus(
+def _price_on_gpus(
     kind: str,
     sent: float,
     pairs: Sequence[tuple[int, int]],

@@ -19,7 +19,7 @@ FREE = frozenset(
 FREE_TARGETS = frozenset(["ConcatBitcast", "AllocateBuffer", "Sharding"])
 _MATMULS = ("dot", "convolution")
 _SLICES = ("slice", "dynamic-slice", "gather")
-#: Opcodes that return every element of their operand, in another type, shape or place.
+#: Opcodes that return every element of their operand, in a different type, shape or place.
 _RENAMING = ("bitcast", "copy", "convert", "transpose", "reshape")
 #: Opcodes that, in a fusion, pass on a buffer or send it.
 _PASSING = (
@@ -58,11 +58,11 @@ def width(module: Module, computation: Computation, instruction: Instruction) ->
     inside = [(computation, instruction), *module.within(instruction)]
     factors = (
         operand.shapes[0]
-        for where, one in inside
-        if one.opcode in _MATMULS or _is_gemm(one)
-        for operand in where.operands(one)[:2]
+        for where, inner in inside
+        if inner.opcode in _MATMULS or _is_gemm(inner)
+        for operand in where.operands(inner)[:2]
     )
-    return max((of.bytes / max(1, of.elements) for of in factors), default=0.0)
+    return max((shape.bytes / max(1, shape.elements) for shape in factors), default=0.0)
 
 
 def _is_gemm(instruction: Instruction) -> bool:
@@ -82,8 +82,8 @@ def _multiply_adds(computation: Computation, instruction: Instruction) -> int:
     window = instruction.attribute("window") or "{}"
 
     def of_window(key: str, default: int) -> list[int]:
-        found = re.search(rf"{key}=([\dx]+)", window)
-        return [int(n) for n in found[1].split("x")] if found else [default] * 9
+        match = re.search(rf"{key}=([\dx]+)", window)
+        return [int(n) for n in match[1].split("x")] if match else [default] * 9
 
     pads = re.search(r"pad=([-\dx_]+)", window)
     low = [int(p.split("_")[0]) for p in pads[1].split("x")] if pads else [0] * 9
@@ -126,54 +126,54 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
     return moved
 
 
-def copied(computation: Computation, start: Instruction) -> Counter[int]:
+def copy_traffic(computation: Computation, start: Instruction) -> Counter[int]:
     """The bytes that an asynchronous copy or slice moves, by memory space.
 
     The result of a copy-start is (copy, source, ...); of any other start, (sources, result, ...).
     """
     sources = computation.operands(start)
     place = 0 if start.opcode == "copy-start" else len(sources)
-    made = start.shapes[min(place, len(start.shapes) - 1)]
+    moved_array = start.shapes[min(place, len(start.shapes) - 1)]
     moved: Counter[int] = Counter()
-    for space in (sources[0].shapes[0].space, made.space):
-        moved[space] += round(made.bytes)
+    for space in (sources[0].shapes[0].space, moved_array.space):
+        moved[space] += round(moved_array.bytes)
     return moved
 
 
 def _part_read(
-    module: Module, body: Computation, value: Instruction, elements: int, made: float
+    module: Module, body: Computation, value: Instruction, elements: int, used: float
 ) -> float:
     """The share of a value that a computation reads. The value has `elements` elements.
 
     A fusion computes only the elements that are used. If it copies, converts or transposes a value,
-    it reads only the elements of which the result is used. `made` is the share of the
+    it reads only the elements of which the result is used. `used` is the share of the
     computation's own result that is used.
     """
-    parts = [made] if value is body.root else []
+    parts = [used] if value is body.root else []
     for user in body.users[value.name]:
-        asked = made if user is body.root else 1.0
+        needed = used if user is body.root else 1.0
         if user.opcode in (*_RENAMING, *_SLICES, "fusion"):
-            asked = _part_read(module, body, user, _elements(user), made)
-        parts.append(_part_read_by(module, user, value, elements, asked))
+            needed = _part_read(module, body, user, _elements(user), used)
+        parts.append(_part_read_by(module, user, value, elements, needed))
     return min(1.0, sum(parts))
 
 
 def _part_read_by(
-    module: Module, user: Instruction, value: Instruction, elements: int, asked: float
+    module: Module, user: Instruction, value: Instruction, elements: int, needed: float
 ) -> float:
-    """The share of a value that an instruction reads; `asked` is the used share of its result."""
+    """The share of a value that an instruction reads; its result is used to the share `needed`."""
     if user.opcode in _PASSING:  # what a computed value needs was read to compute it
-        return 0.0 if value.opcode == "parameter" else asked
+        return 0.0 if value.opcode == "parameter" else needed
     body = _body(module, user)
     if body:
         places = [n for n, name in enumerate(user.operands) if name == value.name]
         inner = [body.parameters[n] for n in places if n in body.parameters]
-        return sum(_part_read(module, body, i, elements, asked) for i in inner)
+        return sum(_part_read(module, body, i, elements, needed) for i in inner)
     if user.opcode in _RENAMING:
-        return asked
+        return needed
     if user.operands[0] == value.name:
         if user.opcode in _SLICES:
-            return asked * _elements(user) / max(1, elements)
+            return needed * _elements(user) / max(1, elements)
         if user.opcode == "dynamic-update-slice":
             return 0.0
     return 1.0
@@ -186,7 +186,7 @@ def _part_written(module: Module, body: Computation, root: Instruction) -> float
         if inner := _body(module, root):
             body, root = inner, inner.root
         elif root.opcode in ("bitcast", "reshape") and operands:
-            root = operands[0]  # another name for the same buffer
+            root = operands[0]  # a second name for the same buffer
         elif root.opcode == "dynamic-update-slice" and root.operands[1] in body.by_name:
             return _elements(body.by_name[root.operands[1]]) / max(1, _elements(root))
         else:

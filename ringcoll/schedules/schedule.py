@@ -103,12 +103,6 @@ class Schedule:
         if min(self.shape, default=0) < 1:
             raise ScheduleError(f"shape {self.shape}: give every axis one rank or more")
 
-    def _repr_svg_(self) -> str | None:
-        """What a notebook shows: who holds what after each round."""
-        from ringcoll.draw.notebook import of_schedule
-
-        return of_schedule(self)
-
     @cached_property  # many loops use it
     def size(self) -> int:
         """The number of ranks."""

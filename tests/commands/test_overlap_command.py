@@ -177,7 +177,7 @@ def test_an_example_is_compared_with_its_plain_form(typed, folder):
 
 
 @pytest.mark.tpu_aot
-def test_a_report_names_lines_is_compared_and_says_what_to_change(typed):
+def test_a_report_has_lines_a_comparison_and_advice(typed):
     status, printed, _ = typed[2]
     assert status == 0
     assert printed.splitlines()[3].endswith("  1  all-gather  own.py:12 all_gather")
@@ -189,7 +189,7 @@ def test_a_report_names_lines_is_compared_and_says_what_to_change(typed):
 
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize("n", range(len(NOT_COMPILED)), ids=lambda n: NOT_COMPILED[n][0])
-def test_what_cannot_be_compiled_is_refused_in_a_line(typed, n):
+def test_compile_errors_end_with_one_line(typed, n):
     status, out, err = typed[3 + n]
     assert (status, out) == (2, "")
     assert NOT_COMPILED[n][1] in err.splitlines()[-1]

@@ -13,7 +13,7 @@ from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, ring
 from ringcoll.costs.counts import price_tour
 from ringcoll.draw import as_page, as_text, frames, plan
-from ringcoll.draw.captions import parts, sentence
+from ringcoll.draw.captions import message_texts, sentence
 from ringcoll.draw.plan import Plan
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.registry import EXCHANGES
@@ -71,7 +71,7 @@ def test_a_schedule_that_is_wrong_does_not_run():
 
 
 @pytest.mark.parametrize("algorithm", runnable("all_gather", 6))
-def test_a_tour_adds_at_every_rank_brings_sums_home_and_drops_what_it_has_used(algorithm):
+def test_frames_of_a_tour(algorithm):
     drawn, n = plan("tour", algorithm, (6,)), 6
     run, all_ranks, lanes = frames(drawn), frozenset(range(6)), drawn.tour.out.lanes
     for rank, held in enumerate(run[-1].held):
@@ -88,7 +88,7 @@ def test_a_tour_adds_at_every_rank_brings_sums_home_and_drops_what_it_has_used(a
         assert Fraction(pieces, lanes) == sent.sent
 
 
-def test_on_a_ring_a_rank_holds_its_shard_and_the_one_that_has_come():
+def test_a_rank_of_a_ring_tour_holds_at_most_two_shards():
     run = frames(plan("tour", "ring", (5,)))
     held = [[[c for c in range(5) if f.held[2][lane][c]] for f in run] for lane in (0, 1)]
     assert held[0] == [[2], [1, 2], [0, 2], [2, 4], [2, 3], [2], [2]]
@@ -104,7 +104,7 @@ def test_captions_match_the_messages_of_every_rank(collective, algorithm):
     drawn = plan(collective, algorithm, (5,))
     for frame, (_, ((phase, number),)) in zip(frames(drawn)[1:], drawn.numbered(), strict=True):
         in_captions = set()
-        for part in parts(drawn, phase, number):
+        for part in message_texts(drawn, phase, number):
             targets, what, lane = re.fullmatch(
                 r"to (?:each of )?(.*): .*?(?:shards? (.*?)|that rank's shard)( \(lane \d\))?", part
             ).groups()
@@ -184,7 +184,7 @@ def test_text_fits_the_terminal(collective, algorithm, shape):
         assert len(lines) < 400
 
 
-def test_lanes_are_shown_apart_if_they_differ():
+def test_lanes_that_differ_are_shown_separately():
     text = as_text(plan("all_gather", "bidirectional_ring", (3,)))
     assert "1/2 of everything" in text
     assert re.search(r"^0 +0 +\.\|1\* +2\*\|\.$", text, re.M)
@@ -294,7 +294,7 @@ def raises(n):
         ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
     ],
 )
-def test_the_command_refuses_in_words(arguments, message, capsys):
+def test_bad_arguments_of_draw_end_with_one_line(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["draw", *arguments.split()])
     (line,) = capsys.readouterr().err.splitlines()

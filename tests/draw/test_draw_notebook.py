@@ -1,5 +1,8 @@
 """What a notebook shows of a schedule, a plan or a price; text if there is no picture."""
 
+import os
+import subprocess
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from ringcoll import Move, Schedule, algorithms
 from ringcoll.costs import price
 from ringcoll.draw import as_svg, plan
+from ringcoll.draw.notebook import plan_svg, price_html, schedule_svg
 
 pytestmark = pytest.mark.quick
 
@@ -17,19 +21,49 @@ def test_a_schedule_shows_its_rounds():
         ("all_gather", algorithms.torus(2, 2)),
         ("all_to_all", algorithms.pairwise(4)),
     ):
-        assert schedule._repr_svg_() == as_svg(plan(kind, schedule, schedule.shape))
-    shown = plan("all_reduce", "ring", (4,))
-    assert shown._repr_svg_() == as_svg(shown)
+        assert schedule_svg(schedule) == as_svg(plan(kind, schedule, schedule.shape))
 
 
-def test_what_cannot_be_drawn_shows_its_text():
-    assert algorithms.ring(32)._repr_svg_() is None
-    assert Schedule((4,), ((Move(1, (2,)),),))._repr_svg_() is None
-    assert plan("all_reduce", "ring", (16,))._repr_svg_() is None
+def test_no_picture_of_large_or_wrong_schedules():
+    assert schedule_svg(algorithms.ring(32)) is None
+    assert schedule_svg(Schedule((4,), ((Move(1, (2,)),),))) is None
+    assert plan_svg(plan("all_reduce", "ring", (16,))) is None
 
 
 def test_a_price_shows_every_count():
-    paid = price("psum", "ring", (3,))
-    rows = ElementTree.fromstring(paid._repr_html_()).findall("tbody/tr")
-    cells = [row.findall("td")[1].text for row in rows]
-    assert cells == ["4", "4", "4", "0", "4", "3", "4", "2"]
+    rows = ElementTree.fromstring(price_html(price("psum", "ring", (3,)))).findall("tbody/tr")
+    assert [row.find("td").text for row in rows] == ["4", "4", "4", "0", "4", "3", "4", "2"]
+
+
+PROGRAM = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+before = sys.argv[1] == "before"
+if before:
+    import ringcoll
+shell = InteractiveShell.instance()
+import ringcoll
+if before:
+    shell.run_line_magic("load_ext", "ringcoll")
+assert "ringcoll.draw" not in sys.modules
+values = (
+    ringcoll.algorithms.bruck(4),
+    ringcoll.algorithms.pairwise(4),
+    ringcoll.draw.plan("all_reduce", "ring", (4,)),
+    ringcoll.costs.price("psum", "ring", (3,)),
+    ringcoll.algorithms.ring(32),
+)
+for value in values:
+    print(*shell.display_formatter.format(value)[0])
+"""
+
+
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_ipython_shows_pictures_and_tables(imported, tmp_path):
+    pytest.importorskip("IPython", reason="pip install -e '.[docs]'")
+    command = [sys.executable, "-c", PROGRAM, imported]
+    home = {**os.environ, "IPYTHONDIR": str(tmp_path), "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=home, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    picture, table = "text/plain image/svg+xml", "text/plain text/html"
+    assert done.stdout.splitlines() == [picture, picture, picture, table, "text/plain"]

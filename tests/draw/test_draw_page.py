@@ -53,7 +53,7 @@ SEEN = """async () => {
 }"""
 
 
-def test_every_way_of_stepping(opened):
+def test_keys_slider_and_buttons_step(opened):
     page = opened("ring", reduced_motion="reduce")
     assert shown(page) == 0
     pictures = [page.evaluate(SEEN)]
@@ -154,7 +154,7 @@ WHERE = """() => [...document.querySelectorAll("[data-round='1'] [data-at]")].ma
 
 
 @pytest.mark.exhaustive
-def test_messages_travel_and_are_parked_on_their_arrows(opened):
+def test_messages_move_and_stop_on_their_arrows(opened):
     page = opened("ring", hash="#delay=6000")  # a machine may be slow, too
     page.keyboard.press("ArrowRight")
     seen = []
@@ -200,7 +200,7 @@ def test_one_shard_is_followed(opened, name, cell):
 
 
 @pytest.mark.exhaustive
-def test_a_film_is_dark_and_still_on_request(browser, tmp_path):
+def test_an_animation_follows_the_color_scheme_and_reduced_motion(browser, tmp_path):
     file = tmp_path / "film.svg"
     file.write_text(as_motion(plan("psum", "ring", (3,))), encoding="utf-8")
     look = """() => [
@@ -218,7 +218,7 @@ def test_a_film_is_dark_and_still_on_request(browser, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_every_letter_of_a_picture_stands_out_from_what_is_under_it(browser):
+def test_text_has_enough_contrast(browser):
     """Also those that have no colour of their own, such as the names of ranks."""
     contrast = """() => {
       const light = (colour) => {
@@ -248,7 +248,7 @@ PICTURES += [("all_to_all", "bruck", (4, 3)), ("psum", "bruck", (2,)), ("pmin", 
 
 
 @pytest.mark.exhaustive
-def test_nothing_drawn_is_cut_off(browser):
+def test_drawings_fit_their_view_box(browser):
     page = browser.new_page()
     drawn = [(shown, as_svg(plan(*shown))) for shown in PICTURES]
     drawn += [(shown, as_motion(plan(*shown))) for shown in PICTURES[:3]]

@@ -11,21 +11,25 @@ import pytest
 from ringcoll.algorithms import bruck
 from ringcoll.draw import as_svg, frames, plan
 from ringcoll.draw.picture import Picture
-from ringcoll.draw.source import highlighted, source
+from ringcoll.draw.source import highlight, source
 from ringcoll.draw.style import COLOURS, DARK, DARK_COLOURS, EMPTY, is_dark
 
 pytestmark = pytest.mark.quick
 
-SHOWN = [("psum", "ring", (4,)), ("all_gather", "torus", (4, 2)), ("all_to_all", "bruck", (5,))]
-SHOWN += [
+PLANS = [
+    ("psum", "ring", (4,)),
+    ("all_gather", "torus", (4, 2)),
+    ("all_to_all", "bruck", (5,)),
     ("psum", "recursive_doubling", (6,)),
     ("psum_scatter", "direct", (8,)),
     ("psum", "torus", (2, 2, 2)),
+    ("psum", "ring", (1,)),
+    ("psum", "bidirectional_ring", (2,)),
+    ("pmin", "one_shot", (3,)),
 ]
-SHOWN += [("psum", "ring", (1,)), ("psum", "bidirectional_ring", (2,)), ("pmin", "one_shot", (3,))]
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "shape"), SHOWN)
+@pytest.mark.parametrize(("collective", "algorithm", "shape"), PLANS)
 def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
     tag, drawn = "{http://www.w3.org/2000/svg}", plan(collective, algorithm, shape)
     for number, frame in enumerate(frames(drawn)):
@@ -67,37 +71,39 @@ def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
 @pytest.mark.parametrize(
     ("algorithm", "shape"),
     [
-        *(("bidirectional_ring", (2,)), ("bidirectional_ring", (8,)), ("two_ended", (3,))),
-        *(
-            ("bruck", (5,)),
-            ("bruck", (8,)),
-            ("halving_doubling", (8,)),
-            ("recursive_doubling", (8,)),
-        ),
-        *(("torus", (4, 2)), ("torus", (4, 4)), ("torus", (2, 2, 2))),
+        ("bidirectional_ring", (2,)),
+        ("bidirectional_ring", (8,)),
+        ("two_ended", (3,)),
+        ("bruck", (5,)),
+        ("bruck", (8,)),
+        ("halving_doubling", (8,)),
+        ("recursive_doubling", (8,)),
+        ("torus", (4, 2)),
+        ("torus", (4, 4)),
+        ("torus", (2, 2, 2)),
     ],
 )
-def test_no_message_lies_on_another_or_on_a_rank(algorithm, shape):
+def test_messages_overlap_neither_messages_nor_ranks(algorithm, shape):
     picture = Picture(plan("psum", algorithm, shape))
-    width, height = picture.machine.box
+    width, height = picture.layout.box
     for routes in picture.routes:
         for one, other in combinations([route.middle for route in routes], 2):
             assert hypot(one[0] - other[0], one[1] - other[1]) > 11
         for way in (way for route in routes for way in route.ways):
             for x, y in (way.at(t / 12) for t in range(13)):
-                for left, top in picture.machine.middles:
+                for left, top in picture.layout.centres:
                     assert abs(x - left) > width / 2 or abs(y - top) > height / 2
 
 
 def test_boxes_do_not_overlap():
     for shape in [(n,) for n in range(2, 17)] + [(4, 4), (3, 5), (2, 2, 2), (2, 2, 4)]:
         picture = Picture(plan("psum", "ring", shape))
-        width, height = picture.machine.box
-        for (ax, ay), (bx, by) in combinations(picture.machine.middles, 2):
+        width, height = picture.layout.box
+        for (ax, ay), (bx, by) in combinations(picture.layout.centres, 2):
             assert abs(ax - bx) > width + 20 or abs(ay - by) > height + 20
 
 
-def test_pictures_refuse_in_words():
+def test_too_many_frames_and_unknown_rounds_raise():
     with pytest.raises(ValueError, match="31 frames in one picture: at most 24"):
         as_svg(plan("psum", "ring", (16,)))
     with pytest.raises(ValueError, match=r"round 7: there are 0 \(the start\) to 6"):
@@ -124,7 +130,7 @@ def least_distance(colours, eyes):
 
 
 @pytest.mark.parametrize("eyes", SEEN)
-def test_colours_can_be_told_apart(eyes):
+def test_colours_are_distinguishable(eyes):
     for colours, empty in ((COLOURS, EMPTY), (DARK_COLOURS, DARK[EMPTY])):
         assert len(colours) == 16
         assert least_distance((*colours, empty), eyes) > 0.08
@@ -140,7 +146,7 @@ def test_the_code_is_that_of_the_algorithm_without_its_docstring():
     assert code.startswith("@listed(GATHERS)\n@along_each_axis\ndef bruck(n: int) -> Schedule:\n")
     assert "IEEE" not in code
     assert "bit_length" in code
-    html = highlighted(code + '\nx = f"{1 < 2}"  # <b>\n')
+    html = highlight(code + '\nx = f"{1 < 2}"  # <b>\n')
     assert '<span class="keyword">def</span> <span class="name">bruck</span>' in html
     assert "&lt;b&gt;" in html
     assert source(len) == ""

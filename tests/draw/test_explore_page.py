@@ -29,7 +29,7 @@ def times(page):
 
 
 @needs_a_browser
-def test_prices_are_those_of_predict_whatever_is_chosen(visit, file):
+def test_prices_equal_those_of_predict(visit, file):
     page = visit(file)
     settled(page, "psum", "ring", "4")
     for collective, algorithm, ranks, machine, power in (
@@ -66,7 +66,7 @@ def test_prices_are_those_of_predict_whatever_is_chosen(visit, file):
 
 
 @needs_a_browser
-def test_crossovers_are_those_of_the_command_cost(visit, file, capsys):
+def test_crossovers_equal_those_of_cost(visit, file, capsys):
     page = visit(file, "#collective=psum&ranks=4&machine=v5e")
     settled(page, "psum", "ring", "4")
     assert main(["cost", "psum", "-n", "4", "--device", "v5e"]) == 0
@@ -79,7 +79,7 @@ def test_crossovers_are_those_of_the_command_cost(visit, file, capsys):
 
 
 @needs_a_browser
-def test_a_link_keeps_what_is_chosen_and_keys_and_clicks_work(visit, file):
+def test_the_url_keys_and_clicks_select(visit, file):
     chosen = "#collective=psum&algorithm=bruck&ranks=4&machine=v6e&bytes=256K&round=2"
     page = visit(file, chosen, reduced_motion="reduce")
     settled(page, "psum", "bruck", "4")
@@ -102,7 +102,7 @@ def test_a_link_keeps_what_is_chosen_and_keys_and_clicks_work(visit, file):
 
 @pytest.mark.exhaustive
 @needs_a_browser
-def test_the_last_choice_is_shown_also_if_an_earlier_one_is_unpacked_later(visit, file):
+def test_a_late_response_does_not_replace_the_last_choice(visit, file):
     page = visit(file, "#collective=psum&algorithm=ring&ranks=4")
     settled(page, "psum", "ring", "4")
     page.evaluate("""() => {
@@ -129,7 +129,7 @@ def test_the_last_choice_is_shown_also_if_an_earlier_one_is_unpacked_later(visit
 
 @pytest.mark.exhaustive
 @needs_a_browser
-def test_it_fits_a_phone_in_light_and_dark(visit, file):
+def test_the_page_fits_a_phone_in_light_and_dark(visit, file):
     grounds = set()
     for scheme in ("light", "dark"):
         page = visit(file, "#ranks=2x2&algorithm=torus&machine=v5p", color_scheme=scheme)
@@ -146,7 +146,7 @@ def test_it_fits_a_phone_in_light_and_dark(visit, file):
 
 
 @needs_a_browser
-def test_where_a_machine_has_no_price_it_says_so(visit, tmp_path, monkeypatch, capsys):
+def test_a_machine_without_a_price_is_named(visit, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(explore, "COLLECTIVES", {"all_to_all": "all-to-all"})
     page_file = tmp_path / "explore.html"
     assert main(["explore", "--html", str(page_file), "-n", "2x2x2"]) == 0

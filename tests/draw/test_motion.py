@@ -6,7 +6,7 @@ from math import hypot
 from xml.etree import ElementTree
 
 import pytest
-from test_draw_svg import SHOWN
+from test_draw_svg import PLANS
 
 from ringcoll.__main__ import main
 from ringcoll.draw import as_motion, frames, plan
@@ -16,7 +16,7 @@ from ringcoll.draw.style import Element
 pytestmark = pytest.mark.quick
 
 TAG = "{http://www.w3.org/2000/svg}"
-MOVING = [*SHOWN, ("tour", "ring", (4,)), ("tour", "bidirectional_ring", (5,))]
+MOVING = [*PLANS, ("tour", "ring", (4,)), ("tour", "bidirectional_ring", (5,))]
 
 
 def seen(element, share):
@@ -41,7 +41,7 @@ def drawn(groups):
 
 
 @pytest.mark.parametrize(("collective", "algorithm", "shape"), MOVING)
-def test_after_each_round_it_shows_what_the_still_does(collective, algorithm, shape):
+def test_an_animation_shows_the_frame_after_each_round(collective, algorithm, shape):
     drawn_plan = plan(collective, algorithm, shape)
     film = Film(drawn_plan)
     moving = Element("svg")
@@ -49,8 +49,8 @@ def test_after_each_round_it_shows_what_the_still_does(collective, algorithm, sh
     held = [e for e in moving.iter() if e.get("data-follow")]
     for number in range(film.last + 1):
         still = Element("svg")
-        film.picture.draw(still, number, headed=False)
-        cells = [e for e in next(iter(still)) if e.tag == "g"]
+        film.picture.draw(still, number)
+        cells = [e for e in still.find("g") if e.tag == "g"]
         shown = [e for e in held if seen(e, (number + 0.99) / film.lasts)]
         assert len(shown) == drawn_plan.size * len(film.picture.cells)
         assert drawn(shown) == drawn(cells)
@@ -65,7 +65,7 @@ def test_after_each_round_it_shows_what_the_still_does(collective, algorithm, sh
         ("tour", 1, 0, 3, [0]),
     ],
 )
-def test_what_a_rank_holds_while_messages_fly(collective, rank, column, number, sizes):
+def test_shards_held_while_messages_travel(collective, rank, column, number, sizes):
     film, flying = Film(plan(collective, "ring", (4,))), number + (LEAVE + ARRIVE) / 2
     held = [held for start, held, _ in film._states(rank, column) if start <= flying][-1]
     assert [len(lane) for lane in held] == sizes
@@ -88,7 +88,7 @@ def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
     )
     moved = [e for e in root.iter() if e.find("animateMotion") is not None]
     assert len(moved) == len(messages)
-    width, height = film.picture.machine.box
+    width, height = film.picture.layout.box
     for element, (number, message) in zip(moved, messages, strict=True):
         motion = element.find("animateMotion")
         times = [float(t) * film.lasts for t in motion.get("keyTimes").split(";")]
@@ -99,7 +99,7 @@ def test_messages_travel_from_the_sender_to_the_receiver_within_their_round(
         assert seen(element, (number + 0.5) / film.lasts)
         points = [float(x) for x in re.findall(r"-?[\d.]+", motion.get("path"))]
         for rank, (x, y) in ((message.sender, points[:2]), (message.receiver, points[-2:])):
-            middle = film.picture.machine.middles[rank]
+            middle = film.picture.layout.centres[rank]
             assert abs(x - middle[0]) < width / 2
             assert abs(y - middle[1]) < height / 2
         assert hypot(points[0] - points[-2], points[1] - points[-1]) > 20
@@ -126,7 +126,7 @@ def test_one_shard_is_followed():
     assert {e.get("class") for e in marked if e.get("data-of") != " 2 "} == {"aside"}
 
 
-def test_the_command_writes_what_moves(tmp_path, capsys):
+def test_the_command_writes_an_animation(tmp_path, capsys):
     asked = ["draw", "all_gather", "--algorithm", "ring", "-n", "2"]
     file = tmp_path / "film.svg"
     assert main([*asked, "--animate", str(file), "--follow", "1"]) == 0

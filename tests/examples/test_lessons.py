@@ -26,8 +26,6 @@ def test_a_lesson_makes_all_its_claims(lesson):
     """Also the claims in the solutions of its exercises."""
     printed, claims = ran("-m", f"examples.lessons.{lesson}")
     source = (FOLDER / f"{lesson}.py").read_text(encoding="utf-8")
-    heads = re.compile("^## .*$", re.M)
-    assert heads.findall(printed) == heads.findall(source)
     in_source = len(re.findall(r"\bclaim\(", source))
     assert in_source
     assert claims >= in_source or "pip install" in printed, printed  # of what is not installed

@@ -24,11 +24,6 @@ def check(text, *limits, **options):
     return overlap.assert_overlapped(text, *limits, chip=CHIP, **options)
 
 
-def test_limits_that_limit_nothing_are_refused():
-    with pytest.raises(ValueError, match=r"max_exposed=\{\} limits nothing"):
-        overlap.assert_overlapped("", max_exposed={})
-
-
 @pytest.mark.parametrize(
     ("limits", "complaint"),
     [
@@ -41,7 +36,7 @@ def test_limits_that_limit_nothing_are_refused():
         ({"max_exposed": 0.5, "max_exposed_seconds": 9}, "71.4% of the time"),
     ],
 )
-def test_more_than_a_limit_is_red(limits, complaint):
+def test_exceeding_a_limit_fails(limits, complaint):
     with pytest.raises(AssertionError, match=complaint) as caught:
         check(BOTH, **limits)
     assert str(caught.value).count("allowed") + str(caught.value).count("fewer") == 1
@@ -58,7 +53,7 @@ def test_more_than_a_limit_is_red(limits, complaint):
         {"max_exposed_seconds": {"total": 2502e-6, "all-reduce": 0.0}},
     ],
 )
-def test_no_more_than_a_limit_is_green(limits):
+def test_within_a_limit_passes(limits):
     check(BOTH, **limits)
 
 
@@ -69,16 +64,14 @@ def test_each_breach_is_reported():
     assert [message.count(word) for word in ("fewer than", "more than the 0.0% allowed")] == [1, 2]
 
 
-def test_a_program_without_collectives_is_red():
+def test_a_program_without_collectives_fails():
     for nothing in (program(dot("y")), program(blocking("all-gather", groups="{{0},{1},{2},{3}}"))):
-        with pytest.raises(
-            AssertionError, match="0 collectives that send anything, fewer than min"
-        ):
+        with pytest.raises(AssertionError, match="0 collectives that send anything, fewer"):
             check(nothing, 1)
         assert check(nothing, min_collectives=0).exposed == 0
 
 
-def test_an_unread_instruction_is_red_until_it_is_allowed_by_name():
+def test_an_unread_instruction_fails_unless_allowed():
     report = overlap.report(ENDLESS, chip=CHIP)
     assert report.unread == ("while",)
     assert json.loads(report.to_json())["unread"] == ["while"]
@@ -93,20 +86,15 @@ def test_an_unread_instruction_is_red_until_it_is_allowed_by_name():
 def test_seconds_of_an_untimed_program_are_refused():
     with pytest.raises(ValueError, match="jit_f has no times, as a TPU's"):
         overlap.assert_overlapped(untiled(HIDDEN), max_exposed_seconds=1.0)
-    with pytest.raises(
-        AssertionError, match=r"100\.0% of the collectives of jit_f is exposed all-g"
-    ):
+    with pytest.raises(AssertionError, match=r"100\.0% of the collectives of jit_f is exposed"):
         overlap.assert_overlapped(untiled(program(blocking("all-gather"))), {"all-gather": 0.99})
 
 
 @pytest.mark.parametrize(
     ("limits", "error", "complaint"),
     [
-        (
-            {"max_exposed": math.nan},
-            ValueError,
-            "max_exposed=nan is not between 0 and 1; pass such",
-        ),
+        ({"max_exposed": {}}, ValueError, r"max_exposed=\{\} limits nothing"),
+        ({"max_exposed": math.nan}, ValueError, "max_exposed=nan is not between 0 and 1; pass"),
         ({"max_exposed": -0.1}, ValueError, "max_exposed=-0.1 is not between 0 and 1"),
         ({"max_exposed": "0.1"}, TypeError, "max_exposed='0.1' is not a number"),
         ({"max_exposed": {"all-gather": 2}}, ValueError, r"max_exposed\['all-gather'\]=2 is not"),
@@ -130,20 +118,14 @@ def test_bad_limits_are_refused_before_the_program_is_read(limits, error, compla
     ("text", "arguments", "status", "message"),
     [
         (BOTH, "", 0, ""),
-        (BOTH, "--max-exposed 0.72", 0, ""),
         (BOTH, "--max-exposed 0.71", 1, "71.4% of the time of jit_f is exposed communication"),
         (BOTH, "--max-exposed 1 --max-exposed all-gather=0.1", 1, "42.8% of the time of jit_f is"),
-        (BOTH, "--max-exposed-us 2500", 1, "2501.0 us of jit_f are exposed communication"),
         (BOTH, "--max-exposed-us collective-permute=1000.5", 1, "1001.0 us of jit_f are exposed"),
         (BOTH, "--min-collectives 3", 1, "jit_f has 2 collectives that send anything"),
         (BOTH, "--max-exposed much", 2, "'much': --max-exposed=nan is not between 0 and 1"),
         (BOTH, "--max-exposed-us=-3", 2, "--max-exposed-us=-3.0 is not 0 or more"),
         (BOTH, "--allow-unread while", 2, "--allow-unread: nothing is limited; give --max-exposed"),
-        # What cannot be read, or is not there, is not green either.
-        (ENDLESS, "", 0, ""),
-        (ENDLESS, "--max-exposed 1", 1, "while of jit_f could not be read"),
         (ENDLESS, "--max-exposed 1 --allow-unread while", 0, ""),
-        (program(dot("y")), "--max-exposed 1", 1, "0 collectives that send anything, fewer than m"),
         (program(dot("y")), "--max-exposed 1 --min-collectives 0", 0, ""),
         (untiled(HIDDEN), "--max-exposed-us 1", 2, "has no times"),
     ],
@@ -153,7 +135,7 @@ def test_limits_of_the_command(monkeypatch, capsys, text, arguments, status, mes
     monkeypatch.setattr(command.topology, "mesh", lambda of, **_: None)
     monkeypatch.setattr(command, "_check_chip", lambda *_: None)
     monkeypatch.setattr(command, "example", lambda *_: (None, ()))
-    monkeypatch.setattr(command, "_reported", lambda *_: (overlap.Program(text), report))
+    monkeypatch.setattr(command, "_compile_and_report", lambda *_: (overlap.Program(text), report))
     try:
         ended = command_line.main(["overlap", "--example", "ring_matmul", *arguments.split()])
     except SystemExit as refused:

@@ -87,14 +87,14 @@ def test_built_in_collectives_send_all_their_operands(opcode, groups, sent, take
     assert report.exposed == report.total == report.communication == pytest.approx(row.wire)
 
 
-def test_a_ragged_exchange_sends_its_first_operand_and_not_the_buffer_it_writes_into():
+def test_a_ragged_all_to_all_sends_only_its_first_operand():
     ragged = blocking("ragged-all-to-all", x="v, %x, %v, %v, %v, %v", groups=ALL)
     (row,) = read(*OPERANDS, ragged, ranks=5).rows
     assert row.bytes == pytest.approx(0.08e6)
     assert 1e6 * row.wire == pytest.approx(60)
 
 
-def test_a_combined_permute_sends_all_its_operands():
+def test_a_combined_permute_sends_every_operand():
     lines = start("s", "x, %v", RING), done("d", "s")
     report = read(*OPERANDS, *lines, ranks=5)
     assert (report.rows[0].bytes, report.rows[0].hops) == (1_100_000, 1)
@@ -221,7 +221,7 @@ def test_with_times_a_row_sums_its_runs():
     assert "each: 1.50 MB, 750.0 us on the wire; 0.0 us of compute, 0.0 GFLOP" in details
 
 
-def test_the_details_of_a_line_are_means_of_its_runs_and_the_most_hops():
+def test_details_of_a_line_have_mean_bytes_and_most_hops():
     """Seven messages of 1 MB to a neighbour, 1001 us, and one of 0.1 MB over two links, 202 us."""
     at = ', metadata={op_name="f/ppermute" source_file="a.py" source_line=9}'
     body = start("s") + at, dot("y"), done("next", "s")

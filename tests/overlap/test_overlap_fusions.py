@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hlo_texts import CHIP, MATMUL, SHAPE, dot, program, us
+from hlo_texts import CHIP, MATMUL, SHAPE, dot, loop_of, program, us
 
 from ringcoll import overlap
 
@@ -70,28 +70,15 @@ def test_a_matmul_does_not_move_the_buffers_of_a_transfer_spread_over_it():
 
 def test_a_collective_that_is_spread_over_the_turns_of_a_loop():
     carry = f"(s32[], {SHAPE}, u32[], {SHAPE})"
-    loop = f"""%body (c: {carry}) -> {carry} {{
-  %c = {carry} parameter(0)
-  %i = s32[] get-tuple-element(%c), index=0
-  %one = s32[] constant(1)
-  %j = s32[] add(%i, %one)
-  %b0 = {SHAPE} get-tuple-element(%c), index=1
-  %b1 = u32[] get-tuple-element(%c), index=2
-  %w = {SHAPE} get-tuple-element(%c), index=3
-  {SPREAD[3].replace("(%s0, %s1", "(%b0, %b1")}
-  %n1 = {SHAPE} get-tuple-element(%m), index=1
-  %n2 = u32[] get-tuple-element(%m), index=2
-  ROOT %t = {carry} tuple(%j, %n1, %n2, %w)
-}}
-
-%condition (d: {carry}) -> pred[] {{
-  %d = {carry} parameter(0)
-  %k = s32[] get-tuple-element(%d), index=0
-  %bound = s32[] constant(2)
-  ROOT %less = pred[] compare(%k, %bound), direction=LT
-}}
-
-"""
+    body = (
+        f"%b0 = {SHAPE} get-tuple-element(%c), index=1",
+        "%b1 = u32[] get-tuple-element(%c), index=2",
+        f"%w = {SHAPE} get-tuple-element(%c), index=3",
+        SPREAD[3].replace("(%s0, %s1", "(%b0, %b1"),
+        f"%n1 = {SHAPE} get-tuple-element(%m), index=1",
+        "%n2 = u32[] get-tuple-element(%m), index=2",
+    )
+    loop = loop_of(carry, "%n1, %n2, %w", *body, bound=2)
     lines = [
         *SPREAD[:3],
         "%first = s32[] constant(0)",
@@ -211,7 +198,7 @@ PRODUCT = f"""%product (a: f32[500,500], b: f32[500,500], i: s32[]) -> f32[500,5
 CALL = "%y = f32[500,50] fusion(%x, %w, %i0), kind=kOutput, calls=%product"
 
 
-def test_slices_in_a_nested_fusion_count_once_and_a_full_read_counts_whole():
+def test_nested_fusions_read_the_slice_or_the_whole_array():
     half = "%n = f32[50,500] convert(%part)\n  ROOT %narrow = f32[25,500] slice(%n)"
     halved = SLICED.replace("ROOT %narrow = f32[50,500] convert(%part)", half)
     sum_too = f"%e = {SHAPE} add(%a, %b)\n  ROOT %d = f32[500,50] convolution(%e, %c)"
@@ -224,7 +211,7 @@ def test_slices_in_a_nested_fusion_count_once_and_a_full_read_counts_whole():
         assert 10e9 * report.compute == pytest.approx(moved)
 
 
-def test_a_fusion_that_cuts_an_array_reads_its_parts():
+def test_a_fusion_of_slices_reads_only_the_slices():
     body = f"""%cut (v: f32[500,500]) -> (f32[100,500], f32[50,500], f32[500,500]) {{
   %v = {SHAPE} parameter(0)
   %head = f32[100,500] slice(%v), slice={{[0:100], [0:500]}}

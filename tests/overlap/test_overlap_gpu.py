@@ -40,7 +40,7 @@ def test_messages_of_the_ring_have_a_matmul_under_them(programs, form, both, hop
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("both", ["", " both"])
 @pytest.mark.parametrize("form", FORMS)
-def test_the_built_in_forms_turn_the_assertion_red(programs, form, both):
+def test_the_built_in_forms_fail_the_assertion(programs, form, both):
     ours, plain = (programs[f"{form} {algorithm}{both}"] for algorithm in ("ring", "lax"))
     assert plain["verdict"].startswith("red: "), plain["text"]
     assert plain["flops"] == ours["flops"] > 0
@@ -48,14 +48,14 @@ def test_the_built_in_forms_turn_the_assertion_red(programs, form, both):
 
 
 @pytest.mark.exhaustive
-def test_of_a_gather_once_more_for_the_gradient_one_hop_is_bare_at_most(programs):
+def test_regathering_leaves_at_most_one_hop_exposed(programs):
     report = programs["regather"]
     assert sum(row["count"] for row in report["rows"]) > 14
     assert sum(row["bare"] for row in report["rows"]) <= 1, report["text"]
 
 
 @pytest.mark.exhaustive
-def test_of_two_directions_one_is_bare_unless_the_compiler_is_told(programs):
+def test_one_direction_is_exposed_without_the_compiler_option(programs):
     """This is why the ring goes one way on GPUs. If this fails, it need not."""
     both = [programs[f"both ways{told}"]["rows"] for told in ("", ", two at once")]
     assert [sum(row["bare"] for row in rows) for rows in both] == [7, 0]
@@ -82,7 +82,7 @@ def test_the_command_counts_and_times():
 
 
 @pytest.mark.exhaustive
-def test_the_command_is_red_and_the_table_counts():
+def test_the_command_fails_and_the_benchmark_counts():
     plain = python("-m", "ringcoll", "overlap", *HIDDEN, "--example", "all_gather_then_matmul")
     assert plain.returncode == 1, plain.stderr
     table = python(

@@ -97,7 +97,7 @@ def test_a_transfer_under_a_matmul_of_another_stream_is_exposed_for_the_rest():
     assert [(row.matmuls, row.bare) for row in inside.rows] == [(1, 0)]
 
 
-def test_other_work_takes_its_bytes_over_the_memory():
+def test_elementwise_work_on_a_gpu_takes_its_memory_time():
     """Three arrays. The workspace of a library's matmul does not count."""
     report = timed("%a = f32[500,500]{1,0} add(%x, %w)")
     assert report.total == pytest.approx(3e6 * H100.model.memory)
@@ -122,7 +122,7 @@ def test_a_dtype_that_was_not_measured_counts_as_the_next_wider(dtype, width):
     assert found == pytest.approx(rate.start + 2 * 500**3 * rate.delta)
 
 
-def test_a_report_says_what_was_modelled_and_how_far_it_is_off():
+def test_a_report_of_a_gpu_names_its_model_and_error():
     report = timed(start("s"), matmul("y"), done("d", "s"), chip="NVIDIA H200")
     text = str(report)
     for words in ("h200: memory 4800 GB/s", "on h100", "median error", "nobody has measured"):

@@ -77,7 +77,7 @@ def line_of(text, name="s"):
         (8, ""),
     ],
 )
-def test_the_innermost_frame_of_the_users_own(tables, frame, source):
+def test_a_line_is_the_innermost_frame_of_user_code(tables, frame, source):
     found = line_of(text(f'op_name="jit(f)/psum" stack_frame_id={frame}', tables))
     assert (f"{found.source} {found.function}".strip(), found.op_name) == (source, "jit(f)/psum")
 
@@ -109,7 +109,7 @@ def test_older_texts_name_the_line_beside_the_instruction():
          "b.py:1 linear, gradient"),
     ],
 )  # fmt: skip
-def test_in_short(line, short):
+def test_short_labels_of_lines(line, short):
     assert line.short == short
 
 

@@ -76,7 +76,7 @@ def test_a_permute_along_one_axis_runs_beside_a_collective_along_the_other():
 def test_the_links_of_a_group_are_those_of_paths_between_its_members(places, wrap, group):
     network = Network(places, wrap)
     walked = {link for a in group for b in group for link in network.path(a, b)}
-    assert network.between(group) == walked
+    assert network.group_links(group) == walked
 
 
 def test_a_group_of_one_sends_nothing():
@@ -86,7 +86,7 @@ def test_a_group_of_one_sends_nothing():
 
 
 @pytest.mark.parametrize("lines", [gather("r", "{{0,8}}"), (start("s"), done("d", "s"))])
-def test_ranks_that_the_network_has_not_are_refused(lines):
+def test_ranks_outside_the_network_raise(lines):
     network = GRID if "gather" in lines[0] else Network.ring(2)
     placed = overlap.Program(program(*lines, ranks=8), network=network)
     with pytest.raises(overlap.HloError, match=r"more than the [82] ranks.*pass mesh="):

@@ -4,7 +4,7 @@ A transfer takes 1001 us, a matmul 1000 us.
 """
 
 import pytest
-from hlo_texts import BACK, CHIP, MATMUL, SHAPE, blocking, done, dot, program, start, us
+from hlo_texts import BACK, CHIP, MATMUL, SHAPE, blocking, done, dot, loop_of, program, start, us
 
 from ringcoll import overlap
 
@@ -17,25 +17,8 @@ def carried(*body, turns=7, before=("s0",), after=(), states=1, given=None):
     carry = f"(s32[], {SHAPE}, {', '.join([STATE] * states)})"
     taken = [f"%p{k} = {STATE} get-tuple-element(%c), index={k + 1}" for k in places]
     left = [f"%q{k} = {STATE} get-tuple-element(%while), index={k + 1}" for k in places]
-    lines = "\n".join(f"  {line}" for line in (*taken, *body))
-    loop = f"""{MATMUL}%body (c: {carry}) -> {carry} {{
-  %c = {carry} parameter(0)
-  %i = s32[] get-tuple-element(%c), index=0
-  %one = s32[] constant(1)
-  %w = {SHAPE} get-tuple-element(%c), index=1
-{lines}
-  %j = s32[] add(%i, %one)
-  ROOT %t = {carry} tuple(%j, %w, {", ".join(f"%n{k}" for k in places)})
-}}
-
-%condition (d: {carry}) -> pred[] {{
-  %d = {carry} parameter(0)
-  %k = s32[] get-tuple-element(%d), index=0
-  %bound = s32[] constant({turns})
-  ROOT %less = pred[] compare(%k, %bound), direction=LT
-}}
-
-"""
+    w, kept = f"%w = {SHAPE} get-tuple-element(%c), index=1", [f"%n{k}" for k in places]
+    turned = loop_of(carry, ", ".join(["%w", *kept]), w, *taken, *body, bound=turns)
     return program(
         *before,
         "%first = s32[] constant(0)",
@@ -43,7 +26,7 @@ def carried(*body, turns=7, before=("s0",), after=(), states=1, given=None):
         f"%while = {carry} while(%carry), condition=%condition, body=%body",
         *left,
         *after,
-        before=loop,
+        before=MATMUL + turned,
     )
 
 
@@ -77,7 +60,7 @@ def test_a_permute_that_ends_in_the_next_turn_counts_in_each(handed):
     assert [(row.matmuls, row.bare) for row in report.rows] == [(0, 1), (7, 0)]
 
 
-def test_a_permute_that_starts_before_that_of_the_last_turn_has_ended_waits_for_its_link():
+def test_permutes_of_two_turns_share_their_link():
     body = (start("s", "w"), done("x", "p1"), dot("y"), *WHOLE)
     text = carried(*body, before=[start("s0")], after=[done("z", "q1")])
     report = overlap.report(text, chip=CHIP)
@@ -144,7 +127,7 @@ def branch(name, *lines):
         ([dot("y1", cycles=1000)], [dot("y2", cycles=500_000)], (500, 500, 0)),
     ],
 )  # fmt: skip
-def test_the_branch_that_communicates_for_longest_counts_or_else_the_longest(one, other, times):
+def test_the_branch_with_the_most_exposed_time_counts(one, other, times):
     branches = MATMUL + branch("one", *one) + branch("other", *other)
     for order in ("%one, %other", "%other, %one"):
         line = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{{order}}}"

@@ -67,7 +67,7 @@ def test_a_trace_has_a_track_of_the_chip_and_one_of_each_direction(both):
     assert sent["args"] == {"source": "/home/me/train.py:41", "at": "train.py:41 ppermute"}
 
 
-def test_turns_that_are_not_simulated_are_a_part_of_the_track():
+def test_skipped_turns_are_a_segment():
     text = loop("", start("s"), done("next", "s"), bound="40")
     report = overlap.report(text, chip=CHIP)
     (chip, *_) = tracks(report.segments)
@@ -77,7 +77,7 @@ def test_turns_that_are_not_simulated_are_a_part_of_the_track():
     assert event["cat"] == "skipped"
 
 
-def test_transfers_in_one_direction_at_once_have_tracks_of_their_own():
+def test_simultaneous_transfers_in_one_direction_have_two_tracks():
     report = overlap.report(HIDDEN, chip=CHIP)
     wires = [segment for segment in report.segments if segment.row == "wire"]
     twice = tracks([*report.segments, wires[0]])
@@ -86,7 +86,7 @@ def test_transfers_in_one_direction_at_once_have_tracks_of_their_own():
     ]
 
 
-def test_without_times_there_is_neither():
+def test_traces_and_pages_need_times():
     report = overlap.report(untiled(HIDDEN))
     for write in (report.to_perfetto, report.to_html):
         with pytest.raises(ValueError, match=f"{write.__name__}: jit_f has no times to draw"):
@@ -158,7 +158,7 @@ def test_zoom_by_keys_buttons_wheel_and_table(opened, both):
 
 
 @needs_a_browser
-def test_what_is_under_the_pointer_is_told(opened):
+def test_the_tip_describes_the_bar_under_the_pointer(opened):
     page = opened()
     assert not page.locator("#tip").is_visible()
     page.locator(".strip[aria-label=compute] rect").nth(1).hover()
@@ -172,7 +172,7 @@ def test_what_is_under_the_pointer_is_told(opened):
 
 @pytest.mark.exhaustive
 @needs_a_browser
-def test_it_fits_a_phone_in_light_and_dark(opened):
+def test_the_page_fits_a_phone_in_light_and_dark(opened):
     grounds = set()
     for scheme in ("light", "dark"):
         page = opened(color_scheme=scheme)

@@ -56,7 +56,7 @@ def test_text_that_is_not_scheduled_hlo_is_refused(text, complaint):
         overlap.report(text, chip=CHIP)
 
 
-def test_other_arguments_are_refused():
+def test_bad_arguments_of_report_raise():
     with pytest.raises(TypeError, match="got int"):
         overlap.report(3)
     with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):
@@ -102,7 +102,7 @@ def test_a_saved_report_is_read(chip):
          "a.py:9 all_gather_einsum"),
     ],
 )  # fmt: skip
-def test_what_to_change_first(lines, named):
+def test_advice_names_the_most_exposed_line(lines, named):
     report = overlap.report(program(*lines), chip=CHIP)
     assert report.advice == (named and f"to change first: {named}")
     assert str(report).endswith(report.advice)
@@ -157,7 +157,7 @@ def test_timelines_are_drawn_one_above_the_other(tmp_path):
         report.draw(tmp_path / "timelines.png")
 
 
-def test_a_gpu_program_is_counted_not_timed():
+def test_a_program_for_an_unknown_gpu_has_counts_and_no_times():
     report = overlap.report(untiled(HIDDEN))
     assert not report.timed
     assert (report.total, report.compute, report.exposed, report.communication) == (0, 0, 0, 0)
@@ -166,7 +166,7 @@ def test_a_gpu_program_is_counted_not_timed():
         report.draw("timeline.svg")
 
 
-def test_another_compilers_program_is_priced_on_the_chip_that_is_named():
+def test_a_cpu_program_is_priced_on_the_given_chip():
     report = overlap.report(untiled(HIDDEN), chip=CHIP)
     assert us(report, "total") == us(overlap.report(HIDDEN, chip=CHIP), "total")
     assert "not a TPU's program (its layouts have no tiles): toy's rates" in str(report)
@@ -193,7 +193,7 @@ def test_a_notebook_shows_the_timeline_above_the_text():
     assert "<svg" not in replace(timed, total=0.0)._repr_html_()
 
 
-def test_bars_that_touch_are_one():
+def test_adjacent_bars_are_merged():
     segments = [Segment("compute", start * 1e-6, (start + 1) * 1e-6, "") for start in range(1000)]
     segments.append(Segment("compute", 0.002, 0.003, ""))
     picture = ElementTree.fromstring(as_svg([("", segments)]))

@@ -48,7 +48,7 @@ def totals(*lines, **options):
          (2002, 1000, 0, 1002)),
     ],
 )  # fmt: skip
-def test_what_is_exposed(lines, times):
+def test_exposed_time_of_transfers(lines, times):
     assert totals(*lines) == times
 
 
@@ -112,7 +112,7 @@ def test_an_instruction_takes_at_least_its_time_in_memory():
     assert report.sources == pytest.approx({"roofline": 3e-4})
 
 
-def test_no_matmul_of_wide_numbers_is_quicker_than_its_flops():
+def test_a_matmul_takes_at_least_its_flops():
     chip = replace(CHIP, hbm=1e18)  # 250 MFLOP at 1 TFLOP/s are 250 us
     fast = overlap.report(program(dot("y", cycles=100_000)), chip=chip)
     assert us(fast, "compute") == (250,)
@@ -174,7 +174,7 @@ LESS = "%k, %bound), direction=LT"
         ("", "%k, %bound), direction=EQ", {}, None),
     ],
 )
-def test_a_loop_counts_as_often_as_it_turns(known, compared, options, turns):
+def test_the_body_of_a_loop_counts_once_a_turn(known, compared, options, turns):
     """A turn is 1001 us, of which a matmul hides 1000. A loop of unknown turns is run once."""
     config = f', backend_config={{"known_trip_count":{{"n":"{known}"}}}}' if known else ""
     text = loop(config, *LOOP, **options).replace(LESS, compared)

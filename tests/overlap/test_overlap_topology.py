@@ -34,7 +34,7 @@ def test_a_ring_along_a_line_takes_two_hops_at_most(n):
     assert longest_step(ring_order((1, n), (True, True)), (True, True)) == 1
 
 
-def test_an_odd_box_is_walked_whole():
+def test_a_path_through_an_odd_box_visits_every_place():
     order = ring_order((3, 3), (False, False))
     assert sorted(order) == list(product(range(3), range(3)))
     assert all(sum(map(abs, np.subtract(a, b))) == 1 for a, b in pairwise(order))
@@ -75,7 +75,7 @@ def test_the_last_axis_has_the_shortest_steps():
     assert longest_step([tuple(place) for place in torus[:, 0].tolist()], (True, True)) == 1
 
 
-def test_axes_that_cannot_be_cut_are_none():
+def test_embed_returns_none_if_axes_do_not_divide():
     assert embed((4, 4), (False, False), (4,)) is None
     assert embed((4, 4), (False, False), (3, 5)) is None
 
@@ -109,7 +109,7 @@ def test_which_axes_are_rings(kind, size, closed):
     ],
 )
 def test_names_of_topologies(topology_name, exact):
-    assert topology._exact(topology_name) == exact
+    assert topology._libtpu_name(topology_name) == exact
 
 
 def test_devices_without_coordinates_are_refused():
@@ -144,11 +144,11 @@ def test_without_the_plugin_for_gpus_the_extra_is_named(monkeypatch):
 
 @pytest.mark.parametrize("message", ["h200", "h200:", "h200:0", "h200:4x2"])
 def test_gpus_are_named_with_their_number(message):
-    with pytest.raises(ValueError, match=r"says not how many; .*h200:8"):
+    with pytest.raises(ValueError, match=r"does not give their number; .*h200:8"):
         topology.devices(message)
 
 
-def test_the_coordinates_of_a_gpu_are_no_place():
+def test_gpus_have_no_network():
     class Gpu:
         platform, coords = "gpu", (0, 0, 0)
 

@@ -8,6 +8,7 @@ import json
 from importlib.metadata import version
 from importlib.util import find_spec
 
+import jax
 import pytest
 
 from benchmarks.compiled import recorded_claims
@@ -32,6 +33,12 @@ def models(printed) -> dict:
     return json.loads(printed("tests/tpu_programs.py", "exhaustive"))
 
 
+@pytest.fixture(scope="module")
+def kinds(printed) -> dict:
+    """Programs of `tpu_kinds`, whose communication is written in a different way."""
+    return json.loads(printed("tests/tpu_kinds.py"))
+
+
 def test_a_ring_that_multiplies_its_shards_is_overlapped(programs):
     report = programs["overlapped"]
     assert report["verdict"] == "green", report["text"]
@@ -41,7 +48,7 @@ def test_a_ring_that_multiplies_its_shards_is_overlapped(programs):
     assert report["flops"] == 2 * 2048 * 2048 * 40960 / 8
 
 
-def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(programs):
+def test_a_ring_that_sends_after_its_matmul_fails_the_assertion(programs):
     report = programs["after_the_matmul"]
     assert report["verdict"].startswith("red: "), report["text"]
     # Seven hops of 1 MiB at 45 GB/s, and 1 us each; no matmul hides them.
@@ -52,7 +59,7 @@ def test_the_same_ring_with_each_hop_after_its_matmul_turns_the_assertion_red(pr
 
 
 @pytest.mark.exhaustive
-def test_the_headline_is_true(models):
+def test_claims_of_the_headline_hold(models):
     """What README says of our matmuls and the plain forms on three TPUs, compiled again."""
     series = {tuple(one.jax.split(".")[:2]) for one in recorded_claims.load()}
     if tuple(version("jax").split(".")[:2]) not in series:
@@ -85,14 +92,14 @@ def test_a_tensor_parallel_mlp_hides_its_messages_and_the_built_in_form_does_not
 
 
 @pytest.mark.exhaustive
-def test_linear_layers_that_multiply_while_the_kernel_arrives_gather_nothing_else(models):
+def test_overlapped_linear_layers_send_only_permutes(models):
     report = models["stack linear"]
     assert report["verdict"] == "green", report["text"]
     assert {row["kind"] for row in report["rows"]} == {"collective-permute"}
 
 
 @pytest.mark.exhaustive
-def test_the_same_layers_that_gather_their_own_turn_the_assertion_red(models):
+def test_plain_layers_fail_the_assertion(models):
     report = models["stack plain"]
     assert report["verdict"].startswith("red: "), report["text"]
     blocking = [row for row in report["rows"] if not row["asynchronous"]]
@@ -152,9 +159,41 @@ def test_rings_take_single_hops_in_the_order_of_mesh(programs):
     assert "overlap.mesh(topology" in hops["said"][0]
 
 
-def test_what_cannot_be_is_refused(programs):
+def test_impossible_topologies_and_meshes_raise(programs):
     assert "no topology 'v5e:5x7'" in programs["refused topology"]
     assert "4 devices, but v5e:4x2 has 8" in programs["refused axes"]
     assert "(TPU v5 lite), which is not one of the 8 devices" in programs["refused kind"]
     assert "not one of the 4 devices of v5e:2x2 (TPU v5 lite)" in programs["refused slice"]
     assert "wrap=(True,) is of 1 axes" in programs["refused wrap"]
+
+
+# -- other communication: on a tpu7x's sparse cores, and by a kernel --
+
+sparse_cores = pytest.mark.skipif(
+    jax.__version_info__ < (0, 12), reason="this JAX cannot write a tpu7x's programs as text"
+)
+
+
+@sparse_cores
+@pytest.mark.exhaustive
+def test_a_gather_on_sparse_cores_is_exposed(kinds):
+    # Seven shards of 8 MiB over two or three links of 90 GB/s; nothing hides them.
+    assert kinds["gathered"]["kinds"] == ["all-gather"]
+    seconds = 7 * 1024 * 4096 * 2 / 90e9
+    assert seconds / 3 * 0.999 < kinds["gathered"]["exposed"] < seconds / 2 * 1.001
+    assert kinds["gathered"]["unread"] == []
+
+
+@sparse_cores
+@pytest.mark.exhaustive
+def test_sums_on_sparse_cores_are_read(kinds):
+    assert kinds["summed"]["kinds"] == ["all-reduce", "reduce-scatter"]
+    assert kinds["summed"]["exposed"] > 0
+    assert kinds["summed"]["unread"] == []
+
+
+@pytest.mark.exhaustive
+def test_a_kernel_with_remote_copies_is_unread_by_name(kinds):
+    (name,) = kinds["kernel"]["unread"]
+    assert kinds["kernel"]["kinds"] == []
+    assert any(name in note and "remote copies" in note for note in kinds["kernel"]["notes"])

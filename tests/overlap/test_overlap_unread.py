@@ -70,7 +70,7 @@ HOST = f"%o = ({SHAPE}, u32[], token[]) OPCODE(%x, %x), is_host_transfer=true"
         (TURNS.replace("%bound = s32[]", ASKED), "while"),
     ],
 )  # fmt: skip
-def test_what_is_unread_is_named(text, names):
+def test_unread_instructions_are_named(text, names):
     """The name is in a note, too."""
     timeline = Timeline(parse(text), Network.ring(4), CHIP, {}).run()
     assert timeline.unread == {*names.split()}

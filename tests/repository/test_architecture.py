@@ -3,8 +3,7 @@
 A room imports only from rooms above it in `ROOMS`; inside a room, imports run in no circle.
 What knows no JAX imports nothing that does, one file alone sends, and nothing private of JAX is
 touched. The library does not know the reader of compiled programs, and the reader knows nothing of
-how the library runs. What a notebook shows (`_repr_svg_`, `_repr_html_`) is drawn by `draw`, which
-is below: these methods alone import it, when a notebook asks.
+how the library runs.
 """
 
 import ast
@@ -22,6 +21,8 @@ PACKAGE = Path(ringcoll.__file__).parent
 #: A room is a folder, or a file beside the folders.
 ROOMS = (
     "io",
+    "web",
+    "ipython",
     "schedules",
     "algorithms",
     "costs",
@@ -41,7 +42,7 @@ ROOMS = (
 )
 #: Rooms and modules that know no JAX.
 WITHOUT_JAX = (
-    *("io", "schedules", "algorithms", "costs", "draw", "formats"),
+    *("io", "web", "ipython", "schedules", "algorithms", "costs", "draw", "formats"),
     *("collectives.table", "matmuls.labels", "matmuls.work"),
     *("matmuls.auto", "matmuls.auto_hosts"),
     *(f"layers.context_parallel.{name}" for name in ("layouts", "tiles", "auto")),
@@ -61,9 +62,7 @@ WITH_ROUNDS = (
     *("layers.expert_parallel.auto", "layers.expert_parallel.tours"),
 )
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
-OVERLAP_KNOWS = ("overlap", "costs", "io")
-#: The methods that a notebook calls, and the one module that they may import from below.
-SHOWN, DRAWS = ("_repr_svg_", "_repr_html_"), "draw.notebook"
+OVERLAP_KNOWS = ("overlap", "costs", "io", "web")
 #: The second is for modules that the first is not for: see `Call`.
 SENDERS = ("runtime.hop", "collectives.permute")
 SOURCES = {
@@ -76,23 +75,11 @@ MODULES = sorted(SOURCES)
 def imported(tree):
     """The full names of what a module imports, `from a import b` being a.b."""
     for node in ast.walk(tree):
-        yield from imported_by(node)
-
-
-def imported_by(node):
-    """The full names that one statement imports."""
-    if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        base = "." * node.level + (node.module or "")
-        yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def inside_shown(tree):
-    """What stands inside the methods that a notebook calls."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name in SHOWN:
-            yield from ast.walk(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def is_private(name):
@@ -136,7 +123,6 @@ def without_types(module, tree):
 def complaints(module, source):
     """What is wrong with a module's imports, one line each."""
     tree = without_types(module, ast.parse(source))
-    shown = {name for node in inside_shown(tree) for name in imported_by(node)}
     room = module.split(".")[0]
     for name in imported(tree):
         root, *inner = name.split(".")
@@ -148,8 +134,6 @@ def complaints(module, source):
             yield f"imports {name}: it is private"
         if root == "ringcoll":
             target = module_of(inner)
-            if name in shown and target == DRAWS:
-                continue
             if target.split(".")[0] not in ROOMS[: ROOMS.index(room) + ("." in module)]:
                 yield f"imports {name}: only {', '.join(ROOMS[: ROOMS.index(room)])} are above it"
             elif is_in(module, WITHOUT_JAX) and not is_in(target, WITHOUT_JAX):
@@ -173,15 +157,12 @@ def complaints(module, source):
 
 
 def circle(sources):
-    """Modules that import each other in a circle, or none; without what a notebook shows."""
+    """Modules that import each other in a circle, or none."""
     graph = {}
     for module, source in sources.items():
         tree = without_types(module, ast.parse(source))
-        shown = {*inside_shown(tree)}
-        names = (n for node in ast.walk(tree) if node not in shown for n in imported_by(node))
-        graph[module] = {
-            module_of(n.split(".")[1:]) for n in names if n.split(".")[0] == "ringcoll"
-        }
+        names = (name.split(".") for name in imported(tree))
+        graph[module] = {module_of(inner) for root, *inner in names if root == "ringcoll"}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -227,9 +208,7 @@ def test_no_imports_run_in_a_circle():
         ("lax", "if TYPE_CHECKING:\n    from ringcoll import overlap", "above it"),
         ("layers.linear", "from ringcoll.runtime.engine import gather", "layers are made of"),
         ("overlap.report", "def f():\n    import matplotlib", "standard library"),
-        ("schedules.tour", "def f():\n    from ringcoll.draw.notebook import of_plan", "above it"),
-        ("costs.model", "def _repr_svg_():\n    from ringcoll.draw.svg import as_svg", "above it"),
-        ("costs.model", "from ringcoll.draw.notebook import of_price", "above it"),
+        ("costs.model", "def f():\n    from ringcoll.draw.svg import as_svg", "above it"),
     ],
 )
 def test_the_rules_bite(module, source, complaint):

@@ -75,7 +75,7 @@ def document(title: str, css: str = "") -> Element:
     return root
 
 
-def finished(root: Element, width: float, height: float) -> str:
+def svg_text(root: Element, width: float, height: float) -> str:
     """The SVG text of a picture of this size."""
     root.set("viewBox", f"0 0 {width:.0f} {height:.0f}")
     root.set("width", f"{width:.0f}")

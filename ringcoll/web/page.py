@@ -36,7 +36,7 @@ def part(package: str, name: str, **values: str) -> str:
 
 def shared(name: str, **values: str) -> str:
     """A file that several pages share: `player.html`, `player.js`."""
-    return part("ringcoll.io", f"web/{name}", **values)
+    return part("ringcoll.web", name, **values)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
