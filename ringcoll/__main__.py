@@ -74,6 +74,8 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     except BrokenPipeError:  # the reader has closed the pipe: `head`, or a pager that was left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error at exit either
         return 1
+    except OSError as error:  # a full disk, for example; `check_files` has checked the rest
+        parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -6,8 +6,7 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial, wraps
 from itertools import product
 from math import prod
@@ -46,51 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class File(str):
-    """A file that a command will write. `check_files` checks it before the command does any work.
-
-    Attributes:
-        endings: the endings that its name may have; if there are none, any. A name without an
-            ending is always allowed.
-    """
-
-    endings: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """Refuse a file that cannot be written.
-
-        Raises:
-            OSError: for example, its folder is missing.
-            ValueError: its ending is not one of `endings`.
-        """
-        ending = os.path.splitext(self)[1]
-        if ending and self.endings and ending.lower() not in self.endings:
-            raise ValueError(f"{ending!r} is not one of {', '.join(self.endings)}")
-        files.check(self)
-
-
-class Svg(File):
-    """An SVG picture, which needs no other package."""
-
-    endings = (".svg",)
-
-
-class Page(File):
-    """A page for a browser."""
-
-    endings = (".html", ".htm")
-
-
-class Trace(File):
-    """A trace for Perfetto or Chrome."""
-
-    endings = (".json",)
-
-
-class Folder(File):
-    """A folder into which a command will write files."""
-
-    def check(self) -> None:
-        files.check_folder(self)
+    """A file that a command will write; `check_files` checks it before the work."""
 
 
 def check_files(args: argparse.Namespace) -> None:
@@ -99,23 +54,11 @@ def check_files(args: argparse.Namespace) -> None:
         return
     for name, value in vars(args).items():
         if isinstance(value, File):
-            option = f"--{name.replace('_', '-')} {value}"
             try:
-                value.check()
+                files.check(value)
             except OSError as error:
                 cure = "name a file in a folder that exists and can be written"
-                args.error(f"{option}: {error}; {cure}")
-            except ValueError as error:
-                args.error(f"{option}: {error}")
-
-
-@contextmanager
-def writing(args: argparse.Namespace, name: str) -> Iterator[None]:
-    """End the program with a message if the file of this argument cannot be written."""
-    try:
-        yield
-    except OSError as error:  # for example a full disk; `check_files` has checked the rest
-        args.error(f"--{name} {getattr(args, name)}: {error}")
+                args.error(f"--{name.replace('_', '-')} {value}: {error.strerror}; {cure}")
 
 
 def collective(text: str) -> str:
