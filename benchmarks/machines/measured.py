@@ -205,7 +205,9 @@ def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
         if permute is None or one.collective not in ("all_gather", "psum_scatter", "psum"):
             continue
         ring = (one.ranks - 1) * permute * (1 + (one.collective == "psum"))
-        by_ring = costs.predict(one.collective, one.bytes, one.ranks, one.device, "ring")
+        by_ring = costs.predict(
+            one.collective, one.bytes, costs.place_of(one.ranks, one.device), "ring"
+        )
         pairs += 1
         right += (by_ring < modelled(one)) == (ring < one.seconds)
     return right, pairs
@@ -252,10 +254,13 @@ def modelled(one: PublishedPoint) -> float:
 
 def modelled_on(one: PublishedPoint, device: str | Device) -> float:
     """The seconds by the model of a device."""
-    call = one.collective, one.bytes, one.ranks, device
-    if one.device in costs.DEVICES:
-        return costs.predict(*call, closed=False if "no wrap" in one.topology else None)
-    return costs.predict(*call, hosts=one.hosts if one.hosts > 1 else None)
+    closed = hosts = None
+    if one.device not in costs.DEVICES:
+        hosts = one.hosts if one.hosts > 1 else None
+    elif "no wrap" in one.topology:
+        closed = False
+    place = costs.place_of(one.ranks, device, hosts=hosts, closed=closed)
+    return costs.predict(one.collective, one.bytes, place)
 
 
 def off(one: PublishedPoint) -> float:

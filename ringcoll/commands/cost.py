@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 from ringcoll.commands import arguments
 from ringcoll.costs import encoding, machines
 from ringcoll.costs.closed_forms import at, closed_form, prices
-from ringcoll.costs.counts import Price
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import Model, Range, fastest
-from ringcoll.costs.places import SWITCH, Place, Seconds, place_of
+from ringcoll.costs.places import SWITCH, Place, Seconds, counted, place_of
 from ringcoll.costs.prediction import LAX, PERMUTE, seconds_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.text import WIDTH, aligned, bytes_in_words, seconds_in_words, wrapped
@@ -61,11 +60,10 @@ Algorithms = Mapping[str, Algorithm]
 
 
 class Priced(NamedTuple):
-    """The algorithms that ranks can run, with their seconds, and their formulas if any."""
+    """The algorithms that can run at a place, and their seconds."""
 
     place: Place
     seconds: dict[str, Seconds]
-    formulas: dict[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,8 +127,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="SECONDS",
             help=f"{constant}, in place of what is known of the device",
         )
-    add("--formulas", action="store_true", help="print the formula of each algorithm too")
-    add("--json", action="store_true", help="print JSON")
+    printed = parser.add_mutually_exclusive_group()
+    what = "print the formula of each algorithm too"
+    printed.add_argument("--formulas", action="store_true", help=what)
+    printed.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _device(name: str) -> Device:
@@ -152,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         algorithms = _chosen(args, collective)
         wire = arguments.wire(args.wire, args.collective)
-        places = [_place(args, shape) for shape in args.ranks]
+        options = {name: getattr(args, name) for name in ("hosts", "network", "closed", "ports")}
+        places = [place_of(shape, _changed(args), **options) for shape in args.ranks]
         rows = [_priced(place, collective, algorithms, refused, wire) for place in places]
         if not any(row.seconds for row in rows):
             raise ValueError("; ".join(refused))
@@ -176,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     lines += aligned(winners, left=2)
     lines += [f"- {why}" for why in refused]
     if args.formulas:
-        lines += _formulas(rows, _forms(collective, algorithms, places))
+        lines += _formulas(collective, algorithms, rows)
     print(*wrapped(lines), sep="\n")
     return 0
 
@@ -199,16 +200,6 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
         own = args.function.__name__
         chosen[own if own not in chosen else f"{own} (--function)"] = args.function
     return chosen
-
-
-def _place(args: argparse.Namespace, shape: tuple[int, ...]) -> Place:
-    """Where ranks of a shape are.
-
-    Raises:
-        ValueError: they do not fit.
-    """
-    place = place_of(shape, _changed(args), args.hosts, args.network, args.closed)
-    return replace(place, ports=args.ports or 0)
 
 
 def _changed(args: argparse.Namespace) -> Device:
@@ -263,18 +254,12 @@ def _priced(
     wire: Wire | None,
 ) -> Priced:
     """Price every algorithm at a place; add to `refused` why it cannot run there."""
-    row = Priced(place, {}, {})
+    row = Priced(place, {})
     for name, algorithm in algorithms.items():
         try:
             row.seconds[name] = seconds_of(collective, place, algorithm, wire, _ITEMSIZE)
         except ValueError as error:
             refused[f"{name}: {error}"] = None
-            continue
-        if algorithm == LAX or place.hosts > 1:
-            continue
-        paid = place.price(collective, algorithm)
-        if isinstance(paid, Price):
-            row.formulas[name] = at(place.ranks, paid, place.device.model.gamma > 0)
     return row
 
 
@@ -326,13 +311,29 @@ def _table(rows: Sequence[Priced], names: Iterable[str], nbytes: int) -> Iterato
         yield from aligned([*zip(first, *columns[start : start + fit], strict=True)])
 
 
-def _formulas(rows: Sequence[Priced], forms: Mapping[str, str]) -> Iterator[str]:
-    """The formulas of each machine; of several rings or switches, those for any n."""
-    of = {f"n = {row.place.name}": row.formulas for row in rows if len(rows) == 1 or not forms}
-    for n, formulas in {**of, "any n > 2": forms}.items():
+def _formulas(collective: str, algorithms: Algorithms, rows: Sequence[Priced]) -> Iterator[str]:
+    """The formulas at each place; for several rings or switches, those for any n."""
+    forms = _forms(collective, algorithms, [row.place for row in rows])
+    tables = {"any n > 2": forms}
+    if len(rows) == 1 or not forms:
+        places = {
+            f"n = {row.place.name}": _formulas_at(collective, algorithms, row) for row in rows
+        }
+        tables = places | tables
+    for n, formulas in tables.items():
         if formulas:
             yield from ("", f"formulas, {n}")
             yield from aligned([*formulas.items()], left=2)
+
+
+def _formulas_at(collective: str, algorithms: Algorithms, row: Priced) -> dict[str, str]:
+    """The formula of each algorithm at one place; none on several hosts."""
+    place, formulas = row.place, {}
+    for name in row.seconds:
+        if algorithms[name] != LAX and place.hosts == 1:
+            paid = counted(collective, algorithms[name], place.shape, place.network, place.closed)
+            formulas[name] = at(place.ranks, paid, place.device.model.gamma > 0)
+    return formulas
 
 
 def _distinct(row: Priced) -> dict[str, Seconds]:

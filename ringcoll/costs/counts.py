@@ -183,11 +183,6 @@ def price_on_hosts(
 
     Raises:
         ValueError: as `price`; or the hosts do not divide the ranks.
-
-    >>> paid = costs.price_on_hosts("all_gather", "ring", (8,), hosts=2)
-    >>> ((times, of_rank, of_host),) = paid.rounds
-    >>> times, of_rank.startups, of_host.startups, of_host.link
-    (7, 1, 1, Fraction(1, 1))
     """
     rounds, additions = [], Fraction(0)
     run = _phases(collective, algorithm, shape, offsets)
@@ -316,10 +311,6 @@ def price_backward(
     Raises:
         ScheduleError: `network` does not have as many ranks as the schedule, or `closed` not as
             many axes as the network.
-
-    >>> paid = costs.price_backward(algorithms.ring(4))
-    >>> paid.sent, paid.raw, paid.additions
-    (Fraction(3, 1), Fraction(1, 1), Fraction(3, 1))
     """
     if network is not None and prod(network) != schedule.size:
         raise ScheduleError(f"network {tuple(network)} is not of {schedule.size} ranks")

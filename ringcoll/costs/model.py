@@ -127,15 +127,10 @@ def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: 
     longer of the two.
 
     Args:
-        paid: what `costs.price_on_hosts` counted.
+        paid: what `price_on_hosts` counted.
         shard_bytes: bytes in 1/n of the full vector.
         inner: the rates of a rank's port to the ranks of its host, and of its additions.
         outer: the rates of a host's port.
-
-    >>> paid = costs.price_on_hosts("all_gather", "ring", (8,), hosts=2)
-    >>> inner, outer = costs.SWITCHES["h200"], costs.SWITCHES["ethernet100"]
-    >>> print(f"{costs.seconds_on_hosts(paid, 2**20, inner, outer):.1e}")
-    7.3e-04
     """
 
     def wire(load: Load, model: Model) -> float:
@@ -253,10 +248,6 @@ def scatter_links(ranks: int, model: Model) -> float:
     """`links` for a built-in reduce-scatter: half as many if XLA makes it an all-reduce.
 
     XLA does so from `Model.all_reduces` ranks on; with two axes, only if both are equally long.
-
-    >>> v5e = costs.DEVICES["v5e"]
-    >>> costs.scatter_links(8, v5e), costs.scatter_links(256, v5e)
-    (2.0, 2.0)
     """
     is_square = model.axes != 2 or isqrt(ranks) ** 2 == ranks
     twice = is_square and 0 < model.all_reduces <= ranks
@@ -273,9 +264,6 @@ def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
     number of its ranks. Without a slice, the price of `prediction` is 3 to 50 times this one (4 to
     256 ranks). With it, "auto" would not exchange 512 rows of FSDP on tpu7x, although that is
     faster (8192 x 14336 over 8 ranks, compiled: rows exchanged 561 us, w gathered 889).
-
-    >>> print(f"{costs.all_to_all_seconds(2**20, 8, costs.DEVICES['v5e']):.1e}")
-    1.4e-05
     """
     distance = max(model.axes * ranks ** (1 / model.axes) / 4, 1.0)
     sent = (ranks - 1) / ranks * model.beta * block_bytes

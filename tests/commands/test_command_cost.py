@@ -17,12 +17,13 @@ from ringcoll.costs import (
     Model,
     Range,
     fastest,
+    place_of,
     predict,
     price,
-    price_on_hosts,
     seconds,
-    seconds_on_hosts,
 )
+from ringcoll.costs.counts import price_on_hosts
+from ringcoll.costs.model import seconds_on_hosts
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 
 pytestmark = pytest.mark.quick
@@ -84,7 +85,7 @@ def test_messages_of_codes_cost_what_is_predicted(capsys):
     printed = cost(capsys, "all_reduce", *options)
     assert "int8 and scales: 0.516 of the bytes of bfloat16" in printed
     for name in ("lax", "direct", "torus"):
-        taken = predict("psum", 2**26, (4, 2), "v5e", name, "bfloat16", wire="int8")
+        taken = predict("psum", 2**26, place_of((4, 2), "v5e"), name, "bfloat16", wire="int8")
         assert re.search(rf"\n{name} +{re.escape(seconds_in_words(taken))}[*\n]", printed)
     with pytest.raises(SystemExit):
         cost(capsys, "pmax", *options)
@@ -173,8 +174,8 @@ def test_hosts(capsys):
         assert columns(printed)["ring"][place] == seconds_in_words(taken)
     eight = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split()[:-1])
     assert "8 ports of a host to ethernet10" in eight
-    of = ("psum", 2**26, (2, 8), "h200", "ring")
-    taken = seconds_in_words(predict(*of, network="ethernet10"))
+    two = place_of((2, 8), "h200", network="ethernet10")
+    taken = seconds_in_words(predict("psum", 2**26, two, "ring"))
     two = cost(capsys, "all_reduce", "--algorithm", "ring", *arguments.split()[:-1], "--hosts", "2")
     assert columns(eight)["ring"][0] == columns(two)["ring"][0] == taken
 
@@ -184,7 +185,9 @@ def test_the_defaults_are_eight_v5e(capsys):
     printed = cost(capsys, "all_reduce")
     assert printed.startswith("modelled on v5e: alpha 0.9 us")
     for name in ("lax", *names("psum")):
-        assert columns(printed)[name] == [seconds_in_words(predict("psum", 2**26, 8, "v5e", name))]
+        assert columns(printed)[name] == [
+            seconds_in_words(predict("psum", 2**26, place_of(8, "v5e"), name))
+        ]
     assert cost(capsys, "all_reduce", "-n", "8", "--device", "v5e") == printed
     assert "\nlax" not in cost(capsys, "tour")
     assert [*columns(cost(capsys, "ppermute"))] == ["lax"]
@@ -200,7 +203,7 @@ def test_json(capsys):
             "device": "h100",
             "algorithm": name,
             "wire": None,
-            "seconds": predict("all_gather", nbytes, 8, "h100", name),
+            "seconds": predict("all_gather", nbytes, place_of(8, "h100"), name),
         }
         for nbytes in (2**10, 2**26)
         for name in ("lax", "ring")
@@ -230,6 +233,7 @@ def test_constants_replace_what_was_measured(capsys):
             "all_gather --alpha -1",
             "argument --alpha: '-1' is not a number of seconds; write 3e-6, or 0",
         ),
+        ("all_gather --json --formulas", "--formulas: not allowed with argument --json"),
         ("all_gather --ports 0", "argument --ports: '0' is not a number above 0"),
         ("all_gather --function ringcoll.costs:DEVICES", "is a mappingproxy; name a function"),
     ],

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringcoll.costs import DEVICES, Model, Sample, fit, links, price, scatter_links
+from ringcoll.costs import DEVICES, Model, Sample, fit, links, price
 from ringcoll.costs import seconds as modelled
+from ringcoll.costs.model import scatter_links
 
 pytestmark = pytest.mark.quick
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ringcoll.__main__ import main
-from ringcoll.costs import predict
+from ringcoll.costs import place_of, predict
 from ringcoll.costs.fitting import fit_machine, read_timings
 
 SIZES = [2**k for k in range(10, 31, 2)]
@@ -108,7 +108,9 @@ def test_each_of_nccl_tests_alone_makes_a_machine(test, collective, newline, tmp
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
     for size in (2**10, 2**20, 2**30):
         expected = (30 + size / 1e5) * 1e-6
-        assert predict(collective, size, 8, str(machine)) == pytest.approx(expected, rel=0.05)
+        assert predict(collective, size, place_of(8, str(machine))) == pytest.approx(
+            expected, rel=0.05
+        )
 
 
 def test_outputs_of_nccl_tests_may_follow_each_other():
@@ -141,17 +143,19 @@ def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
     assert "all_gather on 8 ranks: 11 points" in printed
     assert "fitted to permutes, median error 0%: 10 us a message, 100 GB/s" in printed
     for size in (2**10, 2**21, 2**30):
-        taken = predict("all_gather", size, 8, str(machine))
+        taken = predict("all_gather", size, place_of(8, str(machine)))
         assert taken == pytest.approx((10 + size / 1e5) * 1e-6, rel=0.05)
     seven = 7 * (10 + 2**27 / 1e5) * 1e-6
-    assert predict("all_gather", 2**30, 8, str(machine), "ring") == pytest.approx(seven, rel=0.05)
+    assert predict("all_gather", 2**30, place_of(8, str(machine)), "ring") == pytest.approx(
+        seven, rel=0.05
+    )
 
 
 def test_below_what_was_measured_a_collective_goes_down_to_its_start(tmp_path):
     table, machine = tmp_path / "rows.json", tmp_path / "large.json"
     table.write_text(ours([row for row in GATHERS + PERMUTES if row["size"] >= 2**20]))
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
-    assert predict("all_gather", 8, 8, str(machine)) == pytest.approx(10e-6, rel=0.05)
+    assert predict("all_gather", 8, place_of(8, str(machine))) == pytest.approx(10e-6, rel=0.05)
 
 
 def test_algorithms_of_ours_give_rates():
@@ -200,7 +204,7 @@ def test_fractions_of_bytes_stay_apart(tmp_path):
     data, _ = fit_machine("mine", read_timings(ours(rows)))
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(data))
-    assert predict("psum", 1.25, 8, str(file)) == pytest.approx(3.5e-5)
+    assert predict("psum", 1.25, place_of(8, str(file))) == pytest.approx(3.5e-5)
 
 
 def test_too_few_sizes_are_refused(tmp_path, capsys):
@@ -276,15 +280,15 @@ def test_a_file_that_is_no_machine_is_refused(tmp_path, changes, words):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(GOOD | changes))
     with pytest.raises(ValueError, match=re.escape(words)):
-        predict("psum", 8, 4, str(file))
+        predict("psum", 8, place_of(4, str(file)))
 
 
 def test_a_machine_without_a_network_is_of_one_host(tmp_path):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(GOOD))
     with pytest.raises(ValueError, match="mine names no network between hosts"):
-        predict("psum", 8, 8, str(file))
-    assert predict("psum", 8, 8, str(file), hosts=2, network="ethernet100") > 0
+        predict("psum", 8, place_of(8, str(file)))
+    assert predict("psum", 8, place_of(8, str(file), hosts=2, network="ethernet100")) > 0
 
 
 def test_a_machine_of_ones_own_is_shown(tmp_path, capsys):

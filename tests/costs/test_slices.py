@@ -13,7 +13,8 @@ from support import mostly_exhaustive
 from ringcoll import overlap
 from ringcoll.__main__ import main
 from ringcoll.algorithms import build
-from ringcoll.costs import DEVICES, price, price_backward
+from ringcoll.costs import DEVICES, price
+from ringcoll.costs.counts import price_backward
 from ringcoll.costs.routes import on_torus
 from ringcoll.costs.slices import along, closed, rings
 from ringcoll.overlap.embedding import embed
