@@ -149,33 +149,21 @@ def ranks(text: str) -> tuple[int, ...]:
         argparse.ArgumentTypeError: it is not a shape, or has more ranks.
     """
     sizes = shape(text)
-    check_ranks(sizes)
-    return sizes
-
-
-def check_ranks(shape: tuple[int, ...]) -> None:
-    """Refuse a shape of more ranks than a schedule can be built for.
-
-    Raises:
-        argparse.ArgumentTypeError: it has more than `MOST_RANKS`.
-    """
-    if prod(shape) > MOST_RANKS:
+    if prod(sizes) > MOST_RANKS:
         raise argparse.ArgumentTypeError(
-            f"{'x'.join(map(str, shape))}: a schedule of more than {MOST_RANKS} ranks takes "
-            "minutes and gigabytes to build; every rank does the same, so give fewer"
+            f"{text}: a schedule of more than {MOST_RANKS} ranks takes minutes and gigabytes to "
+            "build; every rank does the same, so give fewer"
         )
+    return sizes
 
 
 def shapes(text: str) -> list[tuple[int, ...]]:
     """Read a list of shapes, such as "2..8,3,4x4". A range means powers of two, also for an axis.
 
     Raises:
-        argparse.ArgumentTypeError: it is not such a list, or a shape has too many ranks.
+        argparse.ArgumentTypeError: it is not such a list.
     """
-    listed = [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
-    for shape in listed:
-        check_ranks(shape)
-    return listed
+    return [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
 
 
 def _range(text: str) -> list[int]:

@@ -211,7 +211,7 @@ def _changed(args: argparse.Namespace) -> Device:
     if "alpha" in changes or "beta" in changes:
         changes["wire"] = None
     model = replace(args.device.model, **changes)
-    return replace(args.device, model=model, curves=MappingProxyType({}), like="")
+    return replace(args.device, model=model, curves=MappingProxyType({}), based_on="")
 
 
 def _described(places: Sequence[Place]) -> Iterator[str]:

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         except ValueError as error:
             args.error(str(error))
         data = machines.contents(machines.path_of(args.show))
-        lines = [f"{name}: {data['what']}; also {', '.join(data['also'])}"]
+        lines = [f"{name}: {data['what']}; also {', '.join(data['aliases'])}"]
         lines += [
             f"{rate} {value:.6g}: {source}" for rate, (value, source) in data["rates"].items()
         ]

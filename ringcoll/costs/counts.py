@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import ceil, prod
 from typing import Any, TypeVar
 
-from ringcoll.costs.routes import HostRound, Load, Uneven, on_hosts, on_torus
+from ringcoll.costs.routes import HostRound, Load, UnevenRounds, on_hosts, on_torus
 from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, of_tour, phases
 from ringcoll.schedules.registry import TOUR, Algorithm, build
@@ -50,7 +50,7 @@ class Price:
     raw: Fraction = Fraction(0)
     link: Fraction = Fraction(0)
     additions: Fraction = Fraction(0)
-    uneven: tuple[Uneven, ...] = ()
+    uneven: tuple[UnevenRounds, ...] = ()
 
     def _repr_html_(self) -> str:
         """What a notebook shows: a table."""
@@ -237,7 +237,7 @@ def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
         link=shards * alone.link,
         additions=shards * adds * alone.additions,
         uneven=tuple(
-            Uneven(times, tuple((links, shards * load) for links, load in reach))
+            UnevenRounds(times, tuple((links, shards * load) for links, load in reach))
             for times, reach in alone.uneven
         ),
     )

@@ -113,7 +113,7 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
     data = {
         "name": name,
         "what": "measured by the user",
-        "also": [],
+        "aliases": [],
         "axes": 0,
         "ranks_a_host": max(most, 2),
         "between": _BETWEEN,

@@ -15,7 +15,7 @@ import numpy as np
 
 from ringcoll.costs.counts import HostsPrice, Price
 from ringcoll.costs.curves import Curve
-from ringcoll.costs.routes import Load, Uneven
+from ringcoll.costs.routes import Load, UnevenRounds
 from ringcoll.costs.slices import SIDES
 
 
@@ -106,7 +106,7 @@ def _sending(load: Load, link_bytes: float, model: Model) -> float:
     return apart - sum(_beside(one, shard_bytes, model) for one in load.uneven)
 
 
-def _beside(rounds: Uneven, shard_bytes: float, model: Model) -> float:
+def _beside(rounds: UnevenRounds, shard_bytes: float, model: Model) -> float:
     """The seconds in which bytes of near messages travel while far messages pass their links.
 
     A round is done when, for every distance, messages that go as far have passed that many links,
@@ -261,9 +261,8 @@ def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
 
     `prediction` prices the same collective in another way: it knows the slice, counts the pairs of
     ranks on the busiest link, and takes the rate that a built-in reaches. A matmul knows only the
-    number of its ranks. Without a slice, the price of `prediction` is 3 to 50 times this one (4 to
-    256 ranks). With it, "auto" would not exchange 512 rows of FSDP on tpu7x, although that is
-    faster (8192 x 14336 over 8 ranks, compiled: rows exchanged 561 us, w gathered 889).
+    number of its ranks. Without a slice, the price of `prediction` is several times this one. With
+    it, "auto" would not exchange few rows of FSDP on tpu7x, although that is faster (compiled).
     """
     distance = max(model.axes * ranks ** (1 / model.axes) / 4, 1.0)
     sent = (ranks - 1) / ranks * model.beta * block_bytes

@@ -233,43 +233,43 @@ def _by_wire(nbytes: float, model: Model) -> float:
 def _measured(
     name: str, nbytes: float, ranks: int, several_hosts: bool, device: Device
 ) -> float | None:
-    """Seconds by the curves of a machine, or of its `like`; None if neither has curves."""
+    """Seconds by the curves of a machine, or of the one it is based on; None without curves."""
     if name in ALL_REDUCES:
         name = "psum"
     way, local = (_WAYS[name], device.ranks_a_host) if several_hosts else (Way.SWITCH, 1)
-    for one in (name, *_ALIKE.get(name, ())):
-        own = device.curves.get((one, several_hosts), {})
-        like = _of_its_like(one, several_hosts, device)
-        if name == PERMUTE and (own or like):  # the number of ranks does not matter
-            known = own or like
+    for candidate in (name, *_ALIKE.get(name, ())):
+        own = device.curves.get((candidate, several_hosts), {})
+        base = _base_curves(candidate, several_hosts, device)
+        if name == PERMUTE and (own or base):  # the number of ranks does not matter
+            known = own or base
             return known[min(known, key=lambda n: abs(n - ranks))](nbytes)
-        if len(own) == 1 and like:
+        if len(own) == 1 and base:
             ((measured, curve),) = own.items()
-            return _in_proportion(curve, across(like, ranks), across(like, measured))(nbytes)
-        if own or like:
-            return across(own or like, ranks, way, local)(nbytes)
+            return _in_proportion(curve, across(base, ranks), across(base, measured))(nbytes)
+        if own or base:
+            return across(own or base, ranks, way, local)(nbytes)
     return None
 
 
 def _in_proportion(curve: Curve, wanted: Curve, known: Curve) -> Curve:
     """The curve times wanted / known."""
-    sizes = (size for one in (curve, wanted, known) for size, _ in one.knots)
+    sizes = (size for measured in (curve, wanted, known) for size, _ in measured.knots)
     return rising(sizes, lambda size: curve(size) * wanted(size) / known(size))
 
 
-def _of_its_like(name: str, several_hosts: bool, device: Device) -> Mapping[int, Curve]:
-    """The curves of the machine's `like`, changed to the rate of the machine's own links.
+def _base_curves(name: str, several_hosts: bool, device: Device) -> Mapping[int, Curve]:
+    """The curves of the machine that it is based on, changed to the rate of its own links.
 
     If the switch does not add, ranks have to send the sums too: an all-reduce fills the links
     twice.
     """
-    if not device.like or several_hosts:  # other hosts have another network
+    if not device.based_on or several_hosts:  # other hosts have a different network
         return {}
-    like, beta = MACHINES[device.like], device.model.beta
-    twice = name == "psum" and like.switch_adds and not device.switch_adds
+    base, beta = MACHINES[device.based_on], device.model.beta
+    twice = name == "psum" and base.switch_adds and not device.switch_adds
     return {
-        n: _on_links(curve, beta / like.model.beta, 2 * (n - 1) / n * beta if twice else 0.0)
-        for n, curve in like.curves.get((name, False), {}).items()
+        n: _on_links(curve, beta / base.model.beta, 2 * (n - 1) / n * beta if twice else 0.0)
+        for n, curve in base.curves.get((name, False), {}).items()
     }
 
 

@@ -14,10 +14,10 @@ def columns() -> int:
     return min(shutil.get_terminal_size().columns, WIDTH)
 
 
-def wrapped(lines: Iterable[str], then: str = "      ") -> Iterator[str]:
-    """The lines, each of at most `WIDTH` columns; `then` begins what goes on below."""
+def wrapped(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, each of at most `WIDTH` columns; the rest of a longer one is indented below it."""
     for line in lines:
-        yield from textwrap.wrap(line, WIDTH, subsequent_indent=then) or [line]
+        yield from textwrap.wrap(line, WIDTH, subsequent_indent=6 * " ") or [line]
 
 
 def choose(name: object, known: Iterable[str]) -> str:

@@ -188,6 +188,6 @@ def test_every_figure_of_a_machine_has_a_source():
 def test_no_two_machines_have_one_name():
     owners = {}
     for one in MACHINES.values():
-        for name in (one.name, *one.also):
+        for name in (one.name, *one.aliases):
             plain = "".join(c for c in name.lower() if c.isalnum())
             assert owners.setdefault(plain, one.name) == one.name

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.quick
 
 def machine(model, ranks_a_host=0, between="", share=1.0, curves=None):
     """A machine that nobody measured, unless `curves` are given."""
-    unknown = {"what": "", "also": (), "like": "", "matmuls": {}, "error": 0.0}
+    unknown = {"what": "", "aliases": (), "based_on": "", "matmuls": {}, "error": 0.0}
     return Device(
         name="toy",
         model=model,

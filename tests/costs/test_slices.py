@@ -99,7 +99,7 @@ def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
 
 
 def reach_of(sent):
-    """`Uneven.reach` for the paths and shards of a round; nothing if all paths are equally long."""
+    """`UnevenRounds.reach` for paths and shards of a round; nothing if paths are equally long."""
     distances = sorted({len(path) for path, _ in sent})
     reach = []
     for links in distances:
