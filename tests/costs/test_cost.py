@@ -44,15 +44,6 @@ def test_bytes_of_near_messages_travel_beside_the_hops_of_far_ones():
     assert modelled(paid, 100, Model(7, 1, 0, hop=10), 2) == 14 + 310  # all are raw
 
 
-def test_device_models_are_the_stated_constants():
-    assert list(DEVICES) == ["tpu7x", "v4", "v5e", "v5p", "v6e"]
-    paid = price("psum_scatter", "bidirectional_ring", (8,), network=(8,))
-    time = modelled(paid, 1e9, DEVICES["v5e"])
-    assert time == pytest.approx(7 * 1.9e-6 + 3.5 * 1e9 / 45e9 + 7 * 3 * 1e9 / 810e9)
-    assert [round(1e-9 / m.beta) for m in DEVICES.values()] == [90, 45, 45, 90, 90]
-    assert [round(3e-9 / m.gamma) for m in DEVICES.values()] == [3690, 1228, 810, 2760, 1640]
-
-
 # -- fit --
 
 

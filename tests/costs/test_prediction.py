@@ -37,9 +37,7 @@ def test_a_line_of_chips_is_slower_than_a_ring():
     def gather(nbytes, **where):
         return predict("all_gather", nbytes, place_of(4, "v5e", **where))
 
-    line = gather(2**17, closed=False)
-    assert line == pytest.approx(8 * US, rel=0.1)
-    assert gather(2**17, network="8x4") == line
+    assert gather(2**17, network="8x4") == gather(2**17, closed=False)
     assert gather(2**30, closed=True) == pytest.approx(gather(2**30, closed=False) / 2, 0.01)
     closed = predict("all_gather", 2**30, place_of(16, "v5e", network="16x16"))
     assert closed == pytest.approx(15 / 16 * 2**30 / 2 * costs.DEVICES["v5e"].beta, rel=0.01)
@@ -103,22 +101,7 @@ def test_hosts_and_the_network_between_them():
     assert alps < gather(network="slingshot") / 2
 
 
-def test_each_rank_has_a_port_to_the_network_between_hosts():
-    """By ports of 100 Gbit/s: two hosts swap their sums, more send two each."""
-    two, four = (
-        predict("psum", 2**33, place_of(8 * h, "h100", hosts=h, network="ethernet100"))
-        for h in (2, 4)
-    )
-    assert two == pytest.approx(2**33 / 8 / 12.5e9, rel=0.01)
-    assert four == pytest.approx(2 * two, rel=0.01)
-    # Eleven ranks are on two hosts, of six and five.
-    times = [predict("psum", 2**28, place_of(n, "h100")) for n in (10, 11, 12)]
-    assert times == sorted(times, reverse=True)  # more ports, and two hosts for each
-
-
-def test_a_rank_that_is_alone_on_its_host_starts_messages_like_any_other_rank():
-    alone = predict("ppermute", 8, place_of(8, "h100", hosts=8))
-    assert alone >= MACHINES["h100"].model.alpha
+def test_ranks_alone_on_their_hosts_are_on_the_network_between_them():
     on_hosts = predict("psum", 2**16, place_of(2, "cpu", hosts=2, network="ibverbs"))
     assert on_hosts == predict("psum", 2**16, place_of(2, "ibverbs"))
     cpu, gloo = (predict("psum", 2**20, place_of(4, one), "ring") for one in ("cpu", "gloo"))

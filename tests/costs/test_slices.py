@@ -70,12 +70,19 @@ def pairs(schedule, move):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["ring", "bidirectional_ring", "two_ended", "torus", "direct"]
+    "algorithm", ["ring", "bidirectional_ring", "two_ended", "torus", "direct", "bruck"]
 )
-@pytest.mark.parametrize("shape", [(2,), (3,), (5,), (2, 3), (3, 5), (4, 2), (2, 3, 2)])
-def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
-    for wrap in product([False, True], repeat=len(shape)):
-        schedule, network = build("all_gather", algorithm, shape), placed(shape, wrap)
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        *((one, one) for one in ((2,), (3,), (5,), (2, 3), (3, 5), (4, 2), (2, 3, 2), (1, 6))),
+        *(((8,), (4, 2)), ((4, 2), (8,)), ((2, 4), (4, 2)), ((2, 2, 2), (8,)), ((9,), (3, 3))),
+        *(((12,), (6, 2)), ((3, 4), (6, 2))),
+    ],
+)
+def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape, size):
+    for wrap in product([False, True], repeat=len(size)):
+        schedule, network = build("all_gather", algorithm, shape), placed(size, wrap)
         startups, hops, link, uneven = 0, 0, 0, []
         for moves in schedule.rounds:
             load, ports, far, sent = {}, {}, 0, []
@@ -90,7 +97,7 @@ def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
             startups, hops = startups + max(ports.values()), hops + far
             link += max(load.values())
             uneven += reach_of(sent)
-        found = on_torus(schedule, shape, wrap)
+        found = on_torus(schedule, size, wrap)
         passed = (found.startups, found.hops, found.link * schedule.lanes)
         assert passed == (startups, hops, link), wrap
         assert sorted(reach for times, reach in found.uneven for _ in range(times)) == sorted(
