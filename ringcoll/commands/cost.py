@@ -150,11 +150,11 @@ def run(args: argparse.Namespace) -> int:
     collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
-        algorithms = _chosen(args, collective)
+        algorithms = _algorithms(args, collective)
         wire = arguments.wire(args.wire, args.collective)
         options = {name: getattr(args, name) for name in ("hosts", "network", "closed", "ports")}
-        places = [place_of(shape, _changed(args), **options) for shape in args.ranks]
-        rows = [_priced(place, collective, algorithms, refused, wire) for place in places]
+        places = [place_of(shape, _device_with_options(args), **options) for shape in args.ranks]
+        rows = [_price_all(place, collective, algorithms, refused, wire) for place in places]
         if not any(row.seconds for row in rows):
             raise ValueError("; ".join(refused))
     except ValueError as error:
@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([*_as_json(args, rows)], indent=1))
         return 0
-    lines = [*_described(places)]
+    lines = [*_machine_lines(places)]
     if wire:
         lines.append(
             f"messages hold {args.wire} and scales: {encoding.ratio(wire, _ITEMSIZE):.3f} of the "
@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
+def _algorithms(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     """The algorithms to compare, by name.
 
     Raises:
@@ -190,19 +190,19 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     """
     known = [LAX] if collective != TOUR else []
     known += names(collective) if collective != PERMUTE else []
-    chosen: dict[str, Algorithm] = {}
-    for asked in args.algorithm.split(",") if args.algorithm else known:
-        name = asked if asked in known else listed_name(collective, asked)
+    algorithms: dict[str, Algorithm] = {}
+    for given in args.algorithm.split(",") if args.algorithm else known:
+        name = given if given in known else listed_name(collective, given)
         if name not in known:
-            raise ValueError(f"--algorithm {asked}: {args.collective}: {unknown(asked, known)}")
-        chosen[name] = name
+            raise ValueError(f"--algorithm {given}: {args.collective}: {unknown(given, known)}")
+        algorithms[name] = name
     if args.function:
         own = args.function.__name__
-        chosen[own if own not in chosen else f"{own} (--function)"] = args.function
-    return chosen
+        algorithms[own if own not in algorithms else f"{own} (--function)"] = args.function
+    return algorithms
 
 
-def _changed(args: argparse.Namespace) -> Device:
+def _device_with_options(args: argparse.Namespace) -> Device:
     """The device, with the constants that the options give in place of what was measured."""
     given = {name: getattr(args, name) for name in _CONSTANTS}
     changes = {name: value for name, value in given.items() if value is not None}
@@ -214,7 +214,7 @@ def _changed(args: argparse.Namespace) -> Device:
     return replace(args.device, model=model, curves=MappingProxyType({}), based_on="")
 
 
-def _described(places: Sequence[Place]) -> Iterator[str]:
+def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
     """The constants of the device and of the networks between hosts; which axes are lines."""
     device = places[0].device
     yield f"modelled on {device.name}: {_constants(device.model)}"
@@ -246,7 +246,7 @@ def _constants(model: Model) -> str:
     return words
 
 
-def _priced(
+def _price_all(
     place: Place,
     collective: str,
     algorithms: Algorithms,

@@ -74,7 +74,7 @@ def _as_tree(args: argparse.Namespace, drawn_plan: Plan) -> str:
 
     Raises:
         ValueError: the collective adds nothing; a file was asked for; or the algorithm adds by
-            another tree, and then the message names those that add by this one.
+            a different tree, and then the message names those that add by this one.
     """
     collective = in_lax(args.collective)
     if collective not in ("psum", "psum_scatter"):
@@ -104,15 +104,15 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError("--round selects a round of a picture: give --svg too")
         if args.follow is not None and not (args.animate or args.html):
             raise ValueError("--follow is for what moves: give --animate or --html too")
-        drawn = as_svg(drawn_plan, args.round) if args.svg else ""
-        moving = as_motion(drawn_plan, args.follow) if args.animate else ""
+        svg = as_svg(drawn_plan, args.round) if args.svg else ""
+        animation = as_motion(drawn_plan, args.follow) if args.animate else ""
         page = as_page(drawn_plan, args.follow) if args.html else ""
     except ValueError as error:
         args.error(str(error))
     if args.svg:
-        files.write(args.svg, drawn)
+        files.write(args.svg, svg)
     if args.animate:
-        files.write(args.animate, moving)
+        files.write(args.animate, animation)
     if args.html:
         files.write(args.html, page)
     if not (args.svg or args.animate or args.html):

@@ -87,8 +87,8 @@ def price(
             schedule is cut to them. None for all.
 
     Raises:
-        ValueError: as `algorithms.build`; or the network has another number of ranks; or offsets
-            are given for another collective.
+        ValueError: as `algorithms.build`; or the network has the wrong number of ranks; or
+            offsets are given for a collective that is not cut to them.
 
     >>> paid = costs.price("all_gather", "bruck", (8,))
     >>> paid.rounds, paid.messages, paid.sent
@@ -100,8 +100,8 @@ def price(
     if collective == TOUR:
         return price_tour(algorithm, shape, network, closed, offsets=offsets).whole
     run = _phases(collective, algorithm, shape, offsets)
-    alone = _once(run, lambda schedule: price_backward(schedule, network, closed))
-    return _in_turn(*(_paid(run[i], one, i == 0) for i, one in enumerate(alone)))
+    alone = _count_each(run, lambda schedule: price_backward(schedule, network, closed))
+    return _total(*(_phase_price(run[i], one, i == 0) for i, one in enumerate(alone)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class TourPrice:
     @property
     def whole(self) -> Price:
         """Both as one price: shards are raw; sums are not, so they may be wider."""
-        return replace(_in_turn(self.shards, self.sums), rounds=self.rounds)
+        return replace(_total(self.shards, self.sums), rounds=self.rounds)
 
 
 def price_tour(
@@ -145,10 +145,10 @@ def price_tour(
     >>> paid.rounds, paid.shards.link, paid.sums.link
     (5, Fraction(3, 1), Fraction(3, 1))
     """
-    made = tour(build(TOUR, algorithm, tuple(shape)), offsets)
-    out, home = (price_backward(schedule, network, closed) for schedule in (made.out, made.back))
+    path = tour(build(TOUR, algorithm, tuple(shape)), offsets)
+    out, home = (price_backward(schedule, network, closed) for schedule in (path.out, path.back))
     return TourPrice(
-        made.rounds,
+        path.rounds,
         replace(out, raw=out.sent, additions=Fraction(0)),
         replace(home, raw=Fraction(0)),
     )
@@ -187,31 +187,31 @@ def price_on_hosts(
     rounds, additions = [], Fraction(0)
     run = _phases(collective, algorithm, shape, offsets)
     routed, alone = (
-        _once(run, lambda schedule: on_hosts(schedule, hosts)),
-        _once(run, price_backward),
+        _count_each(run, lambda schedule: on_hosts(schedule, hosts)),
+        _count_each(run, price_backward),
     )
     for phase, kinds, one in zip(run, routed, alone, strict=True):
         for times, *loads in kinds:
             whole = (one._replace(link=phase.shards * one.link) for one in loads)
             rounds.append(HostRound(times, *whole))
-        additions += _paid(phase, one, False).additions
+        additions += _phase_price(phase, one, False).additions
     return HostsPrice(tuple(rounds), additions)
 
 
 def _phases(
     collective: str, algorithm: Algorithm, shape: Sequence[int], offsets: frozenset[int] | None
 ) -> list[Phase]:
-    made = build(collective, algorithm, tuple(shape))
+    built = build(collective, algorithm, tuple(shape))
     if offsets is None:
-        return phases(collective, made)
+        return phases(collective, built)
     if collective == TOUR:
-        return of_tour(tour(made, offsets))
+        return of_tour(tour(built, offsets))
     if collective != "all_gather":
         raise ValueError(f"offsets of {collective!r}: only an all_gather or a tour is cut to them")
-    return phases(collective, cut(made, offsets))
+    return phases(collective, cut(built, offsets))
 
 
-def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:
+def _count_each(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:
     """A count for every phase. A schedule that two phases share is counted only once."""
     counted: list[Counted] = []
     for phase in run:
@@ -221,7 +221,7 @@ def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Co
     return counted
 
 
-def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
+def _phase_price(phase: Phase, alone: Price, is_first: bool) -> Price:
     """The price of a phase; `alone` is the price of its schedule run backward."""
     shards = phase.shards
     adds = phase.carries in (Carries.SUMS, Carries.VECTORS)
@@ -243,7 +243,7 @@ def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
     )
 
 
-def _in_turn(*prices: Price) -> Price:
+def _total(*prices: Price) -> Price:
     """The price of several schedules that run one after the other."""
     added: dict[str, Any] = {
         one.name: sum((getattr(paid, one.name) for paid in prices), getattr(Price(), one.name))

@@ -94,30 +94,30 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
     link_bytes = float(paid.link) * shard_bytes * (raw + (1 - raw) * accumulate_ratio)
     added_bytes = float(paid.additions) * shard_bytes * accumulate_ratio
     load = Load(paid.startups, paid.hops, paid.link, paid.uneven)
-    return _sending(load, link_bytes, model) + model.gamma * added_bytes
+    return _message_seconds(load, link_bytes, model) + model.gamma * added_bytes
 
 
-def _sending(load: Load, link_bytes: float, model: Model) -> float:
+def _message_seconds(load: Load, link_bytes: float, model: Model) -> float:
     """The seconds of messages. With a measured wire, this assumes that all have the same size."""
     if model.wire and load.startups:
         return load.startups * model.wire(link_bytes / load.startups)
-    apart = model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
+    in_turn = model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
     shard_bytes = link_bytes / float(load.link) if load.link else 0.0
-    return apart - sum(_beside(one, shard_bytes, model) for one in load.uneven)
+    return in_turn - sum(_overlap_seconds(kind, shard_bytes, model) for kind in load.uneven)
 
 
-def _beside(rounds: UnevenRounds, shard_bytes: float, model: Model) -> float:
+def _overlap_seconds(rounds: UnevenRounds, shard_bytes: float, model: Model) -> float:
     """The seconds in which bytes of near messages travel while far messages pass their links.
 
     A round is done when, for every distance, messages that go as far have passed that many links,
     and the busiest link has carried them.
     """
     (_, shards), (farthest, _) = rounds.reach[0], rounds.reach[-1]
-    apart = model.hop * farthest + model.beta * shard_bytes * float(shards)
+    in_turn = model.hop * farthest + model.beta * shard_bytes * float(shards)
     least = max(
         model.hop * links + model.beta * shard_bytes * float(load) for links, load in rounds.reach
     )
-    return rounds.times * (apart - least)
+    return rounds.times * (in_turn - least)
 
 
 def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: Model) -> float:
@@ -133,10 +133,10 @@ def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: 
         outer: the rates of a host's port.
     """
 
-    def wire(load: Load, model: Model) -> float:
-        return _sending(load, float(load.link) * shard_bytes, model)
+    def sending(load: Load, model: Model) -> float:
+        return _message_seconds(load, float(load.link) * shard_bytes, model)
 
-    rounds = (n * max(wire(near, inner), wire(far, outer)) for n, near, far in paid.rounds)
+    rounds = (n * max(sending(near, inner), sending(far, outer)) for n, near, far in paid.rounds)
     return sum(rounds) + inner.gamma * float(paid.additions) * shard_bytes
 
 
@@ -259,8 +259,8 @@ def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
 
     Each part passes as many links as the average message on a torus: a quarter of each axis.
 
-    `prediction` prices the same collective in another way: it knows the slice, counts the pairs of
-    ranks on the busiest link, and takes the rate that a built-in reaches. A matmul knows only the
+    `prediction` prices the same collective in a different way: it has the slice, counts the pairs
+    of ranks on the busiest link, and takes the rate that a built-in reaches. A matmul has only the
     number of its ranks. Without a slice, the price of `prediction` is several times this one. With
     it, "auto" would not exchange few rows of FSDP on tpu7x, although that is faster (compiled).
     """

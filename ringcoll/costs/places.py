@@ -209,7 +209,7 @@ def _sizes(network: str) -> tuple[int, ...]:
 
 
 def _networks() -> list[str]:
-    return [name for name, one in MACHINES.items() if one.ranks_a_host == 1]
+    return [name for name, machine in MACHINES.items() if machine.ranks_a_host == 1]
 
 
 def _network_of(name: str) -> Device:
@@ -219,11 +219,11 @@ def _network_of(name: str) -> Device:
         ValueError: there is no such network.
     """
     try:
-        found = find(name)
+        network = find(name)
     except ValueError:
-        found = None
-    if not found or found.ranks_a_host != 1:
+        network = None
+    if not network or network.ranks_a_host != 1:
         raise ValueError(
             f"network {name!r} is not known between hosts; give one of {', '.join(_networks())}"
         )
-    return found
+    return network

@@ -31,11 +31,11 @@ def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     >>> [costs.roundings("psum", name, (8,)) for name in ("ring", "two_ended", "bruck")]
     [7, 5, 3]
     """
-    made = _schedule(collective, algorithm, shape)
+    built = _schedule(collective, algorithm, shape)
     if collective not in ("psum_scatter", "psum", "pmean"):
         return 0
     # A stage adds the vectors of its ranks one after the other.
-    added = sum(s.size - 1 for s in made) if isinstance(made, tuple) else _depth(made)
+    added = sum(s.size - 1 for s in built) if isinstance(built, tuple) else _depth(built)
     return added + (collective == "pmean")
 
 
@@ -58,8 +58,8 @@ def _depth(schedule: Schedule) -> int:
         for move in moves:
             for offset, arrival in zip(move.offsets, schedule.arrivals(move), strict=True):
                 arriving[move.lane, offset].append(depth[move.lane, arrival])
-        for slot, came in arriving.items():
-            depth[slot] = max(depth[slot], *came) + len(came)
+        for slot, depths in arriving.items():
+            depth[slot] = max(depth[slot], *depths) + len(depths)
     return max(depth[lane, 0] for lane in range(schedule.lanes))
 
 
@@ -93,8 +93,8 @@ def _hops(schedule: Schedule) -> int:
         before = dict(hops)
         for move in moves:
             for offset, arrival in zip(move.offsets, schedule.arrivals(move), strict=True):
-                came = before.get((move.lane, arrival), 0) + 1
-                hops[move.lane, offset] = max(hops[move.lane, offset], came)
+                arrived = before.get((move.lane, arrival), 0) + 1
+                hops[move.lane, offset] = max(hops[move.lane, offset], arrived)
     return max(hops[lane, 0] for lane in range(schedule.lanes))
 
 

@@ -189,9 +189,9 @@ def contents(path: Path) -> dict[str, Any]:
 
 
 def _load() -> dict[str, Device]:
-    found = [device_of(contents(path)) for path in sorted(FOLDER.glob("*.json"))]
-    devices = {device.name: device for device in found}
-    for device in found:  # a device without permutes or matmuls gets those of its `based_on`
+    read_devices = [device_of(contents(path)) for path in sorted(FOLDER.glob("*.json"))]
+    devices = {device.name: device for device in read_devices}
+    for device in read_devices:  # a device without permutes or matmuls gets those of its `based_on`
         base = devices.get(device.based_on)
         if base and not device.model.wire:
             device = replace(device, model=replace(device.model, wire=base.model.wire))
@@ -241,7 +241,7 @@ def _named(name: str) -> str:
 
 
 def find(name: str) -> Device:
-    """A machine by its name, by another name that its file gives it, or by the path of a file.
+    """A machine by its name, by an alias in its file, or by the path of a file.
 
     Raises:
         ValueError: there is no such machine.
