@@ -221,13 +221,9 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
 
 def _in_a_ring(name: str, nbytes: float, ranks: int, model: Model) -> float:
     if name == PERMUTE:
-        return _by_wire(nbytes, model)
+        return model.wire(nbytes) if model.wire else model.alpha + model.beta * nbytes
     schedule = "pairwise" if name == "all_to_all" else "ring"
     return seconds(counted(name, schedule, (ranks,)), nbytes / ranks, model)
-
-
-def _by_wire(nbytes: float, model: Model) -> float:
-    return model.wire(nbytes) if model.wire else model.alpha + model.beta * nbytes
 
 
 def _measured(

@@ -1,4 +1,4 @@
-"""Prices of each algorithm in closed form; `test_slices` walks links hop by hop."""
+"""Prices: counted on schedules. `test_slices` walks links hop by hop."""
 
 from fractions import Fraction as F
 from math import prod
@@ -11,49 +11,18 @@ from ringcoll.schedules.schedule import Move, Schedule, ScheduleError, product
 
 pytestmark = pytest.mark.quick
 
-ANY = range(2, 65)
-TWOS = [2, 4, 8, 16, 32, 64]
 
-
-def lg(p):
-    """log2 p, rounded up."""
-    return (p - 1).bit_length()
-
-
-# -- closed forms: p ranks, bytes in full vectors --
-
-# fmt: off
-CLOSED_FORMS = [  # rounds, bytes, additions
-    ("all_gather", "ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
-    ("all_gather", "bidirectional_ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
-    ("all_gather", "two_ended", ANY, lambda p: (-(-(p - 1) // 2), F(p - 1, p), 0)),
-    ("all_gather", "bruck", ANY, lambda p: (lg(p), F(p - 1, p), 0)),
-    ("all_gather", "recursive_doubling", TWOS, lambda p: (lg(p), F(p - 1, p), 0)),
-    ("all_gather", "direct", ANY, lambda p: (1, F(p - 1, p), 0)),
-    ("psum_scatter", "ring", ANY, lambda p: (p - 1, F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "bidirectional_ring", ANY, lambda p: (p - 1, F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "two_ended", ANY, lambda p: (-(-(p - 1) // 2), F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "bruck", ANY, lambda p: (lg(p), F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "recursive_doubling", TWOS, lambda p: (lg(p), F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "direct", ANY, lambda p: (1, F(p - 1, p), F(p - 1, p))),
-    ("psum", "ring", ANY, lambda p: (2 * (p - 1), F(2 * (p - 1), p), F(p - 1, p))),
-    ("psum", "halving_doubling", TWOS, lambda p: (2 * lg(p), F(2 * (p - 1), p), F(p - 1, p))),
-    ("psum", "recursive_doubling", TWOS, lambda p: (lg(p), lg(p), lg(p))),
-    ("psum", "recursive_doubling", range(3, 65, 2), lambda p: (lg(p), p - 1, p - 1)),
-    ("psum", "one_shot", ANY, lambda p: (lg(p), p - 1, p - 1)),
-    ("all_to_all", "pairwise", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
-    ("all_to_all", "bruck", TWOS, lambda p: (lg(p), F(lg(p), 2), 0)),
-    ("all_to_all", "bruck", ANY, lambda p: (lg(p), F(sum(d.bit_count() for d in range(p)), p), 0)),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("collective", "algorithm", "sizes", "form"), CLOSED_FORMS)
-def test_price_is_the_closed_form(collective, algorithm, sizes, form):
-    for p in sizes:
-        paid = price(collective, algorithm, (p,))
-        assert (paid.rounds, paid.sent / p, paid.additions / p) == form(p)
-        assert paid.link == paid.sent  # a switch: one port a rank
+@pytest.mark.parametrize("name", GATHERS)
+def test_a_price_is_counted_on_the_schedule(name):
+    """The numbers themselves are in `test_algorithms` and `test_formulas`."""
+    for n in (2, 4, 8, 64):
+        schedule, others = GATHERS[name](n), F(n - 1)
+        collectives = "all_gather", "psum_scatter", "psum"
+        gather, scatter, total = (price(one, schedule, (n,)) for one in collectives)
+        assert gather.rounds == scatter.rounds == total.rounds / 2 == len(schedule.rounds)
+        assert gather.sent == scatter.sent == total.sent / 2 == others
+        assert (gather.additions, scatter.additions, total.additions) == (0, others, others)
+        assert total.link == total.sent  # a switch: one port a rank
 
 
 def test_log_step_algorithms_lose_on_a_large_physical_ring():

@@ -5,11 +5,19 @@
 
 import numpy as np
 import pytest
-from test_pricing import ANY, TWOS, lg
 
 from ringcoll.algorithms import build, names
 from ringcoll.costs import encodings, error_bound, roundings
 from ringcoll.costs.wire import Wire
+
+ANY = range(2, 65)
+TWOS = [2, 4, 8, 16, 32, 64]
+
+
+def lg(p):
+    """log2 p, rounded up."""
+    return (p - 1).bit_length()
+
 
 # The additions on the longest way into a sum.
 CHAINS = [
