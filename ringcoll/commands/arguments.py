@@ -217,15 +217,14 @@ def function(text: str) -> Callable[..., Any]:
     try:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # importing a module may raise anything
-        if isinstance(error, SyntaxError) or _frames(error)[1:]:  # the module exists and failed
-            raise argparse.ArgumentTypeError(
-                f"{text!r}: importing {module} failed: {in_a_line(error)}"
-            ) from error
-        raise argparse.ArgumentTypeError(f"{text!r} is not a module:function ({error})") from error
-    try:
-        return getattr(imported, name)
-    except AttributeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a module:function ({error})") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: importing {module!r} failed: {in_a_line(error)}"
+        ) from error
+    if not hasattr(imported, name):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a module:function; {module!r} has no {name!r}"
+        )
+    return getattr(imported, name)
 
 
 def in_a_line(error: BaseException) -> str:
@@ -236,19 +235,13 @@ def in_a_line(error: BaseException) -> str:
     words = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # its message already names the line
         return f"{words} ({error.filename})"
-    ours = os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib")
-    places = [f"{frame.filename}, line {frame.lineno}" for frame in _frames(error)]
-    theirs = [at for at in places if "site-packages" not in at and not at.startswith(ours)]
-    return f"{words} ({theirs[-1]})" if theirs else words
-
-
-def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of an error's traceback, without those of Python's import system."""
-    return [
-        frame
+    ours = "<frozen", os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib")
+    theirs = [
+        f"{frame.filename}, line {frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen") and frame.filename != importlib.__file__
+        if "site-packages" not in frame.filename and not frame.filename.startswith(ours)
     ]
+    return f"{words} ({theirs[-1]})" if theirs else words
 
 
 def algorithm(text: str) -> Callable[..., Any]:

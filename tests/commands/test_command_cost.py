@@ -37,7 +37,7 @@ def cost(capsys, *arguments):
 # -- the parts --
 
 
-def test_who_is_the_fastest_is_found_to_the_byte():
+def test_the_fastest_is_found_to_the_byte():
     lines = {"low": lambda b: 9 + b, "flat": lambda b: 1000, "bent": lambda b: max(990, b - 3000)}
     assert fastest(lines, 1, 10_000) == [
         Range("low", 1, 981),  # where it ties with the last
@@ -80,7 +80,7 @@ def test_words():
 # -- the command --
 
 
-def test_messages_of_codes_cost_what_is_predicted(capsys):
+def test_the_cost_of_a_wire_is_the_predicted_one(capsys):
     options = ("--ranks", "4x2", "--bytes", "64M", "--wire", "int8")
     printed = cost(capsys, "all_reduce", *options)
     assert "int8 and scales: 0.516 of the bytes of bfloat16" in printed
@@ -136,7 +136,7 @@ def test_at_a_crossover_the_fastest_changes(capsys):
     assert few == pytest.approx(many, rel=0.01)
 
 
-def test_ones_own_schedule_and_network(capsys):
+def test_a_users_schedule_and_network(capsys):
     own = "--function ringcoll.algorithms:two_ended --algorithm ring"
     constants = "--alpha 1 --hop 0 --beta 0 --gamma 0"
     printed = cost(capsys, "all_gather", "--ranks", "8", *own.split(), *constants.split())
@@ -225,7 +225,7 @@ def test_constants_replace_what_was_measured(capsys):
         ("all_gather --function ringcoll.costs:DEVICES", "is a mappingproxy; name a function"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_words(capsys, arguments, complaint):
+def test_bad_arguments_are_refused_in_words(capsys, arguments, complaint):
     with pytest.raises(SystemExit, match="2"):
         main(["cost", *arguments.split()])
     assert complaint in capsys.readouterr().err

@@ -24,7 +24,7 @@ def test_seconds_are_the_sum_of_startups_bytes_and_additions():
     assert modelled(paid, 100, Model(1, 10, 100), 2) == pytest.approx(6 + 10 * 800 + 100 * 600)
 
 
-def test_alpha_is_paid_for_each_message_by_the_same_port_and_a_hop_for_each_link():
+def test_alpha_counts_messages_of_a_port_and_hop_counts_links():
     machine = Model(100, 0, 0, hop=1)
     assert modelled(price("psum_scatter", "direct", (9,)), 100, machine) == 800
     assert modelled(price("psum_scatter", "direct", (9,), network=(9,)), 100, machine) == 404
@@ -32,7 +32,7 @@ def test_alpha_is_paid_for_each_message_by_the_same_port_and_a_hop_for_each_link
     assert modelled(along_one_then_the_other, 100, machine) == 202
 
 
-def test_bytes_of_near_messages_travel_beside_the_hops_of_far_ones():
+def test_near_bytes_travel_during_far_hops():
     paid = price("all_gather", "direct", (4,), network=(4,))  # to 1 and 3, and half round to 2
     assert (paid.startups, paid.hops, paid.link) == (2, 2, 3)
     for hop in (10, 1000):  # a link and three shards, or two links and two shards
@@ -71,7 +71,7 @@ def test_fit_finds_the_model_again(model):
     assert residual < 1e-9
 
 
-def test_fit_gives_zero_to_coefficients_that_the_samples_do_not_determine():
+def test_undetermined_coefficients_are_zero():
     model = Model(3e-5, 2e-10, 1e-10)  # (a reduce-scatter adds what it sends)
     for collective, beta in [("all_gather", 2e-10), ("psum_scatter", 3e-10)]:
         found, _ = fit(samples(model, collective=collective, algorithms=["ring"]))
@@ -105,7 +105,7 @@ def test_fit_refuses_samples_without_time(bad):
     ("name", "ranks", "expected"),
     [("v5e", 8, 2), ("v5e", 256, 4), ("v5p", 8, 3), ("v5p", 64, 6), ("v6e", 64, 2)],
 )
-def test_links_by_which_all_of_a_slice_are_reached(name, ranks, expected):
+def test_links_of_a_slice(name, ranks, expected):
     assert links(ranks, DEVICES[name]) == expected
     assert links(ranks, Model(1, 1, 1)) == 2
 

@@ -92,7 +92,7 @@ OURS = ours(
     ],
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_each_of_nccl_tests_alone_makes_a_machine(test, collective, newline, tmp_path):
+def test_a_machine_is_fitted_to_one_nccl_test(test, collective, newline, tmp_path):
     table, machine = tmp_path / "nccl.txt", tmp_path / "mine.json"
     table.write_bytes(nccl(test).replace("\n", newline).encode())
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
@@ -114,7 +114,7 @@ def test_outputs_of_nccl_tests_may_follow_each_other():
 
 
 @pytest.mark.parametrize("words", ["0: ", "[1,0]<stdout>:", "[0] ", "10:59:{0} h-3 ", "    "])
-def test_what_a_launcher_writes_before_each_line_is_left_out(words):
+def test_prefixes_of_a_launcher_are_ignored(words):
     text = nccl("all_gather", 16) + nccl("alltoall", 8, 40.0, root=False)
     assert read_timings(behind(words, text)) == read_timings(text)
 
@@ -143,14 +143,14 @@ def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
     assert "mine: measured by the user" in capsys.readouterr().out
 
 
-def test_below_what_was_measured_a_collective_goes_down_to_its_start(tmp_path):
+def test_small_sizes_that_were_not_measured(tmp_path):
     table, machine = tmp_path / "rows.json", tmp_path / "large.json"
     table.write_text(ours([row for row in GATHERS + PERMUTES if row["size"] >= 2**20]))
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
     assert predict("all_gather", 8, place_of(8, str(machine))) == pytest.approx(10e-6, rel=0.05)
 
 
-def test_algorithms_of_ours_give_rates():
+def test_rates_are_fitted_to_our_algorithms():
     data, lines = fit_machine("mine", read_timings(OURS))
     alpha, _ = data["rates"]["start_seconds"]
     rate, source = data["rates"]["link_bytes_per_second"]
@@ -186,12 +186,12 @@ def test_algorithms_of_ours_give_rates():
         (ours([{"seconds": 1}]), "line 1: row 1 has no collective, size, ranks, algorithm"),
     ],
 )
-def test_what_is_no_table_is_refused_with_its_line(text, words):
+def test_a_bad_table_is_refused_with_its_line(text, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         read_timings(text)
 
 
-def test_fractions_of_bytes_stay_apart(tmp_path):
+def test_fractions_of_bytes_are_kept(tmp_path):
     rows = [row("psum", 1 + k / 10, 1e-5 * (k + 1)) for k in range(6)]
     data, _ = fit_machine("mine", read_timings(ours(rows)))
     file = tmp_path / "mine.json"
@@ -220,7 +220,7 @@ def test_sizes_that_are_measured_twice_count_once():
         fit_machine("mine", read_timings(few))
 
 
-def test_what_is_no_text_is_refused(tmp_path, capsys):
+def test_a_file_that_is_not_text_is_refused(tmp_path, capsys):
     (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
     line = "line 2: this is not text in UTF-8; save it as such"
     for name, words in (("binary.txt", line), (".", "Is a directory")):

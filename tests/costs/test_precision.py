@@ -84,7 +84,7 @@ def test_all_ranks_hold_the_same_bits(shape):
     "dtype",
     mostly_exhaustive(["float32", "bfloat16", "float16", "float8_e5m2"], "bfloat16".__eq__),
 )
-def test_what_is_only_moved_keeps_its_bits(dtype):
+def test_gathers_and_broadcasts_keep_bits(dtype):
     x = strange((4,), dtype)
 
     def program(x):

@@ -28,7 +28,7 @@ US = 1e-6
         (("psum", 1024 * MIB, 64, "gh200"), 23140),
     ],
 )
-def test_measured_collectives_take_what_was_measured(asked, measured):
+def test_predictions_are_near_measurements(asked, measured):
     collective, nbytes, *where = asked
     assert predict(collective, nbytes, place_of(*where)) == pytest.approx(measured * US, rel=0.2)
 
@@ -67,12 +67,12 @@ def test_axes_of_ranks_may_be_a_part_of_a_slice():
     assert torus((4, 2), network="4x4") == torus((4, 2), closed=False)
 
 
-def test_a_schedule_of_a_number_of_ranks_goes_round_the_slice_that_they_fill():
+def test_a_ring_of_all_chips_of_a_slice():
     in_a_cube = predict("psum", 2**26, place_of(64, "v5p", network="4x4x4"), "ring")
     assert in_a_cube == predict("psum", 2**26, place_of(64, "v5p"), "ring")
 
 
-def test_other_names_are_the_same():
+def test_aliases_of_machines_and_collectives():
     same = predict("psum", MIB, place_of(4, "v5e"))
     for device in ("v5litepod-4", "v5e-4", "TPU v5 lite", "TPU v5e (v5litepod)"):
         assert predict("psum", MIB, place_of(4, device)) == same
@@ -127,7 +127,7 @@ def test_ranks_alone_on_their_hosts_are_on_the_network_between_them():
         (("psum", 8, 8, "v5e", "lax", "int4", "int8"), "dtype 'int4' with a wire, which c"),
     ],
 )
-def test_what_is_not_known_is_refused_with_what_there_is(asked, words):
+def test_unknown_names_are_refused_with_the_known_ones(asked, words):
     collective, nbytes, ranks, device, *others = asked
     with pytest.raises(ValueError, match=re.escape(words)):
         predict(collective, nbytes, place_of(ranks, device), *others)
@@ -151,7 +151,7 @@ def test_a_place_is_needed():
         ("v5p", {"network": "switch"}, "the built-in of v5p runs on a slice"),
     ],
 )
-def test_a_place_that_cannot_be_is_refused(device, where, words):
+def test_an_impossible_place_is_refused(device, where, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         predict("psum", 8, place_of(64, device, **where))
 

@@ -60,7 +60,7 @@ def test_the_built_in_on_a_torus(collective, nbytes, ranks, closed, paid):
 
 
 @pytest.mark.parametrize(("least", "factor"), [(9, 1), (8, 2), (0, 1)])
-def test_from_so_many_ranks_a_reduce_scatter_is_an_all_reduce(least, factor):
+def test_a_large_reduce_scatter_is_priced_as_an_all_reduce(least, factor):
     model = replace(TORUS.model, all_reduces=least)
     taken = predict("psum_scatter", 840, place_of(8, replace(TORUS, model=model)))
     assert taken == pytest.approx(factor * (7 * (2 + 10) + 3.5 * 105 * 2) + 7 * 105 * 3)
@@ -123,7 +123,7 @@ def test_ranks_alone_on_their_hosts_are_a_ring_on_the_network():
     assert predict("psum", GB, place_of(8, SWITCH, hosts=8), "ring") == pytest.approx(ring)
 
 
-def test_a_collective_without_a_curve_has_that_of_one_that_sends_as_much():
+def test_a_curve_serves_collectives_that_send_as_much():
     curves = {("all_gather", False): {4: Curve(((0.0, 1.0), (100.0, 5.0)))}}
     known = machine(SWITCH.model, 4, "ethernet100", curves=curves)
     for collective in ("all_gather", "psum_scatter", "all_to_all"):

@@ -88,7 +88,7 @@ def my_star(n):
     return Schedule((n,), tuple((Move(s, (0,)),) for s in range(1, n)))
 
 
-def test_your_own_algorithm_is_priced():
+def test_a_users_algorithm_is_priced():
     assert price("psum", my_star, (5,)).rounds == 8
     assert price("psum_scatter", my_star, (5,)) == price("psum_scatter", my_star(5), [5])
     with pytest.raises(ValueError, match="no algorithm 'rign'; did you mean 'ring'"):

@@ -40,7 +40,7 @@ def test_roundings_are_the_longest_chain(algorithm, sizes, form):
         assert roundings("pmean", algorithm, (p,)) == form(p) + 1
 
 
-def test_nothing_is_rounded_where_nothing_is_summed():
+def test_only_sums_are_rounded():
     for collective in ("all_gather", "pmax", "pmin", "pbroadcast"):
         assert error_bound(collective, "ring", (8,), 2**-7) == 0
     assert error_bound("all_to_all", "bruck", (8,), 2**-7) == 0

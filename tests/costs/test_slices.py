@@ -38,7 +38,7 @@ pytestmark = pytest.mark.quick
         (3, (4, 4), (False, False)),
     ],
 )
-def test_which_axes_of_a_slice_close(axes, size, expected):
+def test_axes_of_a_slice_that_are_rings(axes, size, expected):
     assert closed(axes, size) == expected
 
 
@@ -123,7 +123,7 @@ def reach_of(sent):
     return [tuple(kept)] if len(kept) > 1 else []
 
 
-def test_axes_are_told_one_by_one():
+def test_closed_needs_a_value_for_each_axis():
     with pytest.raises(ScheduleError, match=r"closed \(True,\) is not of the axes of \(4, 2\)"):
         price_backward(build("all_gather", "ring", (4, 2)), (4, 2), (True,))
     everything = price("all_gather", "ring", (4, 2), (4, 2))
@@ -197,7 +197,7 @@ def test_cost_and_overlap_agree_on_a_slice(capsys, kind, size, shape, algorithm)
 FORMULA = ["cost", "all_gather", "--algorithm", "ring", "--formulas"]
 
 
-def test_neighbours_have_one_link_between_them(capsys):
+def test_two_neighbours_share_one_link(capsys):
     for kind, taken in (("v5e", "748 us"), ("v5p", "377 us")):
         assert main([*FORMULA, "-n", "2", "--device", kind]) == 0
         printed = capsys.readouterr().out
