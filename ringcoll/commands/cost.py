@@ -27,7 +27,7 @@ from ringcoll.commands import arguments
 from ringcoll.costs import encoding, machines
 from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.machines import MACHINES, Device
-from ringcoll.costs.model import Model, Range, fastest
+from ringcoll.costs.model import Model, fastest
 from ringcoll.costs.places import SWITCH, Place, Seconds, counted, place_of
 from ringcoll.costs.prediction import LAX, PERMUTE, seconds_of
 from ringcoll.costs.wire import Wire
@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
         lines += ["", f"{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest"]
         lines += _table(rows, algorithms, nbytes)
     lines += ["", f"fastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}"]
-    winners = [(row.place.name, _in_words(_ranges(row)) if row.seconds else "-") for row in rows]
+    winners = [(row.place.name, _winners(row)) for row in rows]
     lines += aligned(winners, left=2)
     lines += [f"- {why}" for why in refused]
     if args.formulas:
@@ -344,11 +344,9 @@ def _distinct(row: Priced) -> dict[str, Seconds]:
     return {" = ".join(some): row.seconds[some[0]] for some in alike.values()}
 
 
-def _ranges(row: Priced) -> list[Range]:
-    """Which algorithm is fastest in which range of bytes."""
-    return fastest(_distinct(row), LEAST, MOST)
-
-
-def _in_words(ranges: Sequence[Range]) -> str:
-    first, *others = ranges
+def _winners(row: Priced) -> str:
+    """The fastest algorithm in each range of bytes, with the sizes between the ranges."""
+    if not row.seconds:
+        return "-"
+    first, *others = fastest(_distinct(row), LEAST, MOST)
     return "  ".join([first.name, *(f"| {bytes_in_words(r.least)} | {r.name}" for r in others)])

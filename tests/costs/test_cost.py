@@ -102,22 +102,16 @@ def test_fit_refuses_samples_without_time(bad):
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "expected"),
-    [("v5e", 8, 2), ("v5e", 256, 4), ("v5p", 8, 3), ("v5p", 64, 6), ("v6e", 64, 2)],
-)
-def test_links_of_a_slice(name, ranks, expected):
-    assert links(ranks, DEVICES[name]) == expected
-    assert links(ranks, Model(1, 1, 1)) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks", "expected"),
+    ("name", "ranks", "expected", "of_a_scatter"),
     [
-        *(("v5e", 8, 2), ("v5e", 16, 1), ("v5e", 32, 2), ("v5e", 64, 1), ("v5e", 256, 2)),
-        *(("v6e", 8, 2), ("v6e", 16, 1), ("v5p", 4, 3), ("v5p", 8, 1.5), ("v5p", 64, 3)),
-        *(("tpu7x", 8, 3), ("tpu7x", 32, 3)),
+        *(("v5e", 8, 2, 2), ("v5e", 16, 2, 1), ("v5e", 32, 2, 2), ("v5e", 64, 2, 1)),
+        *(("v5e", 256, 4, 2), ("v6e", 8, 2, 2), ("v6e", 16, 2, 1), ("v6e", 64, 2, 1)),
+        *(("v5p", 4, 3, 3), ("v5p", 8, 3, 1.5), ("v5p", 64, 6, 3)),
+        *(("tpu7x", 8, 3, 3), ("tpu7x", 32, 3, 3)),
     ],
 )
-def test_links_of_a_scatter_that_is_an_all_reduce(name, ranks, expected):
+def test_links_of_a_slice(name, ranks, expected, of_a_scatter):
     """libtpu 0.0.52 compiles the scatter to an all-reduce on square slices, and on those of v5p."""
-    assert scatter_links(ranks, DEVICES[name]) == expected
+    assert links(ranks, DEVICES[name]) == expected
+    assert scatter_links(ranks, DEVICES[name]) == of_a_scatter
+    assert links(ranks, Model(1, 1, 1)) == 2

@@ -153,35 +153,6 @@ def test_errors_are_within_the_bound(collective, shape):
         assert error < seen[1][algorithm]
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    mostly_exhaustive(
-        [((5,), jnp.bfloat16), ((4, 2), jnp.bfloat16), ((3,), np.float16)],
-        lambda shape, _: shape == (5,),
-    ),
-)
-def test_a_wide_sum_is_rounded_once(shape, dtype):
-    # In float32 these sums are exact, so only the nearest value of the dtype is right.
-    n = prod(shape)
-    largest = 2 ** (jnp.finfo(dtype).nmant + 1)
-    x = np.random.default_rng(0).integers(-largest, largest, size=(n, n, 6)).astype(dtype)
-    exact = np.asarray(x, np.float64).sum(0)
-    nearest = exact.astype(np.float32).astype(dtype)
-    assert (nearest != exact).any()
-
-    def program(x):
-        wide = {"accumulate_dtype": jnp.float32}
-        summed = every("psum", shape, **wide)(x), every("psum_scatter", shape, **wide)(x)
-        return *summed, every("psum", shape)(x)
-
-    total, scattered, narrow = per_rank(make_mesh(*shape), program, x)
-    for algorithm, y in total.items():
-        np.testing.assert_array_equal(bits(y), np.stack([bits(nearest)] * n), algorithm)
-        assert (bits(narrow[algorithm]) != bits(y)).any()
-    for algorithm, y in scattered.items():
-        np.testing.assert_array_equal(bits(y), bits(nearest), algorithm)
-
-
 def test_one_shot_adds_in_the_order_of_the_ranks():
     x = normal((5,), np.float32)
     results = per_rank(make_mesh(5), lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), x)
