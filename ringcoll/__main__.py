@@ -33,7 +33,7 @@ from ringcoll.commands import (
 )
 
 #: Each command is a module. It has `add_arguments(parser)` and `run(args) -> exit status`, and the
-#: first line of its docstring says what it does.
+#: first line of its docstring is its help.
 COMMANDS = {
     "draw": draw,
     "explore": explore,

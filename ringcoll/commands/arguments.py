@@ -34,11 +34,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the command and what is wrong, with the cure after a semicolon; status 2."""
-        cure = "" if ";" in message else "; -h explains the arguments"  # argparse says no cure
+        cure = "" if ";" in message else "; -h explains the arguments"  # argparse names no cure
         self.exit(2, f"{self.prog}: error: {message}{cure}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse an unknown name; argparse does not say which of the known is nearest."""
+        """Refuse an unknown name; argparse does not name the nearest known one."""
         if action.choices is not None and value not in action.choices:
             cure = choose(value, map(str, action.choices))
             raise argparse.ArgumentError(action, f"no {value!r}; {cure}")
@@ -245,7 +245,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def algorithm(text: str) -> Callable[..., Any]:
-    """Import a user's schedule, "module:function", wrapped as `_called` says.
+    """Import a user's schedule, "module:function", wrapped as in `_called`.
 
     Raises:
         argparse.ArgumentTypeError: there is no such function.
@@ -280,7 +280,7 @@ def _called(text: str, does: str, called_with: str) -> Callable[..., Any]:
     def called(*operands: Any) -> Any:
         try:
             return user_function(*operands)
-        except ScheduleError:  # its message already says what is wrong
+        except ScheduleError:  # its message already names the fault
             raise
         except (Exception, SystemExit) as error:
             raise ScheduleError(

@@ -12,7 +12,7 @@ larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand 
 alpha is seconds per message, hop seconds per link that a message passes, beta seconds per byte on
 the busiest link, and gamma seconds per byte added. `lax` is the built-in, whose price comes from
 published measurements if there are any. Nothing is measured here; `python -m benchmarks measured`
-says how far prices are off.
+compares prices with measurements.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             type=arguments.seconds,
             metavar="SECONDS",
-            help=f"{constant}, in place of what is known of the device",
+            help=f"{constant}, in place of the value of the device",
         )
     printed = parser.add_mutually_exclusive_group()
     what = "print the formula of each algorithm too"

@@ -109,12 +109,9 @@ def run(args: argparse.Namespace) -> int:
         page = as_page(drawn_plan, args.follow) if args.html else ""
     except ValueError as error:
         args.error(str(error))
-    if args.svg:
-        files.write(args.svg, svg)
-    if args.animate:
-        files.write(args.animate, animation)
-    if args.html:
-        files.write(args.html, page)
+    for file, content in ((args.svg, svg), (args.animate, animation), (args.html, page)):
+        if file:
+            files.write(file, content)
     if not (args.svg or args.animate or args.html):
         print(as_text(drawn_plan, columns()))
     return 0

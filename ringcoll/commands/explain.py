@@ -45,7 +45,7 @@ SHOWN = 4  # ranks of the schedule that is printed
 
 
 class About(NamedTuple):
-    """What the docstring of an algorithm says: first line, `When:`, `Source:`, and all of it."""
+    """The parts of the docstring of an algorithm: first line, `When:`, `Source:`, and all of it."""
 
     does: str
     when: str
@@ -54,7 +54,7 @@ class About(NamedTuple):
 
 
 def about(algorithm: Callable[..., Any]) -> About:
-    """What the docstring of an algorithm says, in parts."""
+    """The docstring of an algorithm, in parts."""
     does, *others = paragraphs(algorithm)
     sections = dict(paragraph.partition(": ")[::2] for paragraph in others)
     docstring = inspect.getdoc(algorithm) or ""

@@ -26,7 +26,7 @@ Counted = TypeVar("Counted")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
+    """The cost for one rank, counted in shards (a lane's share of a shard is a fraction).
 
     `messages` are the messages that a rank sends. `startups` are those that start one after the
     other. On a switch, a rank has one port, so these are all of its messages. On a physical ring or
@@ -68,12 +68,12 @@ def price(
     *,
     offsets: frozenset[int] | None = None,
 ) -> Price:
-    """What one rank pays for a collective, in shards (1/n of the full vector).
+    """The cost of a collective for one rank, in shards (1/n of the full vector).
 
-    A psum (and pmean, pmax, pmin, pbroadcast) pays for a reduce-scatter and an
+    A psum (and pmean, pmax, pmin, pbroadcast) costs a reduce-scatter and an
     all-gather, or for its stages: in a stage over p ranks, each gathers whole vectors and adds
-    p-1 of them to its own. A ragged_all_to_all pays for the exchange of its blocks; the exchange of
-    its offsets is not counted. A "tour" pays for its shards, which are raw, and for its sums:
+    p-1 of them to its own. A ragged_all_to_all costs the exchange of its blocks; the exchange of
+    its offsets is not counted. A "tour" costs its shards, which are raw, and its sums:
     `price_tour` has these two separately.
 
     Args:
@@ -106,7 +106,7 @@ def price(
 
 @dataclass(frozen=True, slots=True)
 class TourPrice:
-    """What one rank pays for a tour: for the shards, and for the sums that follow them and return.
+    """The cost of a tour for one rank: of the shards, and of the sums that follow them and return.
 
     Each has its own `link`: the load of its busiest link and direction. On a ring both have the
     same busiest link: a sum takes the way of its shard, one round later.
@@ -130,7 +130,7 @@ def price_tour(
     *,
     offsets: frozenset[int] | None = None,
 ) -> TourPrice:
-    """What one rank pays for a tour, in shards; a sum has as many numbers as a shard.
+    """The cost of a tour for one rank, in shards; a sum has as many numbers as a shard.
 
     Shards and sums travel at the same time. Their messages share ports, so their times add up.
 
@@ -298,9 +298,9 @@ def price_backward(
     network: Sequence[int] | None = None,
     closed: Sequence[bool] | None = None,
 ) -> Price:
-    """What one rank pays for a schedule run backward, as a reduce-scatter.
+    """The cost for one rank of a schedule that runs backward, as a reduce-scatter.
 
-    Forward it pays the same, but it adds nothing and everything is raw. Backward, every message
+    Forward it costs the same, but adds nothing and everything is raw. Backward, every message
     goes the opposite way.
 
     Args:

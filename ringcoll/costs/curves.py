@@ -121,7 +121,7 @@ def _error(sizes: Sequence[float], seconds: Sequence[float], i: int, j: int) -> 
 
 
 class Way(Enum):
-    """How a collective sends. This says how its time grows with the number of ranks."""
+    """How a collective sends. Its time grows with the number of ranks accordingly."""
 
     SWITCH = "on one host"
     RING = "n-1 steps round a ring of all ranks, over hosts"

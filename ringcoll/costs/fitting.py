@@ -1,4 +1,4 @@
-"""Make a machine from measurements: read a table, fit a machine, and say how far it is off.
+"""Make a machine from measurements: read a table, fit a machine, and print its error.
 
 A table is the output of nccl-tests, or the file that `python -m benchmarks --json` writes. Bytes
 are counted as nccl-tests does.
@@ -75,7 +75,7 @@ def read_timings(text: str) -> list[Timing]:
 
 
 def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], list[str]]:
-    """Fit a machine: the contents of its file, and lines that say what was fitted.
+    """Fit a machine: the contents of its file, and lines that describe the fit.
 
     Built-in collectives (algorithm "lax") get a curve for each number of ranks. Rates come from
     permutes; without permutes, from measured algorithms of ringcoll; without these, from the
@@ -153,7 +153,7 @@ def _whole(size: float) -> int | float:
 
 
 def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, float, str]:
-    """Seconds per message, seconds per byte, and words that say what they were fitted to."""
+    """Seconds per message, seconds per byte, and what they were fitted to, in words."""
     permutes = [one for one in timings if one.collective == _PERMUTE]
     counted = [one for one in ours if one.collective != _PERMUTE]
     if permutes:
@@ -248,7 +248,7 @@ def _check_nccl_tests(
         )
     if not hosts:
         raise ValueError(
-            f"line {number}: no line '#  Rank  0 ...' above says how many ranks there are; keep "
+            f"line {number}: no line '#  Rank  0 ...' above gives the number of ranks; keep "
             "the lines of ranks in each output"
         )
     if "time" not in columns or len(cells) < len(columns):

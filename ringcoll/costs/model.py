@@ -1,7 +1,7 @@
 """What a collective costs in seconds: a model of the machine, and its fit.
 
 `seconds` multiplies the counts of `ringcoll.costs` by a `Model`; `seconds_on_hosts` multiplies
-them by two models. `fastest` says which of several algorithms takes least time at which size. `fit`
+them by two models. `fastest` finds the algorithm that takes least time at each size. `fit`
 finds the model of a machine from measurements.
 """
 
@@ -23,8 +23,8 @@ from ringcoll.costs.slices import SIDES
 class Model:
     """Rates of a machine: seconds per message (alpha), byte sent (beta) and byte added (gamma).
 
-    alpha is the start of a message. It is paid for each of the `startups` of a price: messages that
-    leave through different ports at the same time share one. hop is paid for each link that a
+    alpha is the start of a message. It counts for each of the `startups` of a price: messages that
+    leave through different ports at the same time share one. hop counts for each link that a
     message passes. So a message of b bytes to a neighbour takes alpha + hop + b beta. axes is the
     number of axes of the torus or grid that the links make; a switch has none, and no hop. From
     all_reduces ranks on, the built-in reduce-scatter is an all-reduce; 0 means never.
@@ -199,7 +199,7 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
     """The model nearest to the measurements, and its median relative error.
 
     It is the least squares of the *relative* error, so small payloads count as much as large ones.
-    No coefficient is negative. A coefficient is 0 if no sample pays it (the additions of a gather),
+    No coefficient is negative. A coefficient is 0 if no sample has it (the additions of a gather),
     or if the samples cannot distinguish it from an earlier one.
 
     Raises:

@@ -123,7 +123,7 @@ def seconds_of(
     itemsize: int = 4,
     offsets: frozenset[int] | None = None,
 ) -> Seconds:
-    """What `predict` says, as a function of bytes: the schedule is priced once.
+    """The seconds of `predict`, as a function of bytes: the schedule is priced once.
 
     Args:
         name: the collective, by the name that `jax.lax` gives it.
@@ -206,7 +206,7 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     if name == "pbroadcast":
         name = "psum"
     # Messages start together; each link carries its share. (A matmul that exchanges rows does not
-    # know the slice: see `model.all_to_all_seconds`.)
+    # have the slice: see `model.all_to_all_seconds`.)
     if name == "all_to_all":
         paid = counted(name, "pairwise", place.shape, place.network, place.closed)
         paid = replace(paid, startups=1, hops=max(place.shape) // 2, uneven=())

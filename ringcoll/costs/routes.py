@@ -74,8 +74,8 @@ def on_torus(
     Args:
         schedule: a schedule of any kind.
         network: the sizes of the network's axes.
-        closed: which of them are rings; None: all. The others are lines; `slices.along` says where
-            ranks are on a line.
+        closed: which of them are rings; None: all. The others are lines, on which
+            `slices.along` places the ranks.
 
     Startups of a round are the most messages that leave a rank through one port (an axis and a
     direction); messages through other ports start at the same time. Hops of a round are the links

@@ -1,4 +1,4 @@
-"""Read JSON strictly: an error says in one readable line which value is wrong, and why."""
+"""Read JSON strictly: an error names in one readable line the value that is wrong, and why."""
 
 import json
 import re

@@ -226,7 +226,7 @@ def _plain(name: str) -> str:
 _NAMES = {_plain(n): one.name for one in MACHINES.values() for n in (one.name, *one.aliases)}
 
 
-#: Words that may stand with the name of a machine and that say nothing more.
+#: Words that may stand beside the name of a machine and mean nothing more.
 _MORE = {"nvidia", "google", "tpu", "gpu", "sxm", "sxm4", "sxm5", "sxm6", "hgx", "dgx", "nvl72"}
 
 
