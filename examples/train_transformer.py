@@ -93,7 +93,7 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in () if args.process_id else ("output", "checkpoint"):  # the first process writes
         try:
             if folder := getattr(args, name):
-                files.check_folder(folder)
+                folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             parser.error(f"--{name} {folder}: {error}; name a folder that can be written to")
     return args
@@ -144,7 +144,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "check": check.rows if check else None,
     }
     if processes.leads():
-        args.output.mkdir(parents=True, exist_ok=True)
         title = f"{size:,} parameters over {dict(mesh.shape)}, {args.dtype}"
         curve.draw(args.output / "loss.png", title, train_losses, held_out_losses)
         files.write(args.output / "losses.json", json.dumps(found, indent=1))

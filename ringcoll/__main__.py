@@ -33,7 +33,7 @@ from ringcoll.commands import (
 )
 
 #: Each command is a module. It has `add_arguments(parser)` and `run(args) -> exit status`, and the
-#: first line of its docstring says what it does.
+#: first line of its docstring is its help.
 COMMANDS = {
     "draw": draw,
     "explore": explore,
@@ -74,6 +74,8 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     except BrokenPipeError:  # the reader has closed the pipe: `head`, or a pager that was left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # no error at exit either
         return 1
+    except OSError as error:  # a full disk, for example; `check_files` has checked the rest
+        parser.error(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -37,7 +37,7 @@ from benchmarks.measuring.model import fit_rows
 from benchmarks.measuring.row import Measurement
 from benchmarks.measuring.verdict import verdict
 from ringcoll.collectives.table import LAX
-from ringcoll.commands.arguments import File, writing
+from ringcoll.commands.arguments import File, check_files
 from ringcoll.io.files import is_stream
 
 #: Elements of a block in the first comparison: odd, so that shares of lanes and ranks differ.
@@ -87,9 +87,8 @@ def run(args: argparse.Namespace) -> int:
     points = _to_time(args)
     if not args.json and processes.leads():
         args.json = RESULTS
-        with writing(args, "json"):
-            os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
-            RESULTS.check()
+        os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
+        check_files(args)
     header = options.described(mesh)
     report.print_header(header)
     programs = _to_check(args, mesh) if args.check else []
@@ -118,8 +117,7 @@ def run(args: argparse.Namespace) -> int:
         paths = [f"numbers: {args.json}"]
         if rows and not is_stream(args.json):
             drawn = args.json.removesuffix(".json") + ".svg"
-            with writing(args, "json"):
-                picture.draw(drawn, header, rows)
+            picture.draw(drawn, header, rows)
             paths.append(f"picture: {drawn}")
         spent = f"{time.perf_counter() - start:.0f} s of --budget {args.budget:g}"
         report.console().print(spent, *paths, sep="\n")

@@ -28,7 +28,7 @@ from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.collectives import table
 from ringcoll.collectives.table import LAX
-from ringcoll.commands.arguments import File, writing
+from ringcoll.commands.arguments import File
 from ringcoll.costs import price
 from ringcoll.runtime.hosts import on_hosts
 
@@ -90,8 +90,7 @@ def run(args: argparse.Namespace) -> int:
         + (f", {len(rows_of)} of {len(points)} points" if args.interrupted else ""),
     )
     if processes.leads():
-        with writing(args, "table"):
-            written.save(args.table)
+        written.save(args.table)
         if table.Table.load(args.table) != written:
             raise AssertionError(f"{args.table} does not read back as it was written")
     report.print_bands("The choice", chosen)

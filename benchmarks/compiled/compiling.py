@@ -13,7 +13,6 @@ from benchmarks.compiled.program_figures import Figures, hidden_of, print_counte
 from benchmarks.compiled.programs import tuning
 from benchmarks.measuring import files, options, report
 from ringcoll import overlap
-from ringcoll.commands.arguments import Folder
 from ringcoll.commands.overlap import add_option
 from ringcoll.overlap import topology as topologies
 from ringcoll.overlap.gpus import is_named
@@ -29,14 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser)
     options.add_json(parser, "what was found")
     what = "write the timeline of every program into this folder, as SVG"
-    add("--draw", type=Folder, metavar="DIR", help=what)
+    add("--draw", type=Path, metavar="DIR", help=what)
     add_cache(parser)
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """Declare --cache."""
     what = "keep compiled programs in this folder, and reuse those that are in it"
-    parser.add_argument("--cache", type=Folder, metavar="DIR", help=what)
+    parser.add_argument("--cache", metavar="DIR", help=what)
 
 
 def devices_of(args: argparse.Namespace) -> dict[str, int]:
@@ -71,6 +70,8 @@ def find_all(
 ) -> tuple[list[Figures], list[str]]:
     """The figures of each program, and a line for each refused one. Also write them to --json."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
+    if args.draw:
+        args.draw.mkdir(parents=True, exist_ok=True)
     found: list[Figures] = []
     failed: list[str] = []
     bar = report.progress(todo, len(todo), "compiling", lambda one: " ".join(one.values()))
@@ -152,7 +153,6 @@ def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Fi
     )
     if args.draw and found.timed:
         name = "-".join(which.values())
-        Path(args.draw).mkdir(parents=True, exist_ok=True)
-        path = Path(args.draw) / f"{name.replace(':', '-').replace('/', '-')}.svg"
+        path = args.draw / f"{name.replace(':', '-').replace('/', '-')}.svg"
         overlap.report(program).draw(path)
     return found

@@ -17,7 +17,6 @@ from benchmarks.compiled import block_halves, compiling, program_cache, programs
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.compiled.programs import COMPILER, DIRECTIONS, PLAIN, TUNED
 from ringcoll import overlap
-from ringcoll.commands.arguments import writing
 from ringcoll.io.files import write
 
 TOPOLOGIES = ("v5e:2x2", "v5e:4x2", "v5e:4x4", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
@@ -133,9 +132,8 @@ def run(args: argparse.Namespace) -> int:
     data = args.page.with_suffix(".json")
     kept = json.loads(data.read_text(encoding="utf-8")) if data.exists() else []
     rows = merged(kept, found)
-    with writing(args, "page"):
-        write(data, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
-        write(args.page, page(rows))
+    write(data, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
+    write(args.page, page(rows))
     print(summary(rows))
     return compiling.tell_failed(failed)
 

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 from benchmarks.machines import fit, points, wheel
 from benchmarks.machines.points import PublishedPoint
 from benchmarks.measuring import report
-from benchmarks.measuring.plot import PictureFile, PlotLine, plot
+from benchmarks.measuring.plot import PlotLine, plot
 from ringcoll import costs
-from ringcoll.commands.arguments import writing
+from ringcoll.commands.arguments import File
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.io.files import write
 from ringcoll.io.text import bytes_in_words, seconds_in_words
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--points", action="store_true", help="print a row for each measurement")
     add("--write", action="store_true", help=f"write the tables of {PAGE.name}")
     where = "plot measured points, and the lines of the model (svg, png)"
-    add("--plot", type=PictureFile, metavar="FILE", help=where)
+    add("--plot", type=File, metavar="FILE", help=where)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if args.write:
         write(PAGE, written(PAGE.read_text(encoding="utf-8"), tables(measured), notes))
     if args.plot:
-        with writing(args, "plot"):
-            _plot(args.plot, measured)
+        _plot(args.plot, measured)
     return 0
 
 
@@ -206,7 +205,9 @@ def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
         if permute is None or one.collective not in ("all_gather", "psum_scatter", "psum"):
             continue
         ring = (one.ranks - 1) * permute * (1 + (one.collective == "psum"))
-        by_ring = costs.predict(one.collective, one.bytes, one.ranks, one.device, "ring")
+        by_ring = costs.predict(
+            one.collective, one.bytes, costs.place_of(one.ranks, one.device), "ring"
+        )
         pairs += 1
         right += (by_ring < modelled(one)) == (ring < one.seconds)
     return right, pairs
@@ -253,10 +254,13 @@ def modelled(one: PublishedPoint) -> float:
 
 def modelled_on(one: PublishedPoint, device: str | Device) -> float:
     """The seconds by the model of a device."""
-    call = one.collective, one.bytes, one.ranks, device
-    if one.device in costs.DEVICES:
-        return costs.predict(*call, closed=False if "no wrap" in one.topology else None)
-    return costs.predict(*call, hosts=one.hosts if one.hosts > 1 else None)
+    closed = hosts = None
+    if one.device not in costs.DEVICES:
+        hosts = one.hosts if one.hosts > 1 else None
+    elif "no wrap" in one.topology:
+        closed = False
+    place = costs.place_of(one.ranks, device, hosts=hosts, closed=closed)
+    return costs.predict(one.collective, one.bytes, place)
 
 
 def off(one: PublishedPoint) -> float:

@@ -8,15 +8,13 @@ from typing import Any
 
 from benchmarks.measuring.model import Fitted
 from benchmarks.measuring.row import Measurement
-from ringcoll.commands.arguments import writing
 from ringcoll.io.files import write
 
 
 def write_json(args: argparse.Namespace, found: Any) -> None:
     """Write the results to the file of --json, if it is given."""
     if args.json:
-        with writing(args, "json"):
-            write(args.json, json.dumps(found, indent=1) + "\n")
+        write(args.json, json.dumps(found, indent=1) + "\n")
 
 
 def everything(

@@ -8,7 +8,6 @@ from typing import NamedTuple
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from ringcoll.commands.arguments import File
 from ringcoll.io import files
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 
@@ -35,12 +34,6 @@ class PlotLine(NamedTuple):
     sizes: Sequence[float]
     modelled: Sequence[float]
     measured: Sequence[float]
-
-
-class PictureFile(File):
-    """A picture that matplotlib writes."""
-
-    endings = (".svg", ".png")
 
 
 def figure(size: tuple[float, float]) -> Figure:

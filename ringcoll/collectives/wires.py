@@ -5,13 +5,12 @@ from typing import Any
 
 import jax
 
+from ringcoll.costs.wire import FLOATS
 from ringcoll.costs.wire import Wire as Wire
 from ringcoll.runtime.value_types import sharded_dims
 
 #: A wire as a caller gives it: a `Wire`, or the dtype of its codes.
 WireLike = str | Wire
-
-_FLOATS = ("bfloat16", "float16", "float32")
 
 
 def settled(wire: Any) -> Wire:
@@ -37,9 +36,9 @@ def check_operands(leaves: Sequence[Any], only_lax_s: Sequence[bool]) -> None:
     """
     for leaf, is_lax_s in zip(leaves, only_lax_s, strict=True):
         aval = jax.typeof(leaf)
-        if aval.dtype.name not in _FLOATS:
+        if aval.dtype.name not in FLOATS:
             raise TypeError(
-                f"wire: an operand of {aval.dtype.name} is not encoded, only {', '.join(_FLOATS)} "
+                f"wire: an operand of {aval.dtype.name} is not encoded, only {', '.join(FLOATS)} "
                 "are; leave wire out for it, or cast it"
             )
         if is_lax_s and isinstance(leaf, jax.core.Tracer):

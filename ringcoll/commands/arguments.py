@@ -6,8 +6,7 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial, wraps
 from itertools import product
 from math import prod
@@ -35,62 +34,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the command and what is wrong, with the cure after a semicolon; status 2."""
-        cure = "" if ";" in message else "; -h explains the arguments"  # argparse says no cure
+        cure = "" if ";" in message else "; -h explains the arguments"  # argparse names no cure
         self.exit(2, f"{self.prog}: error: {message}{cure}\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse an unknown name; argparse does not say which of the known is nearest."""
+        """Refuse an unknown name; argparse does not name the nearest known one."""
         if action.choices is not None and value not in action.choices:
             cure = choose(value, map(str, action.choices))
             raise argparse.ArgumentError(action, f"no {value!r}; {cure}")
 
 
 class File(str):
-    """A file that a command will write. `check_files` checks it before the command does any work.
-
-    Attributes:
-        endings: the endings that its name may have; if there are none, any. A name without an
-            ending is always allowed.
-    """
-
-    endings: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """Refuse a file that cannot be written.
-
-        Raises:
-            OSError: for example, its folder is missing.
-            ValueError: its ending is not one of `endings`.
-        """
-        ending = os.path.splitext(self)[1]
-        if ending and self.endings and ending.lower() not in self.endings:
-            raise ValueError(f"{ending!r} is not one of {', '.join(self.endings)}")
-        files.check(self)
-
-
-class Svg(File):
-    """An SVG picture, which needs no other package."""
-
-    endings = (".svg",)
-
-
-class Page(File):
-    """A page for a browser."""
-
-    endings = (".html", ".htm")
-
-
-class Trace(File):
-    """A trace for Perfetto or Chrome."""
-
-    endings = (".json",)
-
-
-class Folder(File):
-    """A folder into which a command will write files."""
-
-    def check(self) -> None:
-        files.check_folder(self)
+    """A file that a command will write; `check_files` checks it before the work."""
 
 
 def check_files(args: argparse.Namespace) -> None:
@@ -99,23 +54,11 @@ def check_files(args: argparse.Namespace) -> None:
         return
     for name, value in vars(args).items():
         if isinstance(value, File):
-            option = f"--{name.replace('_', '-')} {value}"
             try:
-                value.check()
+                files.check(value)
             except OSError as error:
                 cure = "name a file in a folder that exists and can be written"
-                args.error(f"{option}: {error}; {cure}")
-            except ValueError as error:
-                args.error(f"{option}: {error}")
-
-
-@contextmanager
-def writing(args: argparse.Namespace, name: str) -> Iterator[None]:
-    """End the program with a message if the file of this argument cannot be written."""
-    try:
-        yield
-    except OSError as error:  # for example a full disk; `check_files` has checked the rest
-        args.error(f"--{name} {getattr(args, name)}: {error}")
+                args.error(f"--{name.replace('_', '-')} {value}: {error.strerror}; {cure}")
 
 
 def collective(text: str) -> str:
@@ -206,33 +149,21 @@ def ranks(text: str) -> tuple[int, ...]:
         argparse.ArgumentTypeError: it is not a shape, or has more ranks.
     """
     sizes = shape(text)
-    check_ranks(sizes)
-    return sizes
-
-
-def check_ranks(shape: tuple[int, ...]) -> None:
-    """Refuse a shape of more ranks than a schedule can be built for.
-
-    Raises:
-        argparse.ArgumentTypeError: it has more than `MOST_RANKS`.
-    """
-    if prod(shape) > MOST_RANKS:
+    if prod(sizes) > MOST_RANKS:
         raise argparse.ArgumentTypeError(
-            f"{'x'.join(map(str, shape))}: a schedule of more than {MOST_RANKS} ranks takes "
-            "minutes and gigabytes to build; every rank does the same, so give fewer"
+            f"{text}: a schedule of more than {MOST_RANKS} ranks takes minutes and gigabytes to "
+            "build; every rank does the same, so give fewer"
         )
+    return sizes
 
 
 def shapes(text: str) -> list[tuple[int, ...]]:
     """Read a list of shapes, such as "2..8,3,4x4". A range means powers of two, also for an axis.
 
     Raises:
-        argparse.ArgumentTypeError: it is not such a list, or a shape has too many ranks.
+        argparse.ArgumentTypeError: it is not such a list.
     """
-    listed = [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
-    for shape in listed:
-        check_ranks(shape)
-    return listed
+    return [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
 
 
 def _range(text: str) -> list[int]:
@@ -286,15 +217,14 @@ def function(text: str) -> Callable[..., Any]:
     try:
         imported = importlib.import_module(module)
     except (Exception, SystemExit) as error:  # importing a module may raise anything
-        if isinstance(error, SyntaxError) or _frames(error)[1:]:  # the module exists and failed
-            raise argparse.ArgumentTypeError(
-                f"{text!r}: importing {module} failed: {in_a_line(error)}"
-            ) from error
-        raise argparse.ArgumentTypeError(f"{text!r} is not a module:function ({error})") from error
-    try:
-        return getattr(imported, name)
-    except AttributeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a module:function ({error})") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: importing {module!r} failed: {in_a_line(error)}"
+        ) from error
+    if not hasattr(imported, name):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a module:function; {module!r} has no {name!r}"
+        )
+    return getattr(imported, name)
 
 
 def in_a_line(error: BaseException) -> str:
@@ -305,23 +235,17 @@ def in_a_line(error: BaseException) -> str:
     words = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # its message already names the line
         return f"{words} ({error.filename})"
-    ours = os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib")
-    places = [f"{frame.filename}, line {frame.lineno}" for frame in _frames(error)]
-    theirs = [at for at in places if "site-packages" not in at and not at.startswith(ours)]
+    ours = "<frozen", os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib")
+    theirs = [
+        f"{frame.filename}, line {frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith(ours)
+    ]
     return f"{words} ({theirs[-1]})" if theirs else words
 
 
-def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of an error's traceback, without those of Python's import system."""
-    return [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen") and frame.filename != importlib.__file__
-    ]
-
-
 def algorithm(text: str) -> Callable[..., Any]:
-    """Import a user's schedule, "module:function", wrapped as `_called` says.
+    """Import a user's schedule, "module:function", wrapped as in `_called`.
 
     Raises:
         argparse.ArgumentTypeError: there is no such function.
@@ -356,7 +280,7 @@ def _called(text: str, does: str, called_with: str) -> Callable[..., Any]:
     def called(*operands: Any) -> Any:
         try:
             return user_function(*operands)
-        except ScheduleError:  # its message already says what is wrong
+        except ScheduleError:  # its message already names the fault
             raise
         except (Exception, SystemExit) as error:
             raise ScheduleError(

@@ -12,7 +12,7 @@ larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand 
 alpha is seconds per message, hop seconds per link that a message passes, beta seconds per byte on
 the busiest link, and gamma seconds per byte added. `lax` is the built-in, whose price comes from
 published measurements if there are any. Nothing is measured here; `python -m benchmarks measured`
-says how far prices are off.
+compares prices with measurements.
 """
 
 import argparse
@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 from ringcoll.commands import arguments
 from ringcoll.costs import encoding, machines
 from ringcoll.costs.closed_forms import at, closed_form, prices
-from ringcoll.costs.counts import Price
 from ringcoll.costs.machines import MACHINES, Device
-from ringcoll.costs.model import Model, Range, fastest
-from ringcoll.costs.places import SWITCH, Place, Seconds, place_of
+from ringcoll.costs.model import Model, fastest
+from ringcoll.costs.places import SWITCH, Place, Seconds, counted, place_of
 from ringcoll.costs.prediction import LAX, PERMUTE, seconds_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.text import WIDTH, aligned, bytes_in_words, seconds_in_words, wrapped
@@ -61,11 +60,10 @@ Algorithms = Mapping[str, Algorithm]
 
 
 class Priced(NamedTuple):
-    """The algorithms that ranks can run, with their seconds, and their formulas if any."""
+    """The algorithms that can run at a place, and their seconds."""
 
     place: Place
     seconds: dict[str, Seconds]
-    formulas: dict[str, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,10 +125,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             type=arguments.seconds,
             metavar="SECONDS",
-            help=f"{constant}, in place of what is known of the device",
+            help=f"{constant}, in place of the value of the device",
         )
-    add("--formulas", action="store_true", help="print the formula of each algorithm too")
-    add("--json", action="store_true", help="print JSON")
+    printed = parser.add_mutually_exclusive_group()
+    what = "print the formula of each algorithm too"
+    printed.add_argument("--formulas", action="store_true", help=what)
+    printed.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _device(name: str) -> Device:
@@ -150,10 +150,11 @@ def run(args: argparse.Namespace) -> int:
     collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
-        algorithms = _chosen(args, collective)
+        algorithms = _algorithms(args, collective)
         wire = arguments.wire(args.wire, args.collective)
-        places = [_place(args, shape) for shape in args.ranks]
-        rows = [_priced(place, collective, algorithms, refused, wire) for place in places]
+        options = {name: getattr(args, name) for name in ("hosts", "network", "closed", "ports")}
+        places = [place_of(shape, _device_with_options(args), **options) for shape in args.ranks]
+        rows = [_price_all(place, collective, algorithms, refused, wire) for place in places]
         if not any(row.seconds for row in rows):
             raise ValueError("; ".join(refused))
     except ValueError as error:
@@ -161,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([*_as_json(args, rows)], indent=1))
         return 0
-    lines = [*_described(places)]
+    lines = [*_machine_lines(places)]
     if wire:
         lines.append(
             f"messages hold {args.wire} and scales: {encoding.ratio(wire, _ITEMSIZE):.3f} of the "
@@ -172,16 +173,16 @@ def run(args: argparse.Namespace) -> int:
         lines += ["", f"{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest"]
         lines += _table(rows, algorithms, nbytes)
     lines += ["", f"fastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}"]
-    winners = [(row.place.name, _in_words(_ranges(row)) if row.seconds else "-") for row in rows]
+    winners = [(row.place.name, _winners(row)) for row in rows]
     lines += aligned(winners, left=2)
     lines += [f"- {why}" for why in refused]
     if args.formulas:
-        lines += _formulas(rows, _forms(collective, algorithms, places))
+        lines += _formulas(collective, algorithms, rows)
     print(*wrapped(lines), sep="\n")
     return 0
 
 
-def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
+def _algorithms(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     """The algorithms to compare, by name.
 
     Raises:
@@ -189,29 +190,19 @@ def _chosen(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
     """
     known = [LAX] if collective != TOUR else []
     known += names(collective) if collective != PERMUTE else []
-    chosen: dict[str, Algorithm] = {}
-    for asked in args.algorithm.split(",") if args.algorithm else known:
-        name = asked if asked in known else listed_name(collective, asked)
+    algorithms: dict[str, Algorithm] = {}
+    for given in args.algorithm.split(",") if args.algorithm else known:
+        name = given if given in known else listed_name(collective, given)
         if name not in known:
-            raise ValueError(f"--algorithm {asked}: {args.collective}: {unknown(asked, known)}")
-        chosen[name] = name
+            raise ValueError(f"--algorithm {given}: {args.collective}: {unknown(given, known)}")
+        algorithms[name] = name
     if args.function:
         own = args.function.__name__
-        chosen[own if own not in chosen else f"{own} (--function)"] = args.function
-    return chosen
+        algorithms[own if own not in algorithms else f"{own} (--function)"] = args.function
+    return algorithms
 
 
-def _place(args: argparse.Namespace, shape: tuple[int, ...]) -> Place:
-    """Where ranks of a shape are.
-
-    Raises:
-        ValueError: they do not fit.
-    """
-    place = place_of(shape, _changed(args), args.hosts, args.network, args.closed)
-    return replace(place, ports=args.ports or 0)
-
-
-def _changed(args: argparse.Namespace) -> Device:
+def _device_with_options(args: argparse.Namespace) -> Device:
     """The device, with the constants that the options give in place of what was measured."""
     given = {name: getattr(args, name) for name in _CONSTANTS}
     changes = {name: value for name, value in given.items() if value is not None}
@@ -220,10 +211,10 @@ def _changed(args: argparse.Namespace) -> Device:
     if "alpha" in changes or "beta" in changes:
         changes["wire"] = None
     model = replace(args.device.model, **changes)
-    return replace(args.device, model=model, curves=MappingProxyType({}), like="")
+    return replace(args.device, model=model, curves=MappingProxyType({}), based_on="")
 
 
-def _described(places: Sequence[Place]) -> Iterator[str]:
+def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
     """The constants of the device and of the networks between hosts; which axes are lines."""
     device = places[0].device
     yield f"modelled on {device.name}: {_constants(device.model)}"
@@ -255,7 +246,7 @@ def _constants(model: Model) -> str:
     return words
 
 
-def _priced(
+def _price_all(
     place: Place,
     collective: str,
     algorithms: Algorithms,
@@ -263,18 +254,12 @@ def _priced(
     wire: Wire | None,
 ) -> Priced:
     """Price every algorithm at a place; add to `refused` why it cannot run there."""
-    row = Priced(place, {}, {})
+    row = Priced(place, {})
     for name, algorithm in algorithms.items():
         try:
             row.seconds[name] = seconds_of(collective, place, algorithm, wire, _ITEMSIZE)
         except ValueError as error:
             refused[f"{name}: {error}"] = None
-            continue
-        if algorithm == LAX or place.hosts > 1:
-            continue
-        paid = place.price(collective, algorithm)
-        if isinstance(paid, Price):
-            row.formulas[name] = at(place.ranks, paid, place.device.model.gamma > 0)
     return row
 
 
@@ -326,13 +311,29 @@ def _table(rows: Sequence[Priced], names: Iterable[str], nbytes: int) -> Iterato
         yield from aligned([*zip(first, *columns[start : start + fit], strict=True)])
 
 
-def _formulas(rows: Sequence[Priced], forms: Mapping[str, str]) -> Iterator[str]:
-    """The formulas of each machine; of several rings or switches, those for any n."""
-    of = {f"n = {row.place.name}": row.formulas for row in rows if len(rows) == 1 or not forms}
-    for n, formulas in {**of, "any n > 2": forms}.items():
+def _formulas(collective: str, algorithms: Algorithms, rows: Sequence[Priced]) -> Iterator[str]:
+    """The formulas at each place; for several rings or switches, those for any n."""
+    forms = _forms(collective, algorithms, [row.place for row in rows])
+    tables = {"any n > 2": forms}
+    if len(rows) == 1 or not forms:
+        places = {
+            f"n = {row.place.name}": _formulas_at(collective, algorithms, row) for row in rows
+        }
+        tables = places | tables
+    for n, formulas in tables.items():
         if formulas:
             yield from ("", f"formulas, {n}")
             yield from aligned([*formulas.items()], left=2)
+
+
+def _formulas_at(collective: str, algorithms: Algorithms, row: Priced) -> dict[str, str]:
+    """The formula of each algorithm at one place; none on several hosts."""
+    place, formulas = row.place, {}
+    for name in row.seconds:
+        if algorithms[name] != LAX and place.hosts == 1:
+            paid = counted(collective, algorithms[name], place.shape, place.network, place.closed)
+            formulas[name] = at(place.ranks, paid, place.device.model.gamma > 0)
+    return formulas
 
 
 def _distinct(row: Priced) -> dict[str, Seconds]:
@@ -343,11 +344,9 @@ def _distinct(row: Priced) -> dict[str, Seconds]:
     return {" = ".join(some): row.seconds[some[0]] for some in alike.values()}
 
 
-def _ranges(row: Priced) -> list[Range]:
-    """Which algorithm is fastest in which range of bytes."""
-    return fastest(_distinct(row), LEAST, MOST)
-
-
-def _in_words(ranges: Sequence[Range]) -> str:
-    first, *others = ranges
+def _winners(row: Priced) -> str:
+    """The fastest algorithm in each range of bytes, with the sizes between the ranges."""
+    if not row.seconds:
+        return "-"
+    first, *others = fastest(_distinct(row), LEAST, MOST)
     return "  ".join([first.name, *(f"| {bytes_in_words(r.least)} | {r.name}" for r in others)])

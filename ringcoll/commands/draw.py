@@ -48,17 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.add_wire(parser)
     parser.add_argument(
-        "--svg", type=arguments.Svg, metavar="FILE", help="all rounds as one picture"
+        "--svg", type=arguments.File, metavar="FILE", help="all rounds as one picture"
     )
     parser.add_argument("--round", type=int, metavar="K", help="draw only this round (with --svg)")
     parser.add_argument(
         "--animate",
-        type=arguments.Svg,
+        type=arguments.File,
         metavar="FILE",
         help="all rounds as an SVG that moves",
     )
     parser.add_argument(
-        "--html", type=arguments.Page, metavar="FILE", help="a page that plays the rounds"
+        "--html", type=arguments.File, metavar="FILE", help="a page that plays the rounds"
     )
     parser.add_argument(
         "--follow",
@@ -114,8 +114,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         args.error(str(error))
     for option, drawing in drawings.items():
-        with arguments.writing(args, option):
-            files.write(getattr(args, option), drawing)
+        files.write(getattr(args, option), drawing)
     if not drawings:
         print(as_text(drawn_plan, columns()))
     return 0

@@ -45,7 +45,7 @@ SHOWN = 4  # ranks of the schedule that is printed
 
 
 class About(NamedTuple):
-    """What the docstring of an algorithm says: first line, `When:`, `Source:`, and all of it."""
+    """The parts of the docstring of an algorithm: first line, `When:`, `Source:`, and all of it."""
 
     does: str
     when: str
@@ -54,11 +54,11 @@ class About(NamedTuple):
 
 
 def about(algorithm: Callable[..., Any]) -> About:
-    """What the docstring of an algorithm says, in parts."""
+    """The docstring of an algorithm, in parts."""
     does, *others = paragraphs(algorithm)
-    told = dict(paragraph.partition(": ")[::2] for paragraph in others)
+    sections = dict(paragraph.partition(": ")[::2] for paragraph in others)
     docstring = inspect.getdoc(algorithm) or ""
-    return About(does, told.get("When", ""), told.get("Source", ""), docstring)
+    return About(does, sections.get("When", ""), sections.get("Source", ""), docstring)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,14 +89,14 @@ def index() -> Iterator[str]:
     for title, (served, kind) in LISTS.items():
         yield title
         for name, algorithm in kind.items():
-            told, (rounds, sent) = about(algorithm), _counted(served[0], algorithm)
-            yield f"  {name}: {told.does}"
+            described, (rounds, sent) = about(algorithm), _counted(served[0], algorithm)
+            yield f"  {name}: {described.does}"
             yield f"    rounds {rounds}; bytes {sent}"
             if kind is GATHERS and name in AS_ALL_REDUCE:
                 yield f"    As an all-reduce: {AS_ALL_REDUCE[name]}"
-            yield f"    When: {told.when}"
-            if told.source:
-                yield f"    Source: {told.source}"
+            yield f"    When: {described.when}"
+            if described.source:
+                yield f"    Source: {described.source}"
         yield ""
 
 
@@ -134,8 +134,8 @@ def in_full(name: str, codes: str | None = None) -> Iterator[str]:
         yield ""
         for collective in served:
             if codes and collective in ENCODED:
-                told = wire_note(Wire(codes), collective, algorithm, (SHOWN,))
-                yield from (f"{collective}, with a wire, at n = {SHOWN}: {told}", "")
+                encoded = wire_note(Wire(codes), collective, algorithm, (SHOWN,))
+                yield from (f"{collective}, with a wire, at n = {SHOWN}: {encoded}", "")
 
 
 def _additions(schedule: Schedule | Stages) -> str:

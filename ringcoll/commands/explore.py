@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument(
         "--html",
-        type=arguments.Page,
+        type=arguments.File,
         default="explore.html",
         metavar="FILE",
         help="the page to write (%(default)s)",
@@ -42,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
         page = as_explorer(args.ranks)
     except ValueError as error:
         args.error(str(error))
-    with arguments.writing(args, "html"):
-        files.write(args.html, page)
+    files.write(args.html, page)
     print(f"wrote {args.html}, {bytes_in_words(len(page))} bytes: open it in a browser")
     return 0

@@ -39,6 +39,5 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(to_msccl(written), end="")
         return 0
-    with arguments.writing(args, "output"):
-        files.write(args.output, to_msccl(written))
+    files.write(args.output, to_msccl(written))
     return 0

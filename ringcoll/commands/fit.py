@@ -18,18 +18,12 @@ from ringcoll.io.files import write
 from ringcoll.io.text import wrapped
 
 
-class MachineFile(arguments.File):
-    """The JSON file of a machine."""
-
-    endings = (".json",)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     add("--fit", metavar="FILE", help="measurements: nccl-tests' output, or JSON of our benchmarks")
     add("--name", metavar="NAME", help="the name of the machine (default: the name of the file)")
-    add("--output", type=MachineFile, metavar="FILE", help="write the machine to this .json file")
+    add("--output", type=arguments.File, metavar="FILE", help="the .json file to write")
     add("--show", metavar="NAME", help="print a known machine: its figures and their sources")
 
 
@@ -41,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         except ValueError as error:
             args.error(str(error))
         data = machines.contents(machines.path_of(args.show))
-        lines = [f"{name}: {data['what']}; also {', '.join(data['also'])}"]
+        lines = [f"{name}: {data['what']}; also {', '.join(data['aliases'])}"]
         lines += [
             f"{rate} {value:.6g}: {source}" for rate, (value, source) in data["rates"].items()
         ]
@@ -70,6 +64,5 @@ def run(args: argparse.Namespace) -> int:
         args.error(f"--fit {args.fit}: {error}")
     print(*lines, sep="\n")
     if args.output:
-        with arguments.writing(args, "output"):
-            write(args.output, machines.text_of(data))
+        write(args.output, machines.text_of(data))
     return 0

@@ -99,19 +99,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--draw",
-        type=arguments.Svg,
+        type=arguments.File,
         metavar="FILE",
         help="draw the timeline, as SVG",
     )
     parser.add_argument(
         "--html",
-        type=arguments.Page,
+        type=arguments.File,
         metavar="FILE",
         help="the timeline as a page: zoom, and the line of source of each part",
     )
     parser.add_argument(
         "--trace",
-        type=arguments.Trace,
+        type=arguments.File,
         metavar="FILE",
         help="the timeline as JSON for ui.perfetto.dev or chrome://tracing",
     )
@@ -180,13 +180,11 @@ def run(args: argparse.Namespace) -> int:
         if compared:
             print(f"\n{compared}")
     if args.text and program:
-        with arguments.writing(args, "text"):
-            files.write(args.text, program.text)
+        files.write(args.text, program.text)
     for name, write in _FILES.items():
         if file := getattr(args, name):
             try:
-                with arguments.writing(args, name):
-                    write(file, *([report for report in reports if report.segments] or [last]))
+                write(file, *([report for report in reports if report.segments] or [last]))
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
     try:

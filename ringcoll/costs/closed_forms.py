@@ -104,16 +104,16 @@ def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | N
     if adding:
         added = recognised({n: paid.additions / n for n, paid in prices.items()})
         terms.append((added, "B gamma"))
-    found = [(formula, unit) for formula, unit in terms if formula]
-    if len(found) < len(terms):
+    known = [(formula, unit) for formula, unit in terms if formula]
+    if len(known) < len(terms):
         return None
-    where = {formula.where for formula, _ in found} - {""}
+    where = {formula.where for formula, _ in known} - {""}
     if len(where) > 1:  # use only the numbers for which all forms hold
         twos = {n: paid for n, paid in prices.items() if not n & (n - 1)}
         return closed_form(twos, adding)
     if not any(n & (n - 1) for n in prices):
         where = {_TWOS}
-    text = _sum((formula.text, unit) for formula, unit in found)
+    text = _sum((formula.text, unit) for formula, unit in known)
     return Formula(_most(prices.values()) + text, *where)
 
 
@@ -132,11 +132,11 @@ def _most(prices: Iterable[Price]) -> str:
 
 def _sum(terms: Iterable[tuple[str, str]]) -> str:
     """The sum of terms (factor, unit) as text; "0" if all factors are 0."""
-    made = []
+    written = []
     for text, unit in terms:
         factor = text if _is_one_factor(text) else f"({text})"
-        made += [] if text == "0" else [unit if text == "1" else f"{factor} {unit}"]
-    return " + ".join(made) or "0"
+        written += [] if text == "0" else [unit if text == "1" else f"{factor} {unit}"]
+    return " + ".join(written) or "0"
 
 
 def _fit(
@@ -146,10 +146,10 @@ def _fit(
     known = [(x, value) for n, value in values.items() if (x := form.at(n)) is not None]
     if len(known) < len(values):
         return None
-    (x, value), (other, at_other) = known[0], known[-1]
-    if constant and x == other:
+    (x, value), (last_x, last_value) = known[0], known[-1]
+    if constant and x == last_x:
         return None
-    factor = (at_other - value) / (other - x) if constant else value / x
+    factor = (last_value - value) / (last_x - x) if constant else value / x
     rest = value - factor * x
     return (factor, rest) if all(factor * x + rest == v for x, v in known) else None
 

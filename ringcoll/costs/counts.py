@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import ceil, prod
 from typing import Any, TypeVar
 
-from ringcoll.costs.routes import HostRound, Load, Uneven, on_hosts, on_torus
+from ringcoll.costs.routes import HostRound, Load, UnevenRounds, on_hosts, on_torus
 from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, of_tour, phases
 from ringcoll.schedules.registry import TOUR, Algorithm, build
@@ -26,7 +26,7 @@ Counted = TypeVar("Counted")
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one rank pays, counted in shards (a lane's share of a shard is a fraction).
+    """The cost for one rank, counted in shards (a lane's share of a shard is a fraction).
 
     `messages` are the messages that a rank sends. `startups` are those that start one after the
     other. On a switch, a rank has one port, so these are all of its messages. On a physical ring or
@@ -50,7 +50,7 @@ class Price:
     raw: Fraction = Fraction(0)
     link: Fraction = Fraction(0)
     additions: Fraction = Fraction(0)
-    uneven: tuple[Uneven, ...] = ()
+    uneven: tuple[UnevenRounds, ...] = ()
 
 
 def price(
@@ -62,12 +62,12 @@ def price(
     *,
     offsets: frozenset[int] | None = None,
 ) -> Price:
-    """What one rank pays for a collective, in shards (1/n of the full vector).
+    """The cost of a collective for one rank, in shards (1/n of the full vector).
 
-    A psum (and pmean, pmax, pmin, pbroadcast) pays for a reduce-scatter and an
+    A psum (and pmean, pmax, pmin, pbroadcast) costs a reduce-scatter and an
     all-gather, or for its stages: in a stage over p ranks, each gathers whole vectors and adds
-    p-1 of them to its own. A ragged_all_to_all pays for the exchange of its blocks; the exchange of
-    its offsets is not counted. A "tour" pays for its shards, which are raw, and for its sums:
+    p-1 of them to its own. A ragged_all_to_all costs the exchange of its blocks; the exchange of
+    its offsets is not counted. A "tour" costs its shards, which are raw, and its sums:
     `price_tour` has these two separately.
 
     Args:
@@ -81,8 +81,8 @@ def price(
             schedule is cut to them. None for all.
 
     Raises:
-        ValueError: as `algorithms.build`; or the network has another number of ranks; or offsets
-            are given for another collective.
+        ValueError: as `algorithms.build`; or the network has the wrong number of ranks; or
+            offsets are given for a collective that is not cut to them.
 
     >>> paid = costs.price("all_gather", "bruck", (8,))
     >>> paid.rounds, paid.messages, paid.sent
@@ -94,13 +94,13 @@ def price(
     if collective == TOUR:
         return price_tour(algorithm, shape, network, closed, offsets=offsets).whole
     run = _phases(collective, algorithm, shape, offsets)
-    alone = _once(run, lambda schedule: price_backward(schedule, network, closed))
-    return _in_turn(*(_paid(run[i], one, i == 0) for i, one in enumerate(alone)))
+    alone = _count_each(run, lambda schedule: price_backward(schedule, network, closed))
+    return _total(*(_phase_price(run[i], one, i == 0) for i, one in enumerate(alone)))
 
 
 @dataclass(frozen=True, slots=True)
 class TourPrice:
-    """What one rank pays for a tour: for the shards, and for the sums that follow them and return.
+    """The cost of a tour for one rank: of the shards, and of the sums that follow them and return.
 
     Each has its own `link`: the load of its busiest link and direction. On a ring both have the
     same busiest link: a sum takes the way of its shard, one round later.
@@ -113,7 +113,7 @@ class TourPrice:
     @property
     def whole(self) -> Price:
         """Both as one price: shards are raw; sums are not, so they may be wider."""
-        return replace(_in_turn(self.shards, self.sums), rounds=self.rounds)
+        return replace(_total(self.shards, self.sums), rounds=self.rounds)
 
 
 def price_tour(
@@ -124,7 +124,7 @@ def price_tour(
     *,
     offsets: frozenset[int] | None = None,
 ) -> TourPrice:
-    """What one rank pays for a tour, in shards; a sum has as many numbers as a shard.
+    """The cost of a tour for one rank, in shards; a sum has as many numbers as a shard.
 
     Shards and sums travel at the same time. Their messages share ports, so their times add up.
 
@@ -139,10 +139,10 @@ def price_tour(
     >>> paid.rounds, paid.shards.link, paid.sums.link
     (5, Fraction(3, 1), Fraction(3, 1))
     """
-    made = tour(build(TOUR, algorithm, tuple(shape)), offsets)
-    out, home = (price_backward(schedule, network, closed) for schedule in (made.out, made.back))
+    path = tour(build(TOUR, algorithm, tuple(shape)), offsets)
+    out, home = (price_backward(schedule, network, closed) for schedule in (path.out, path.back))
     return TourPrice(
-        made.rounds,
+        path.rounds,
         replace(out, raw=out.sent, additions=Fraction(0)),
         replace(home, raw=Fraction(0)),
     )
@@ -177,40 +177,35 @@ def price_on_hosts(
 
     Raises:
         ValueError: as `price`; or the hosts do not divide the ranks.
-
-    >>> paid = costs.price_on_hosts("all_gather", "ring", (8,), hosts=2)
-    >>> ((times, of_rank, of_host),) = paid.rounds
-    >>> times, of_rank.startups, of_host.startups, of_host.link
-    (7, 1, 1, Fraction(1, 1))
     """
     rounds, additions = [], Fraction(0)
     run = _phases(collective, algorithm, shape, offsets)
     routed, alone = (
-        _once(run, lambda schedule: on_hosts(schedule, hosts)),
-        _once(run, price_backward),
+        _count_each(run, lambda schedule: on_hosts(schedule, hosts)),
+        _count_each(run, price_backward),
     )
     for phase, kinds, one in zip(run, routed, alone, strict=True):
         for times, *loads in kinds:
             whole = (one._replace(link=phase.shards * one.link) for one in loads)
             rounds.append(HostRound(times, *whole))
-        additions += _paid(phase, one, False).additions
+        additions += _phase_price(phase, one, False).additions
     return HostsPrice(tuple(rounds), additions)
 
 
 def _phases(
     collective: str, algorithm: Algorithm, shape: Sequence[int], offsets: frozenset[int] | None
 ) -> list[Phase]:
-    made = build(collective, algorithm, tuple(shape))
+    built = build(collective, algorithm, tuple(shape))
     if offsets is None:
-        return phases(collective, made)
+        return phases(collective, built)
     if collective == TOUR:
-        return of_tour(tour(made, offsets))
+        return of_tour(tour(built, offsets))
     if collective != "all_gather":
         raise ValueError(f"offsets of {collective!r}: only an all_gather or a tour is cut to them")
-    return phases(collective, cut(made, offsets))
+    return phases(collective, cut(built, offsets))
 
 
-def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:
+def _count_each(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:
     """A count for every phase. A schedule that two phases share is counted only once."""
     counted: list[Counted] = []
     for phase in run:
@@ -220,7 +215,7 @@ def _once(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Co
     return counted
 
 
-def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
+def _phase_price(phase: Phase, alone: Price, is_first: bool) -> Price:
     """The price of a phase; `alone` is the price of its schedule run backward."""
     shards = phase.shards
     adds = phase.carries in (Carries.SUMS, Carries.VECTORS)
@@ -236,13 +231,13 @@ def _paid(phase: Phase, alone: Price, is_first: bool) -> Price:
         link=shards * alone.link,
         additions=shards * adds * alone.additions,
         uneven=tuple(
-            Uneven(times, tuple((links, shards * load) for links, load in reach))
+            UnevenRounds(times, tuple((links, shards * load) for links, load in reach))
             for times, reach in alone.uneven
         ),
     )
 
 
-def _in_turn(*prices: Price) -> Price:
+def _total(*prices: Price) -> Price:
     """The price of several schedules that run one after the other."""
     added: dict[str, Any] = {
         one.name: sum((getattr(paid, one.name) for paid in prices), getattr(Price(), one.name))
@@ -297,9 +292,9 @@ def price_backward(
     network: Sequence[int] | None = None,
     closed: Sequence[bool] | None = None,
 ) -> Price:
-    """What one rank pays for a schedule run backward, as a reduce-scatter.
+    """The cost for one rank of a schedule that runs backward, as a reduce-scatter.
 
-    Forward it pays the same, but it adds nothing and everything is raw. Backward, every message
+    Forward it costs the same, but adds nothing and everything is raw. Backward, every message
     goes the opposite way.
 
     Args:
@@ -310,10 +305,6 @@ def price_backward(
     Raises:
         ScheduleError: `network` does not have as many ranks as the schedule, or `closed` not as
             many axes as the network.
-
-    >>> paid = costs.price_backward(algorithms.ring(4))
-    >>> paid.sent, paid.raw, paid.additions
-    (Fraction(3, 1), Fraction(1, 1), Fraction(3, 1))
     """
     if network is not None and prod(network) != schedule.size:
         raise ScheduleError(f"network {tuple(network)} is not of {schedule.size} ranks")

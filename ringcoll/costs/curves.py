@@ -93,8 +93,8 @@ def fit_curve(points: Iterable[tuple[float, float]]) -> tuple[Curve, float]:
 def _never_falling(seconds: Sequence[float]) -> list[float]:
     """Seconds without falls: where they fall, neighbours are replaced by their lower median."""
     pools: list[list[float]] = []
-    for one in seconds:
-        pools.append([one])
+    for measured in seconds:
+        pools.append([measured])
         while len(pools) > 1 and median_low(pools[-2]) > median_low(pools[-1]):
             pools[-2:] = [pools[-2] + pools[-1]]
     return [median_low(pool) for pool in pools for _ in pool]
@@ -121,7 +121,7 @@ def _error(sizes: Sequence[float], seconds: Sequence[float], i: int, j: int) -> 
 
 
 class Way(Enum):
-    """How a collective sends. This says how its time grows with the number of ranks."""
+    """How a collective sends. Its time grows with the number of ranks accordingly."""
 
     SWITCH = "on one host"
     RING = "n-1 steps round a ring of all ranks, over hosts"
@@ -153,7 +153,7 @@ def _across(known: tuple[tuple[int, Curve], ...], ranks: int, way: Way, local: i
     if ranks in (curves := dict(known)):
         return curves[ranks]
     if way is Way.RING:  # the times that these would have with `ranks` ranks and the same steps
-        curves = {n: _stretched(one, ranks / n, (ranks - 1) / (n - 1)) for n, one in known}
+        curves = {n: _stretched(curve, ranks / n, (ranks - 1) / (n - 1)) for n, curve in known}
     numbers = list(curves)
     # The measured numbers below and above; beyond all of them, the nearest two.
     above = min(max(bisect_left(numbers, ranks), 1), len(numbers) - 1)
@@ -181,7 +181,7 @@ def _on_a_line(few: int, fewer: Curve, many: int, more: Curve, ranks: int) -> Cu
             return near(size) * (ranks / nearest) ** min(max(slope, 0.0), 1.0)
         return fewer(size) * (ranks / few) ** slope
 
-    return rising((size for one in (fewer, more) for size, _ in one.knots), seconds)
+    return rising((size for curve in (fewer, more) for size, _ in curve.knots), seconds)
 
 
 def _stretched(curve: Curve, wide: float, long: float) -> Curve:

@@ -18,11 +18,10 @@ def seconds(
     """The seconds that one rank takes to encode, decode and add; its main memory is the limit.
 
     If the memory next to the core holds the codes and a shard's sum, the main memory is read once
-    for the operand and written once for the result. (Compiled: `psum` of 64 MiB of bf16 on v5e:4x2
-    computes for 165 us by "hamiltonian" and 354 by "torus"; this function says 166.) If not, this
-    assumes that nothing is fused with other work: a gather encodes a shard and decodes all shards;
-    a sum or an exchange encodes and decodes a vector; an all-reduce does both. An all-reduce by
-    stages encodes more often, which is left out.
+    for the operand and written once for the result. (So XLA compiles "hamiltonian"; "torus" takes
+    twice as long on v5e.) If not, this assumes that nothing is fused with other work: a gather
+    encodes a shard and decodes all shards; a sum or an exchange encodes and decodes a vector; an
+    all-reduce does both. An all-reduce by stages encodes more often, which is left out.
 
     Args:
         collective: its name in `jax.lax`.

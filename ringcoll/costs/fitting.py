@@ -1,4 +1,4 @@
-"""Make a machine from measurements: read a table, fit a machine, and say how far it is off.
+"""Make a machine from measurements: read a table, fit a machine, and print its error.
 
 A table is the output of nccl-tests, or the file that `python -m benchmarks --json` writes. Bytes
 are counted as nccl-tests does.
@@ -75,7 +75,7 @@ def read_timings(text: str) -> list[Timing]:
 
 
 def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], list[str]]:
-    """Fit a machine: the contents of its file, and lines that say what was fitted.
+    """Fit a machine: the contents of its file, and lines that describe the fit.
 
     Built-in collectives (algorithm "lax") get a curve for each number of ranks. Rates come from
     permutes; without permutes, from measured algorithms of ringcoll; without these, from the
@@ -92,41 +92,41 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
     for one in timings:
         groups[one.collective, one.algorithm, one.ranks, one.hosts].append(one)
     curves, lines, ours = [], [], []
-    for (collective, algorithm, ranks, hosts), some in sorted(groups.items()):
-        sizes = sorted({one.bytes for one in some})
+    for (collective, algorithm, ranks, hosts), group in sorted(groups.items()):
+        sizes = sorted({one.bytes for one in group})
         if len(sizes) < ENOUGH:
             raise ValueError(
-                f"line {some[0].line}: {collective} by {algorithm} on {ranks} ranks has "
+                f"line {group[0].line}: {collective} by {algorithm} on {ranks} ranks has "
                 f"{len(sizes)} sizes; measure {ENOUGH} or more, to tell a start from a rate"
             )
         if algorithm != "lax":
-            ours += some
+            ours += group
             continue
-        points = [(one.bytes, one.seconds) for one in some]
+        points = [(one.bytes, one.seconds) for one in group]
         curves.append(curve_of(collective, ranks, hosts, points, "measured by the user"))
         lines.append(
-            f"{collective} on {ranks} ranks: {len(some)} points, {len(curves[-1]['knots'])} knots, "
-            f"median error {curves[-1]['error']:.1%}"
+            f"{collective} on {ranks} ranks: {len(group)} points, "
+            f"{len(curves[-1]['knots'])} knots, median error {curves[-1]['error']:.1%}"
         )
-    alpha, beta, said = _rates(timings, ours)
+    alpha, beta, basis = _rates(timings, ours)
     most = max(one.ranks // one.hosts for one in timings)
     data = {
         "name": name,
         "what": "measured by the user",
-        "also": [],
+        "aliases": [],
         "axes": 0,
         "ranks_a_host": max(most, 2),
         "between": _BETWEEN,
         "rates": {
-            "start_seconds": [alpha, said],
-            "link_bytes_per_second": [1 / beta, said],
+            "start_seconds": [alpha, basis],
+            "link_bytes_per_second": [1 / beta, basis],
         },
         "curves": curves,
     }
-    lines.append(f"{said}: {alpha * 1e6:.3g} us a message, {1e-9 / beta:.4g} GB/s")
+    lines.append(f"{basis}: {alpha * 1e6:.3g} us a message, {1e-9 / beta:.4g} GB/s")
     lines.append(
         f"{data['ranks_a_host']} ranks a host; between hosts {_BETWEEN} is assumed: if it is "
-        "another network, put its name into the file as `between`"
+        "a different network, put its name into the file as `between`"
     )
     return data, lines
 
@@ -153,7 +153,7 @@ def _whole(size: float) -> int | float:
 
 
 def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, float, str]:
-    """Seconds per message, seconds per byte, and words that say what they were fitted to."""
+    """Seconds per message, seconds per byte, and what they were fitted to, in words."""
     permutes = [one for one in timings if one.collective == _PERMUTE]
     counted = [one for one in ours if one.collective != _PERMUTE]
     if permutes:
@@ -179,7 +179,7 @@ def _as_a_ring(one: Timing) -> str:
 
 
 def _sample(one: Timing, algorithm: str = "") -> Sample:
-    """A measurement with the counts of its algorithm, or of another algorithm."""
+    """A measurement with the counts of its algorithm, or of the one that is given."""
     try:
         paid = price(one.collective, algorithm or one.algorithm, (one.ranks,))
     except ValueError as error:
@@ -248,7 +248,7 @@ def _check_nccl_tests(
         )
     if not hosts:
         raise ValueError(
-            f"line {number}: no line '#  Rank  0 ...' above says how many ranks there are; keep "
+            f"line {number}: no line '#  Rank  0 ...' above gives the number of ranks; keep "
             "the lines of ranks in each output"
         )
     if "time" not in columns or len(cells) < len(columns):
@@ -259,7 +259,7 @@ def _check_nccl_tests(
     wrong = {cell for title, cell in zip(columns, cells, strict=False) if title == "#wrong"}
     if wrong - {"0", "N/A"}:
         raise ValueError(
-            f"line {number}: #wrong is not 0: the results are wrong, so the time says nothing; "
+            f"line {number}: #wrong is not 0: the results are wrong, so the time means nothing; "
             "measure again, or remove the line"
         )
 
@@ -314,7 +314,7 @@ def _timing(
             f"there are {', '.join(_KNOWN)}"
         )
     try:
-        made = Timing(
+        timing = Timing(
             name, float(size), int(ranks), float(time) * unit, algorithm, int(hosts), line
         )
     except ValueError:
@@ -322,18 +322,19 @@ def _timing(
         raise ValueError(
             f"line {line}: {numbers}: bytes, ranks, time or hosts is not a number"
         ) from None
-    if not (0 < made.bytes < 2**63 and 0 < made.seconds < 1e9 and 1 <= made.hosts <= made.ranks):
+    is_measurable = 0 < timing.bytes < 2**63 and 0 < timing.seconds < 1e9
+    if not is_measurable or not 1 <= timing.hosts <= timing.ranks:
         raise ValueError(
-            f"line {line}: {made.bytes:g} bytes, {made.ranks} ranks, {made.seconds:g} s: give "
-            "bytes, ranks and a time above 0, and no more hosts than ranks"
+            f"line {line}: {timing.bytes:g} bytes, {timing.ranks} ranks, {timing.seconds:g} s: "
+            "give bytes, ranks and a time above 0, and no more hosts than ranks"
         )
-    if made.ranks < 2:
-        raise ValueError(f"line {line}: {made.ranks} rank sends nothing; measure two or more")
-    if made.ranks > MOST_RANKS:
-        raise ValueError(f"line {line}: {made.ranks} ranks: at most {MOST_RANKS} can be priced")
+    if timing.ranks < 2:
+        raise ValueError(f"line {line}: {timing.ranks} rank sends nothing; measure two or more")
+    if timing.ranks > MOST_RANKS:
+        raise ValueError(f"line {line}: {timing.ranks} ranks: at most {MOST_RANKS} can be priced")
     if algorithm != "lax" and name != _PERMUTE:
         try:
-            build(name, algorithm, (made.ranks,))
+            build(name, algorithm, (timing.ranks,))
         except ValueError as error:
             raise ValueError(f"line {line}: {error}") from None
-    return made
+    return timing

@@ -1,7 +1,7 @@
 """What a collective costs in seconds: a model of the machine, and its fit.
 
 `seconds` multiplies the counts of `ringcoll.costs` by a `Model`; `seconds_on_hosts` multiplies
-them by two models. `fastest` says which of several algorithms takes least time at which size. `fit`
+them by two models. `fastest` finds the algorithm that takes least time at each size. `fit`
 finds the model of a machine from measurements.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from ringcoll.costs.counts import HostsPrice, Price
 from ringcoll.costs.curves import Curve
-from ringcoll.costs.routes import Load, Uneven
+from ringcoll.costs.routes import Load, UnevenRounds
 from ringcoll.costs.slices import SIDES
 
 
@@ -23,8 +23,8 @@ from ringcoll.costs.slices import SIDES
 class Model:
     """Rates of a machine: seconds per message (alpha), byte sent (beta) and byte added (gamma).
 
-    alpha is the start of a message. It is paid for each of the `startups` of a price: messages that
-    leave through different ports at the same time share one. hop is paid for each link that a
+    alpha is the start of a message. It counts for each of the `startups` of a price: messages that
+    leave through different ports at the same time share one. hop counts for each link that a
     message passes. So a message of b bytes to a neighbour takes alpha + hop + b beta. axes is the
     number of axes of the torus or grid that the links make; a switch has none, and no hop. From
     all_reduces ranks on, the built-in reduce-scatter is an all-reduce; 0 means never.
@@ -94,30 +94,30 @@ def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: flo
     link_bytes = float(paid.link) * shard_bytes * (raw + (1 - raw) * accumulate_ratio)
     added_bytes = float(paid.additions) * shard_bytes * accumulate_ratio
     load = Load(paid.startups, paid.hops, paid.link, paid.uneven)
-    return _sending(load, link_bytes, model) + model.gamma * added_bytes
+    return _message_seconds(load, link_bytes, model) + model.gamma * added_bytes
 
 
-def _sending(load: Load, link_bytes: float, model: Model) -> float:
+def _message_seconds(load: Load, link_bytes: float, model: Model) -> float:
     """The seconds of messages. With a measured wire, this assumes that all have the same size."""
     if model.wire and load.startups:
         return load.startups * model.wire(link_bytes / load.startups)
-    apart = model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
+    in_turn = model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
     shard_bytes = link_bytes / float(load.link) if load.link else 0.0
-    return apart - sum(_beside(one, shard_bytes, model) for one in load.uneven)
+    return in_turn - sum(_overlap_seconds(kind, shard_bytes, model) for kind in load.uneven)
 
 
-def _beside(rounds: Uneven, shard_bytes: float, model: Model) -> float:
+def _overlap_seconds(rounds: UnevenRounds, shard_bytes: float, model: Model) -> float:
     """The seconds in which bytes of near messages travel while far messages pass their links.
 
     A round is done when, for every distance, messages that go as far have passed that many links,
     and the busiest link has carried them.
     """
     (_, shards), (farthest, _) = rounds.reach[0], rounds.reach[-1]
-    apart = model.hop * farthest + model.beta * shard_bytes * float(shards)
+    in_turn = model.hop * farthest + model.beta * shard_bytes * float(shards)
     least = max(
         model.hop * links + model.beta * shard_bytes * float(load) for links, load in rounds.reach
     )
-    return rounds.times * (apart - least)
+    return rounds.times * (in_turn - least)
 
 
 def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: Model) -> float:
@@ -127,21 +127,16 @@ def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: 
     longer of the two.
 
     Args:
-        paid: what `costs.price_on_hosts` counted.
+        paid: what `price_on_hosts` counted.
         shard_bytes: bytes in 1/n of the full vector.
         inner: the rates of a rank's port to the ranks of its host, and of its additions.
         outer: the rates of a host's port.
-
-    >>> paid = costs.price_on_hosts("all_gather", "ring", (8,), hosts=2)
-    >>> inner, outer = costs.SWITCHES["h200"], costs.SWITCHES["ethernet100"]
-    >>> print(f"{costs.seconds_on_hosts(paid, 2**20, inner, outer):.1e}")
-    7.3e-04
     """
 
-    def wire(load: Load, model: Model) -> float:
-        return _sending(load, float(load.link) * shard_bytes, model)
+    def sending(load: Load, model: Model) -> float:
+        return _message_seconds(load, float(load.link) * shard_bytes, model)
 
-    rounds = (n * max(wire(near, inner), wire(far, outer)) for n, near, far in paid.rounds)
+    rounds = (n * max(sending(near, inner), sending(far, outer)) for n, near, far in paid.rounds)
     return sum(rounds) + inner.gamma * float(paid.additions) * shard_bytes
 
 
@@ -204,7 +199,7 @@ def fit(samples: Iterable[Sample]) -> tuple[Model, float]:
     """The model nearest to the measurements, and its median relative error.
 
     It is the least squares of the *relative* error, so small payloads count as much as large ones.
-    No coefficient is negative. A coefficient is 0 if no sample pays it (the additions of a gather),
+    No coefficient is negative. A coefficient is 0 if no sample has it (the additions of a gather),
     or if the samples cannot distinguish it from an earlier one.
 
     Raises:
@@ -253,10 +248,6 @@ def scatter_links(ranks: int, model: Model) -> float:
     """`links` for a built-in reduce-scatter: half as many if XLA makes it an all-reduce.
 
     XLA does so from `Model.all_reduces` ranks on; with two axes, only if both are equally long.
-
-    >>> v5e = costs.DEVICES["v5e"]
-    >>> costs.scatter_links(8, v5e), costs.scatter_links(256, v5e)
-    (2.0, 2.0)
     """
     is_square = model.axes != 2 or isqrt(ranks) ** 2 == ranks
     twice = is_square and 0 < model.all_reduces <= ranks
@@ -268,14 +259,10 @@ def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
 
     Each part passes as many links as the average message on a torus: a quarter of each axis.
 
-    `prediction` prices the same collective in another way: it knows the slice, counts the pairs of
-    ranks on the busiest link, and takes the rate that a built-in reaches. A matmul knows only the
-    number of its ranks. Without a slice, the price of `prediction` is 3 to 50 times this one (4 to
-    256 ranks). With it, "auto" would not exchange 512 rows of FSDP on tpu7x, although that is
-    faster (8192 x 14336 over 8 ranks, compiled: rows exchanged 561 us, w gathered 889).
-
-    >>> print(f"{costs.all_to_all_seconds(2**20, 8, costs.DEVICES['v5e']):.1e}")
-    1.4e-05
+    `prediction` prices the same collective in a different way: it has the slice, counts the pairs
+    of ranks on the busiest link, and takes the rate that a built-in reaches. A matmul has only the
+    number of its ranks. Without a slice, the price of `prediction` is several times this one. With
+    it, "auto" would not exchange few rows of FSDP on tpu7x, although that is faster (compiled).
     """
     distance = max(model.axes * ranks ** (1 / model.axes) / 4, 1.0)
     sent = (ranks - 1) / ranks * model.beta * block_bytes

@@ -36,10 +36,9 @@ class Place:
         closed: which axes of the network are rings; None: all.
         between: the network between hosts; None if there is none.
         ports: the number of ports of a host to that network; 0: one for each of its ranks.
-        uneven: the number of hosts for a built-in collective, where hosts may have different
-            numbers of ranks; 0: as `hosts`.
-        sides: the sides of a slice, if the ranks of one axis fill it: the built-in uses all its
-            links.
+        built_in: the place for a built-in collective, if it is a different one. Hosts may then have
+            different numbers of ranks; and if the ranks of one axis fill a slice, the shape is that
+            of the slice, because the built-in uses all its links.
     """
 
     device: Device
@@ -49,8 +48,7 @@ class Place:
     closed: tuple[bool, ...] | None = None
     between: Device | None = None
     ports: int = 0
-    uneven: int = 0
-    sides: tuple[int, ...] = ()
+    built_in: "Place | None" = None
 
     @property
     def ranks(self) -> int:
@@ -66,13 +64,6 @@ class Place:
         """Whether no axis of the network is a line; True for a switch."""
         axes = zip(self.network or (), self.closed or (), strict=False)
         return all(is_ring for n, is_ring in axes if n > 1)
-
-    def by_sides(self) -> "Place":
-        """The same ranks, with the sides of the slice that they fill as axes."""
-        if not self.sides:
-            return self
-        is_ring = closed_sides(self.device.model.axes, self.sides)
-        return replace(self, shape=self.sides, network=self.sides, closed=is_ring, sides=())
 
     def price(
         self, collective: str, algorithm: Algorithm, offsets: frozenset[int] | None = None
@@ -103,54 +94,77 @@ class Place:
 
 def place_of(
     ranks: int | Sequence[int],
-    device: Device,
+    device: str | Device,
+    *,
     hosts: int | None = None,
     network: str | None = None,
     closed: bool | None = None,
+    ports: int | None = None,
 ) -> Place:
-    """Where the ranks of a collective are on a machine; see the arguments of `predict`.
+    """Where the ranks of a collective are on a machine.
+
+    Args:
+        ranks: the number of ranks; or a shape: the axes of a TPU's slice, or (hosts, ranks of a
+            host).
+        device: a machine, by name or `device_kind`: "v5p", "h100", "NVIDIA H100 80GB HBM3"; or the
+            path of a file that `python -m ringcoll machine --fit` wrote, "mine.json".
+        hosts: the number of hosts of GPUs; None: the fewest (for an algorithm of ringcoll, hosts
+            with equal numbers of ranks), or the first size of a shape.
+        network: between hosts, its name ("ethernet100"; None: the machine's usual one). For TPUs,
+            the chips of the slice, "4x4": the built-in uses all its axes; if there are fewer ranks
+            than chips, they are one axis of it (None: a slice of the ranks' shape). Or "switch".
+        closed: whether all axes of the slice are rings, or none is; None: as a slice of this size
+            is.
+        ports: the ports of a host to the network between hosts, for an algorithm of ringcoll; None:
+            one for each rank of the host.
 
     Raises:
-        ValueError: the network is not known, or the ranks do not fit it.
+        ValueError: the machine or the network is not known, or the ranks do not fit it.
+
+    >>> place = costs.place_of(16, "h100", network="ethernet100")
+    >>> place.hosts, place.between.name
+    (2, 'ethernet100')
     """
     try:
         shape = tuple(map(index, ranks)) if isinstance(ranks, Sequence) else (index(ranks),)
     except TypeError:
         shape = ()
     if not shape or min(shape) < 1:
-        raise ValueError(f"predict: ranks {ranks!r} is not a number of ranks, nor a shape of them")
+        raise ValueError(f"ranks {ranks!r} is not a number of ranks, nor a shape of them")
     if prod(shape) > MOST_RANKS:
         raise ValueError(
-            f"predict: ranks {shown(ranks)}: a schedule of more than {MOST_RANKS} ranks takes "
+            f"ranks {shown(ranks)}: a schedule of more than {MOST_RANKS} ranks takes "
             "minutes and gigabytes to build; give fewer"
         )
-    if device.model.axes:
+    machine = device if isinstance(device, Device) else find(device)
+    if machine.model.axes:
         if hosts is not None:
-            raise ValueError(f"predict: hosts={hosts!r}: {device.name} is on a slice; leave it out")
-        return _on_a_slice(shape, device, network, closed)
+            raise ValueError(f"hosts={hosts!r}: {machine.name} is on a slice; leave it out")
+        return _on_a_slice(shape, machine, network, closed)
     if closed is not None:
-        raise ValueError(f"predict: closed={closed!r}: {device.name} has no axes; leave it out")
-    return _on_hosts(shape, device, hosts, network)
+        raise ValueError(f"closed={closed!r}: {machine.name} has no axes; leave it out")
+    return replace(_on_hosts(shape, machine, hosts, network), ports=ports or 0)
 
 
 def _on_hosts(
     shape: tuple[int, ...], device: Device, hosts: int | None, network: str | None
 ) -> Place:
-    uneven = 0
+    fewest = 0
     if hosts is None and len(shape) == 1:
-        hosts, uneven = device.hosts(shape[0]), -(-shape[0] // (device.ranks_a_host or shape[0]))
+        hosts, fewest = device.hosts(shape[0]), -(-shape[0] // (device.ranks_a_host or shape[0]))
     elif hosts is None:
         hosts = shape[0]
     if hosts < 1 or prod(shape) % hosts:
-        raise ValueError(f"predict: {prod(shape)} ranks do not divide among {hosts} hosts")
+        raise ValueError(f"{prod(shape)} ranks do not divide among {hosts} hosts")
     between = _network_of(network) if network else MACHINES.get(device.between)
     is_needed = device.between or (hosts > 1 and device.ranks_a_host != 1)
     if is_needed and not between:
         raise ValueError(
-            f"predict: {device.name} names no network between hosts ({device.between!r}); give a "
-            f"network, one of {', '.join(_networks())}, or put it into the file as `between`"
+            f"{device.name} names no network between hosts ({device.between!r}); give a network, "
+            f"one of {', '.join(_networks())}, or put it into the file as `between`"
         )
-    return Place(device, shape, hosts, between=between, uneven=uneven)
+    built_in = Place(device, shape, fewest, between=between) if fewest else None
+    return Place(device, shape, hosts, between=between, built_in=built_in)
 
 
 def _on_a_slice(
@@ -161,12 +175,10 @@ def _on_a_slice(
         return Place(device, shape)
     sizes = _sizes(network) if network else ()
     if max(sum(n > 1 for n in shape), sum(n > 1 for n in sizes)) > axes:
-        raise ValueError(
-            f"predict: {device.name} has links along {axes} axes, not {sizes or shape}"
-        )
+        raise ValueError(f"{device.name} has links along {axes} axes, not {sizes or shape}")
     if sizes and prod(sizes) < prod(shape):
         raise ValueError(
-            f"predict: {prod(shape)} ranks do not fit on a slice of {prod(sizes)} ({network!r})"
+            f"{prod(shape)} ranks do not fit on a slice of {prod(sizes)} ({network!r})"
         )
     laid, is_ring, fills = shape, rings(axes, shape), prod(sizes) == prod(shape)
     if fills and len(shape) > 1:
@@ -178,8 +190,10 @@ def _on_a_slice(
         is_ring = tuple(sides.get(n, False) for n in shape)
     if closed is not None:
         is_ring = (closed,) * len(laid)
-    goes_round = fills and len(shape) == 1 and closed is None
-    return Place(device, shape, network=laid, closed=is_ring, sides=sizes if goes_round else ())
+    built_in = None
+    if fills and len(shape) == 1 and closed is None:
+        built_in = Place(device, sizes, network=sizes, closed=closed_sides(axes, sizes))
+    return Place(device, shape, network=laid, closed=is_ring, built_in=built_in)
 
 
 def _sizes(network: str) -> tuple[int, ...]:
@@ -190,12 +204,12 @@ def _sizes(network: str) -> tuple[int, ...]:
     """
     sizes = network.split("x") if isinstance(network, str) else []
     if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
-        raise ValueError(f"predict: network {network!r} is no slice ('4x4'), nor {SWITCH!r}")
+        raise ValueError(f"network {network!r} is no slice ('4x4'), nor {SWITCH!r}")
     return tuple(map(int, sizes))
 
 
 def _networks() -> list[str]:
-    return [name for name, one in MACHINES.items() if one.ranks_a_host == 1]
+    return [name for name, machine in MACHINES.items() if machine.ranks_a_host == 1]
 
 
 def _network_of(name: str) -> Device:
@@ -205,12 +219,11 @@ def _network_of(name: str) -> Device:
         ValueError: there is no such network.
     """
     try:
-        found = find(name)
+        network = find(name)
     except ValueError:
-        found = None
-    if not found or found.ranks_a_host != 1:
+        network = None
+    if not network or network.ranks_a_host != 1:
         raise ValueError(
-            f"predict: network {name!r} is not known between hosts; give one of "
-            f"{', '.join(_networks())}"
+            f"network {name!r} is not known between hosts; give one of {', '.join(_networks())}"
         )
-    return found
+    return network

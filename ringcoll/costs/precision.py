@@ -5,7 +5,7 @@ is written.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 from ringcoll.costs.prediction import LAX
@@ -31,11 +31,13 @@ def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     >>> [costs.roundings("psum", name, (8,)) for name in ("ring", "two_ended", "bruck")]
     [7, 5, 3]
     """
-    made = _schedule(collective, algorithm, shape)
+    built = _schedule(collective, algorithm, shape)
     if collective not in ("psum_scatter", "psum", "pmean"):
         return 0
     # A stage adds the vectors of its ranks one after the other.
-    added = sum(s.size - 1 for s in made) if isinstance(made, tuple) else _depth(made)
+    added = (
+        sum(s.size - 1 for s in built) if isinstance(built, tuple) else _longest(built, _additions)
+    )
     return added + (collective == "pmean")
 
 
@@ -50,17 +52,28 @@ def _schedule(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Sc
     return build(collective, algorithm, tuple(shape))
 
 
-def _depth(schedule: Schedule) -> int:
-    """The largest number of additions on the way of a contribution into the shard a rank keeps."""
-    depth: defaultdict[tuple[int, int], int] = defaultdict(int)  # of lane and offset
+def _longest(schedule: Schedule, grow: Callable[[int, list[int]], int]) -> int:
+    """The largest count of a contribution on its way into the shard that a rank keeps.
+
+    `grow` makes a slot's new count from its own, and from those that arrive there in a round.
+    """
+    count: defaultdict[tuple[int, int], int] = defaultdict(int)  # of lane and offset
     for moves in reversed(schedule.rounds):
         arriving = defaultdict(list)
         for move in moves:
             for offset, arrival in zip(move.offsets, schedule.arrivals(move), strict=True):
-                arriving[move.lane, offset].append(depth[move.lane, arrival])
-        for slot, came in arriving.items():
-            depth[slot] = max(depth[slot], *came) + len(came)
-    return max(depth[lane, 0] for lane in range(schedule.lanes))
+                arriving[move.lane, offset].append(count[move.lane, arrival])
+        for slot, arrived in arriving.items():
+            count[slot] = grow(count[slot], arrived)
+    return max(count[lane, 0] for lane in range(schedule.lanes))
+
+
+def _additions(own: int, arrived: list[int]) -> int:
+    return max(own, *arrived) + len(arrived)
+
+
+def _hops(own: int, arrived: list[int]) -> int:
+    return max(own, max(arrived) + 1)
 
 
 def encodings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
@@ -79,23 +92,11 @@ def encodings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     """
     run = phases(collective, _schedule(collective, algorithm, shape))
     counts = [
-        _hops(phase.schedule) if phase.carries is Carries.SUMS else 1
+        _longest(phase.schedule, _hops) if phase.carries is Carries.SUMS else 1
         for phase in run
         if phase.schedule.rounds
     ]
     return sum(counts)
-
-
-def _hops(schedule: Schedule) -> int:
-    """The largest number of hops on the way of a contribution into the shard that a rank keeps."""
-    hops: defaultdict[tuple[int, int], int] = defaultdict(int)  # of lane and offset
-    for moves in reversed(schedule.rounds):
-        before = dict(hops)
-        for move in moves:
-            for offset, arrival in zip(move.offsets, schedule.arrivals(move), strict=True):
-                came = before.get((move.lane, arrival), 0) + 1
-                hops[move.lane, offset] = max(hops[move.lane, offset], came)
-    return max(hops[lane, 0] for lane in range(schedule.lanes))
 
 
 def error_bound(

@@ -9,13 +9,13 @@ from dataclasses import replace
 from math import ceil, log2
 from typing import Any
 
-from ringcoll.costs import encoding, machines
+from ringcoll.costs import encoding
 from ringcoll.costs.curves import Curve, Way, across, rising
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import Model, seconds
-from ringcoll.costs.places import Place, Seconds, counted, place_of
-from ringcoll.costs.wire import ENCODED, Wire
-from ringcoll.io.strict_json import DTYPES, shown
+from ringcoll.costs.places import Place, Seconds, counted
+from ringcoll.costs.wire import ENCODED, FLOATS, Wire
+from ringcoll.io.strict_json import shown
 from ringcoll.io.text import choose
 from ringcoll.schedules.registry import (
     ALL_REDUCES,
@@ -43,35 +43,19 @@ _WAYS: Mapping[str, Way] = {
     "all_to_all": Way.DIRECT,
     PERMUTE: Way.RING,
 }
-#: XLA's and nccl-tests' names of dtypes.
-_DTYPES = {
-    "f64": "float64",
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "double": "float64",
-    "float": "float32",
-    "half": "float16",
-}
-#: The bytes of the floats that a wire carries.
-_FLOATS = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def predict(
     collective: str,
     nbytes: float,
-    ranks: int | Sequence[int],
-    device: str | Device,
+    place: Place,
     algorithm: Algorithm = LAX,
     dtype: str = "float32",
     wire: Wire | str | None = None,
     *,
-    hosts: int | None = None,
-    network: str | None = None,
-    closed: bool | None = None,
     offsets: frozenset[int] | None = None,
 ) -> float:
-    """The seconds that a collective takes on a machine.
+    """The seconds that a collective takes at a place: on a machine, and a number of its ranks.
 
     The result is modelled. The model uses measurements if there are any: `python -m benchmarks
     measured` compares it with every measurement.
@@ -82,33 +66,22 @@ def predict(
             needs an algorithm.
         nbytes: bytes as nccl-tests counts them: the operand or the result of a rank, whichever is
             larger. That is the full vector: the result of an all_gather, the operand of the others.
-        ranks: the number of ranks; or a shape: the axes of a TPU's slice, or (hosts, ranks of a
-            host).
-        device: a machine, by name or `device_kind`: "v5p", "h100", "NVIDIA H100 80GB HBM3"; or the
-            path of a file that `python -m ringcoll machine --fit` wrote, "mine.json".
+        place: the ranks, and where they are; `place_of` makes one.
         algorithm: "lax" for the built-in; or a name, schedule or function, as
             `algorithms.build` takes it.
-        dtype: the dtype of the elements; sums are assumed to be kept in it.
+        dtype: the dtype of the elements, by its name; only a wire needs it.
         wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
             float32 are included. "lax" is then the built-in exchange and gather of bytes.
-        hosts: the number of hosts of GPUs; None: the fewest (for an algorithm of ringcoll, hosts
-            with equal numbers of ranks), or the first size of a shape.
-        network: between hosts, its name ("ethernet100"; None: the machine's usual one). For TPUs,
-            the chips of the slice, "4x4": the built-in uses all its axes; if there are fewer ranks
-            than chips, they are one axis of it (None: a slice of the ranks' shape). Or "switch".
-        closed: whether all axes of the slice are rings, or none is; None: as a slice of this size
-            is.
         offsets: as for `costs.price`; only for an algorithm without a wire.
 
     Raises:
-        ValueError: the machine, collective, algorithm, ranks, dtype or network is not known, or
-            the algorithm has no schedule for these ranks; or nbytes is not a number of bytes; or
-            the collective or dtype has no wire.
+        ValueError: the collective or algorithm is not known, or the algorithm has no schedule for
+            these ranks; or nbytes is not a number of bytes; or the collective or dtype has no wire.
 
-    >>> print(f"{costs.predict('all_gather', 2**26, 8, 'h100'):.1e}")
+    >>> h100 = costs.place_of(8, "h100")
+    >>> print(f"{costs.predict('all_gather', 2**26, h100):.1e}")
     2.1e-04
-    >>> ring = costs.predict("all_gather", 2**26, 8, "h100", algorithm="ring")
-    >>> print(f"{ring:.1e}")
+    >>> print(f"{costs.predict('all_gather', 2**26, h100, 'ring'):.1e}")
     8.9e-04
     """
     is_text = isinstance(collective, str)
@@ -116,6 +89,10 @@ def predict(
     if not is_text or name not in (*COLLECTIVES, TOUR, PERMUTE):
         cure = choose(collective, (*COLLECTIVES, TOUR, PERMUTE))
         raise ValueError(f"predict: collective {shown(collective)} is not known; {cure}")
+    if not isinstance(place, Place):
+        raise ValueError(
+            f"predict: place {shown(place)} is not a Place; pass place_of(8, 'h100') or the like"
+        )
     if not isinstance(algorithm, Hashable):
         words = "is not 'lax', a name, a schedule or a function"
         raise ValueError(f"predict: algorithm {shown(algorithm)} {words}")
@@ -123,11 +100,6 @@ def predict(
         raise ValueError(
             f"predict: nbytes {shown(nbytes)} is not a number of bytes; give 0 or more, up to 2^63"
         )
-    if not isinstance(dtype, str) or _DTYPES.get(dtype, dtype) not in DTYPES:
-        cure = choose(dtype, DTYPES)
-        raise ValueError(f"predict: dtype {shown(dtype)} is not known; {cure}")
-    machine = device if isinstance(device, Device) else machines.find(device)
-    place = place_of(ranks, machine, hosts, network, closed)
     if (name == TOUR or offsets is not None) and (algorithm == LAX or wire is not None):
         words = f"{name} by {algorithm!r}, wire={wire!r}"
         raise ValueError(
@@ -138,12 +110,9 @@ def predict(
     codes = wire if isinstance(wire, Wire) else Wire(wire)
     if name not in ENCODED:
         raise ValueError(f"predict: {name} has no wire; there are {', '.join(ENCODED)}")
-    itemsize = _FLOATS.get(_DTYPES.get(dtype, dtype), 0)
-    if not itemsize:
-        raise ValueError(
-            f"predict: dtype {dtype!r} with a wire, which carries {', '.join(_FLOATS)}"
-        )
-    return seconds_of(name, place, algorithm, codes, itemsize)(float(nbytes))
+    if dtype not in FLOATS:
+        raise ValueError(f"predict: dtype {dtype!r} with a wire, which carries {', '.join(FLOATS)}")
+    return seconds_of(name, place, algorithm, codes, FLOATS[dtype])(float(nbytes))
 
 
 def seconds_of(
@@ -154,7 +123,7 @@ def seconds_of(
     itemsize: int = 4,
     offsets: frozenset[int] | None = None,
 ) -> Seconds:
-    """What `predict` says, as a function of bytes: the schedule is priced once.
+    """The seconds of `predict`, as a function of bytes: the schedule is priced once.
 
     Args:
         name: the collective, by the name that `jax.lax` gives it.
@@ -170,15 +139,13 @@ def seconds_of(
     if name in EXCHANGES:  # slices that are all of one size
         name = "all_to_all"
     if algorithm == LAX and place.device.model.axes and place.network is None:
-        raise ValueError(f"predict: the built-in of {place.device.name} runs on a slice")
+        raise ValueError(f"the built-in of {place.device.name} runs on a slice")
     if wire is not None:
         return _encoded("psum" if name in ALL_REDUCES else name, algorithm, itemsize, place, wire)
     if algorithm == LAX:
         return lambda nbytes: _built_in(name, nbytes, place)
     if name == PERMUTE:
-        raise ValueError(
-            f"predict: a ppermute is one message: algorithm {algorithm!r} is not 'lax'"
-        )
+        raise ValueError(f"a ppermute is one message: algorithm {algorithm!r} is not 'lax'")
     return place.seconds(place.price(name, algorithm, offsets))
 
 
@@ -211,18 +178,18 @@ def _encoded(name: str, algorithm: Algorithm, itemsize: int, place: Place, wire:
 
 
 def _built_in(name: str, nbytes: float, place: Place) -> float:
+    place = place.built_in or place
     if place.device.model.axes:
-        return _on_tpus(name, nbytes, place.by_sides())
+        return _on_tpus(name, nbytes, place)
     if place.device.ranks_a_host == 1:  # the machine is a network between hosts of one rank
         network = place.between or place.device
         return _in_a_ring(name, nbytes, place.ranks, network.model)
-    hosts = place.uneven or place.hosts
-    measured = _measured(name, nbytes, place.ranks, hosts > 1, place.device)
+    measured = _measured(name, nbytes, place.ranks, place.hosts > 1, place.device)
     if measured is not None:
         return measured
-    if hosts == 1:
+    if place.hosts == 1:
         return _in_a_ring(name, nbytes, place.ranks, place.device.model)
-    return _between_hosts(name, nbytes, hosts, place)
+    return _between_hosts(name, nbytes, place)
 
 
 def _on_tpus(name: str, nbytes: float, place: Place) -> float:
@@ -239,7 +206,7 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     if name == "pbroadcast":
         name = "psum"
     # Messages start together; each link carries its share. (A matmul that exchanges rows does not
-    # know the slice: see `model.all_to_all_seconds`.)
+    # have the slice: see `model.all_to_all_seconds`.)
     if name == "all_to_all":
         paid = counted(name, "pairwise", place.shape, place.network, place.closed)
         paid = replace(paid, startups=1, hops=max(place.shape) // 2, uneven=())
@@ -254,55 +221,51 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
 
 def _in_a_ring(name: str, nbytes: float, ranks: int, model: Model) -> float:
     if name == PERMUTE:
-        return _by_wire(nbytes, model)
+        return model.wire(nbytes) if model.wire else model.alpha + model.beta * nbytes
     schedule = "pairwise" if name == "all_to_all" else "ring"
     return seconds(counted(name, schedule, (ranks,)), nbytes / ranks, model)
-
-
-def _by_wire(nbytes: float, model: Model) -> float:
-    return model.wire(nbytes) if model.wire else model.alpha + model.beta * nbytes
 
 
 def _measured(
     name: str, nbytes: float, ranks: int, several_hosts: bool, device: Device
 ) -> float | None:
-    """Seconds by the curves of a machine, or of its `like`; None if neither has curves."""
+    """Seconds by the curves of a machine, or of the one it is based on; None without curves."""
     if name in ALL_REDUCES:
         name = "psum"
     way, local = (_WAYS[name], device.ranks_a_host) if several_hosts else (Way.SWITCH, 1)
-    for one in (name, *_ALIKE.get(name, ())):
-        own = device.curves.get((one, several_hosts), {})
-        like = _of_its_like(one, several_hosts, device)
-        if name == PERMUTE and (own or like):  # the number of ranks does not matter
-            known = own or like
+    for candidate in (name, *_ALIKE.get(name, ())):
+        own = device.curves.get((candidate, several_hosts), {})
+        base = _base_curves(candidate, several_hosts, device)
+        if name == PERMUTE and (own or base):  # the number of ranks does not matter
+            known = own or base
             return known[min(known, key=lambda n: abs(n - ranks))](nbytes)
-        if len(own) == 1 and like:
+        if len(own) == 1 and base:
             ((measured, curve),) = own.items()
-            return _in_proportion(curve, across(like, ranks), across(like, measured))(nbytes)
-        if own or like:
-            return across(own or like, ranks, way, local)(nbytes)
+            return _in_proportion(curve, across(base, ranks), across(base, measured))(nbytes)
+        if own or base:
+            return across(own or base, ranks, way, local)(nbytes)
     return None
 
 
 def _in_proportion(curve: Curve, wanted: Curve, known: Curve) -> Curve:
     """The curve times wanted / known."""
-    sizes = (size for one in (curve, wanted, known) for size, _ in one.knots)
+    sizes = (size for measured in (curve, wanted, known) for size, _ in measured.knots)
     return rising(sizes, lambda size: curve(size) * wanted(size) / known(size))
 
 
-def _of_its_like(name: str, several_hosts: bool, device: Device) -> Mapping[int, Curve]:
-    """The curves of the machine's `like`, changed to the rate of the machine's own links.
+def _base_curves(name: str, several_hosts: bool, device: Device) -> Mapping[int, Curve]:
+    """The curves of the machine that it is based on, changed to the rate of its own links.
 
     If the switch does not add, ranks have to send the sums too: an all-reduce fills the links
     twice.
     """
-    if not device.like or several_hosts:  # other hosts have another network
+    if not device.based_on or several_hosts:  # other hosts have a different network
         return {}
-    like, beta = MACHINES[device.like], device.model.beta
-    twice = name == "psum" and like.switch_adds and not device.switch_adds
+    base, beta = MACHINES[device.based_on], device.model.beta
+    twice = name == "psum" and base.switch_adds and not device.switch_adds
     return {
-        n: _on_links(curve, beta / like.model.beta, 2 * (n - 1) / n * beta if twice else 0.0)
-        for n, curve in like.curves.get((name, False), {}).items()
+        n: _on_links(curve, beta / base.model.beta, 2 * (n - 1) / n * beta if twice else 0.0)
+        for n, curve in base.curves.get((name, False), {}).items()
     }
 
 
@@ -315,7 +278,7 @@ def _on_links(curve: Curve, slower: float, a_byte: float) -> Curve:
     )
 
 
-def _between_hosts(name: str, nbytes: float, hosts: int, place: Place) -> float:
+def _between_hosts(name: str, nbytes: float, place: Place) -> float:
     """Seconds on several hosts of GPUs without measurements, from one host and the network.
 
     Each rank has a port to other hosts; messages within a host travel at the same time.
@@ -323,7 +286,8 @@ def _between_hosts(name: str, nbytes: float, hosts: int, place: Place) -> float:
     tree of hosts instead, as NCCL does for small vectors.
     """
     assert place.between is not None  # `place_of` refuses several hosts without one
-    device, n, outer, local = place.device, place.ranks, place.between.model, place.ranks / hosts
+    device, n, outer, hosts = place.device, place.ranks, place.between.model, place.hosts
+    local = n / hosts
     within = _measured(name, nbytes, ceil(local), False, device) if local > 1 else None
     inner = within or device.model.alpha
     if name == PERMUTE:

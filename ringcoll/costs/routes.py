@@ -30,7 +30,7 @@ MOST_MESSAGES = 2**22
 MOST_DISTANCES = 16
 
 
-class Uneven(NamedTuple):
+class UnevenRounds(NamedTuple):
     """A kind of round whose messages pass different numbers of links; there are `times` of them.
 
     The bytes of near messages travel while far ones still pass their links. `reach` has pairs: a
@@ -50,7 +50,7 @@ class Load(NamedTuple):
     startups: int
     hops: int
     link: Fraction
-    uneven: tuple[Uneven, ...] = ()
+    uneven: tuple[UnevenRounds, ...] = ()
 
 
 class HostRound(NamedTuple):
@@ -74,8 +74,8 @@ def on_torus(
     Args:
         schedule: a schedule of any kind.
         network: the sizes of the network's axes.
-        closed: which of them are rings; None: all. The others are lines; `slices.along` says where
-            ranks are on a line.
+        closed: which of them are rings; None: all. The others are lines, on which
+            `slices.along` places the ranks.
 
     Startups of a round are the most messages that leave a rank through one port (an axis and a
     direction); messages through other ports start at the same time. Hops of a round are the links
@@ -95,7 +95,7 @@ def on_torus(
         )
         if len(reach) > 1:
             loads = tuple((links, Fraction(load, schedule.lanes)) for links, load in reach)
-            uneven.append(Uneven(times, loads))
+            uneven.append(UnevenRounds(times, loads))
     return Load(startups, hops, Fraction(shards, schedule.lanes), tuple(uneven))
 
 
@@ -154,7 +154,7 @@ def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
 def _round_on_torus(
     schedule: Schedule, kind: Kind, network: tuple[int, ...], closed: tuple[bool, ...]
 ) -> tuple[int, list[tuple[int, int]]]:
-    """Startups; and by distance, the load of the busiest link in lane shares: see `Uneven`."""
+    """Startups; and `UnevenRounds.reach`, with the load of the busiest link in lane shares."""
     # On a torus of its own shape, what one rank sends is what all send.
     alike = schedule.shape == network and all(closed)
     ranks = np.arange(1 if alike else schedule.size)

@@ -14,6 +14,8 @@ SCALE = 4
 #: Codes are computed in float32, and some platforms round twice on the way to a float8.
 _SLACK = 1 + 2**-6
 
+#: The dtypes of operands that a wire encodes, and the bytes of an element.
+FLOATS: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 #: The collectives whose messages may hold codes.
 ENCODED = ("all_gather", "psum_scatter", "psum", "pmean", "all_to_all", "ragged_all_to_all")
 

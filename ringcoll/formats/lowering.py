@@ -37,8 +37,8 @@ def program(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Prog
     Raises:
         ValueError: as `algorithms.build`; MSCCL has no such collective; there are too many ranks.
 
-    >>> made = formats.program("all_reduce", "ring", (4,))
-    >>> made.size, made.chunks, len(made.ranks[0].blocks)
+    >>> ring = formats.program("all_reduce", "ring", (4,))
+    >>> ring.size, ring.chunks, len(ring.ranks[0].blocks)
     (4, 4, 5)
     """
     if prod(shape) > MOST_RANKS:

@@ -6,7 +6,7 @@
           <step s= type= srcbuf= srcoff= dstbuf= dstoff= cnt= depid= deps= hasdep=/>
 
 In a thread block, -1 means no rank. In a step, `depid` and `deps` are the thread block and the step
-that it waits for, or -1; `hasdep` says that others wait for it. Other attributes are ignored.
+that it waits for, or -1; `hasdep` is 1 if others wait for it. Other attributes are ignored.
 """
 
 from xml.etree import ElementTree

@@ -2,8 +2,8 @@
 
 Ranks may have different programs; in a `Schedule`, all ranks do the same. A rank has three buffers
 of chunks: its input (i), its output (o) and scratch (s). A thread block runs its steps in order,
-sends to one rank and receives from one rank. Its messages to another rank on one channel arrive in
-order. `Kind` says what a step does. `ringcoll.formats.proof` executes a program on symbols.
+sends to one rank and receives from one rank. Its messages to a rank on one channel arrive in
+order. `Kind` describes a step. `ringcoll.formats.proof` executes a program on symbols.
 """
 
 from collections.abc import Iterator

@@ -179,7 +179,7 @@ class _Run:
 
     def _read(self, at: At, place: ChunkPlace) -> Value:
         key = at.rank, self.real(at.rank, place)
-        self._ordered(at, place, "reads", self.writer.get(key), "writes")
+        self._check_ordered(at, place, "reads", self.writer.get(key), "writes")
         self.readers[key].append(at)
         if key not in self.values:
             raise ScheduleError(f"{at}: it reads {place}, which holds nothing yet")
@@ -187,18 +187,20 @@ class _Run:
 
     def _write(self, at: At, place: ChunkPlace, value: Value) -> None:
         key = at.rank, self.real(at.rank, place)
-        self._ordered(at, place, "writes", self.writer.get(key), "writes")
+        self._check_ordered(at, place, "writes", self.writer.get(key), "writes")
         for reader in self.readers.pop(key, []):
-            self._ordered(at, place, "writes", reader, "reads")
+            self._check_ordered(at, place, "writes", reader, "reads")
         self.values[key], self.writer[key] = value, at
 
-    def _ordered(self, at: At, place: ChunkPlace, does: str, other: At | None, did: str) -> None:
+    def _check_ordered(
+        self, at: At, place: ChunkPlace, does: str, other: At | None, did: str
+    ) -> None:
         """Refuse two steps that use a chunk if nothing determines which of them is first."""
         if other is None or other.block == at.block or self.order.before(other, at):
             return
         raise ScheduleError(
             f"{at}: it {does} {place}, and thread block {other.block}, step {other.step} {did} it; "
-            "nothing says which is first: one must wait for the other"
+            "nothing determines which is first: one must wait for the other"
         )
 
     def wanted(self, rank: int) -> Iterator[Value]:
@@ -218,11 +220,11 @@ class _Run:
         for rank in range(self.program.size):
             for i, wanted in enumerate(self.wanted(rank)):
                 key = rank, self.real(rank, ChunkPlace("o", i))
-                found = self.values.get(key, _NOTHING)
-                if found == wanted:
+                value = self.values.get(key, _NOTHING)
+                if value == wanted:
                     continue
-                says = "lacks" if wanted - found else "also holds"
-                of, chunk = min(wanted - found or found - wanted)
-                why = f"at the end, o[{i}] {says} chunk {chunk} of rank {of}"
+                verb = "lacks" if wanted - value else "also holds"
+                source, chunk = min(wanted - value or value - wanted)
+                why = f"at the end, o[{i}] {verb} chunk {chunk} of rank {source}"
                 why += f"; {self.writer[key]} wrote it last" if key in self.writer else ""
                 raise ScheduleError(f"rank {rank} does not get chunk {i}: {why}")

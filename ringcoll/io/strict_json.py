@@ -1,9 +1,8 @@
-"""Read JSON strictly: an error says in one readable line which value is wrong, and why."""
+"""Read JSON strictly: an error names in one readable line the value that is wrong, and why."""
 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -30,8 +29,6 @@ _MOST = 2**63
 #: Numbers, perhaps with a suffix. The quantifiers are possessive (++), so that a long text is
 #: refused at once.
 _VERSION = re.compile(r"([0-9]{1,9}+(?:\.[0-9]{1,9}+)*+)(?:(?:a|b|rc|\.dev|\.post|\+).*)?")
-#: How deep lists and objects may be nested; a table has three levels.
-_DEEPEST = 16
 #: Characters of a value that are shown.
 _LONGEST = 120
 
@@ -41,26 +38,12 @@ def parsed(text: str) -> Any:
 
     Raises:
         ValueError: it is not JSON (the error has the line), it has NaN or Infinity, an object has
-            a name twice, or it is nested deeper than `_DEEPEST`.
+            a name twice, or lists and objects are nested too deeply.
     """
-    too_deep = ValueError(f"lists and objects are nested more than {_DEEPEST} deep")
     try:
-        value = json.loads(text, object_pairs_hook=_named_once, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=_named_once, parse_constant=_no_number)
     except RecursionError:
-        raise too_deep from None
-    level = [value]  # level by level, because recursion would reach Python's limit
-    for _ in range(_DEEPEST):
-        level = [inner for one in level for inner in _within(one)]
-    if level:
-        raise too_deep
-    return value
-
-
-def _within(value: Any) -> Iterable[Any]:
-    """The values in a list or an object."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+        raise ValueError("lists and objects are nested too deeply") from None
 
 
 def shown(value: Any) -> str:

@@ -25,8 +25,8 @@ def choose(name: object, known: Iterable[str]) -> str:
     """The cure for an unknown name: the known name that is nearest, then all names."""
     names = [*known]
     near = get_close_matches(str(name), names, 1)
-    asked = f"did you mean {near[0]!r}? " if near else ""
-    return f"{asked}choose from {', '.join(names)}"
+    question = f"did you mean {near[0]!r}? " if near else ""
+    return f"{question}choose from {', '.join(names)}"
 
 
 def bytes_in_words(size: float) -> str:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from ringcoll.costs import machines
 from ringcoll.costs.machines import DEVICES, KINDS, Device
+from ringcoll.costs.places import place_of
 from ringcoll.costs.prediction import predict
 
 
@@ -87,7 +88,7 @@ class Gpu:
         local = self.device.ranks_a_host
         hosts = len({rank // local for rank in members})
         equal = hosts if len(members) % hosts == 0 else None
-        return predict(name, nbytes, len(members), self.device, hosts=equal)
+        return predict(name, nbytes, place_of(len(members), self.device, hosts=equal))
 
     @property
     def error(self) -> str:

@@ -169,8 +169,8 @@ def _assumptions(
 
 
 def _measured_on(chip: Gpu) -> str:
-    like = chip.device.like
-    return f"measured on {chip.name}" + (f" and, where it was not, on {like}" if like else "")
+    base = chip.device.based_on
+    return f"measured on {chip.name}" + (f" and, where it was not, on {base}" if base else "")
 
 
 def _source_shares(sources: Mapping[str, float], chip: Chip | Gpu) -> Iterable[str]:

@@ -27,7 +27,7 @@ def balanced(ranks: int, first: int = 0) -> Tree:
     Raises:
         ValueError: the number of ranks is not a power of two.
 
-    >>> costs.balanced(4)
+    >>> balanced(4)
     ((0, 1), (2, 3))
     """
     if ranks < 1 or ranks & (ranks - 1):

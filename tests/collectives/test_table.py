@@ -217,8 +217,7 @@ def test_a_bad_row_is_named_with_field_and_value(tmp_path, change, message):
         ('{"rows": [}', "Expecting value: line 1 column 11"),
         ('{"rows": [], "rows": []}', "field: 'rows' is given twice"),
         ('{"rows": [{"ranks": [NaN, 3]}]}', "NaN is not a number in JSON"),
-        ('{"rows": ' + "[" * 17 + "]" * 17 + "}", "lists and objects are nested more than 16 deep"),
-        ('{"rows":' * 200_000, "lists and objects are nested more than 16 deep"),
+        ('{"rows":' * 200_000, "lists and objects are nested too deeply"),
         ('{"rows": [' + "9" * 9999 + "]}", "Exceeds the limit"),
     ],
 )

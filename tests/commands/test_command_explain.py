@@ -21,7 +21,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("algorithm", EVERY)
-def test_every_algorithm_says_what_it_does_and_when_to_choose_it(algorithm):
+def test_every_algorithm_has_a_summary_and_a_when(algorithm):
     told = about(algorithm)
     for sentence in (told.does, told.when):
         assert sentence[:1].strip()
@@ -65,7 +65,7 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_with_a_wire_it_says_how_often_values_are_encoded(capsys):
+def test_a_wire_prints_how_often_values_are_encoded(capsys):
     assert main(["explain", "ring", "--wire", "int8"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for collective, times in ("all_gather", "1 time;"), ("psum_scatter", "3 times;"):

@@ -52,5 +52,5 @@ def test_a_wrong_program_is_refused_in_a_line(tmp_path, capsys):
         ("import README.md", "README.md: it is not XML"),
     ],
 )
-def test_a_command_that_cannot_be_is_refused_in_a_line(capsys, command, message):
+def test_an_impossible_command_is_refused_in_a_line(capsys, command, message):
     refused(capsys, command.split(), message)

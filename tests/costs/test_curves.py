@@ -14,7 +14,7 @@ def test_a_curve_is_flat_below_linear_between_and_goes_on_at_its_rate():
     assert Curve(((10.0, 1.0),))(99) == 1
 
 
-def test_three_regimes_take_few_knots_and_are_met():
+def test_a_curve_of_three_regimes_has_few_knots():
     def seconds(size):  # a start, a slow wire, a fast one
         return 1e-5 + min(size, 2**20) / 1e9 + max(size - 2**20, 0) / 1e11
 
@@ -24,7 +24,7 @@ def test_three_regimes_take_few_knots_and_are_met():
     assert max(abs(curve(size) / seconds(size) - 1) for size in SIZES) < 0.1
 
 
-def test_a_cold_first_run_and_a_single_spike_do_not_count():
+def test_outliers_do_not_change_a_curve():
     def points():
         for i, size in enumerate(SIZES):
             yield size, (1e-5 + size / 1e9) * (5 if i in (0, 8) else 1)
@@ -41,7 +41,7 @@ def test_equal_sizes_count_as_their_median():
 
 
 @pytest.mark.parametrize("points", [[], [(0, 1.0)], [(1, 0.0)], [(1, -1.0)]])
-def test_what_is_no_measurement_is_refused(points):
+def test_bad_measurements_are_refused(points):
     with pytest.raises(ValueError, match="points of more than 0 bytes and 0 seconds"):
         fit_curve(points)
 
@@ -56,7 +56,7 @@ def test_a_curve_never_falls():
     )  # the lower of two values that contradict each other, because spikes go up
 
 
-def test_below_its_knots_a_curve_goes_down_to_the_start():
+def test_a_curve_is_extended_down_to_the_start():
     curve = Curve(((8.0, 3.0), (16.0, 5.0)))
     assert down_to(curve, 0.1)(0) == 1
     assert down_to(curve, 2.0)(0) == 2
@@ -75,7 +75,7 @@ def test_between_numbers_of_ranks_the_logarithm_is_a_line():
     assert across({4: curves[4]}, 16)(1) == pytest.approx(2 * 5 / 3)  # the start: log 32 / log 8
 
 
-def test_of_a_ring_the_time_of_a_message_is_carried():
+def test_rings_of_other_sizes_have_equal_steps():
     def ring(n):  # n-1 steps of 1 + bytes / n
         return Curve(tuple((size, (n - 1) * (1 + size / n)) for size in (1.0, 1e3, 1e6, 1e9)))
 
@@ -85,7 +85,7 @@ def test_of_a_ring_the_time_of_a_message_is_carried():
         assert carried == pytest.approx((n - 1) * (1 + size / n), rel=1e-3)
 
 
-def test_over_hosts_the_start_grows_with_a_tree_and_the_rest_with_what_crosses():
+def test_starts_and_bytes_grow_differently_over_hosts():
     curves = {16: Curve(((0.0, 3.0), (1e6, 4.0)))}  # 4 hosts of 4
     tree = {n: across(curves, n, Way.TREE, 4) for n in (8, 32, 1024)}
     assert [tree[n](0) for n in tree] == pytest.approx([2, 4, 9])  # log2 of twice the hosts

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ringcoll.__main__ import main
-from ringcoll.costs import predict
+from ringcoll.costs import place_of, predict
 from ringcoll.costs.fitting import fit_machine, read_timings
 
 SIZES = [2**k for k in range(10, 31, 2)]
@@ -80,16 +80,6 @@ OURS = ours(
 )
 
 
-@pytest.mark.parametrize(("text", "collective", "ranks"), [
-    (ours(GATHERS), "all_gather", 8), (NCCL, "psum", 2), (OURS, "psum", 4),
-])  # fmt: skip
-def test_formats(text, collective, ranks):
-    timings = [one for one in read_timings(text) if one.collective == collective]
-    assert [one.bytes for one in timings] == SIZES
-    assert {one.ranks for one in timings} == {ranks}
-    assert timings[0].seconds == pytest.approx({8: 10e-6, 2: 20e-6, 4: 60e-6}[ranks], rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("test", "collective"),
     [
@@ -102,13 +92,15 @@ def test_formats(text, collective, ranks):
     ],
 )
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_each_of_nccl_tests_alone_makes_a_machine(test, collective, newline, tmp_path):
+def test_a_machine_is_fitted_to_one_nccl_test(test, collective, newline, tmp_path):
     table, machine = tmp_path / "nccl.txt", tmp_path / "mine.json"
     table.write_bytes(nccl(test).replace("\n", newline).encode())
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
     for size in (2**10, 2**20, 2**30):
         expected = (30 + size / 1e5) * 1e-6
-        assert predict(collective, size, 8, str(machine)) == pytest.approx(expected, rel=0.05)
+        assert predict(collective, size, place_of(8, str(machine))) == pytest.approx(
+            expected, rel=0.05
+        )
 
 
 def test_outputs_of_nccl_tests_may_follow_each_other():
@@ -122,7 +114,7 @@ def test_outputs_of_nccl_tests_may_follow_each_other():
 
 
 @pytest.mark.parametrize("words", ["0: ", "[1,0]<stdout>:", "[0] ", "10:59:{0} h-3 ", "    "])
-def test_what_a_launcher_writes_before_each_line_is_left_out(words):
+def test_prefixes_of_a_launcher_are_ignored(words):
     text = nccl("all_gather", 16) + nccl("alltoall", 8, 40.0, root=False)
     assert read_timings(behind(words, text)) == read_timings(text)
 
@@ -136,25 +128,29 @@ def test_times_that_do_not_grow_are_refused():
 def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
     table, machine = tmp_path / "rows.json", tmp_path / "mine.json"
     table.write_text(ours(GATHERS + PERMUTES))
-    assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
+    assert main(["machine", "--fit", str(table), "--name", "mine", "--output", str(machine)]) == 0
     printed = capsys.readouterr().out
     assert "all_gather on 8 ranks: 11 points" in printed
     assert "fitted to permutes, median error 0%: 10 us a message, 100 GB/s" in printed
     for size in (2**10, 2**21, 2**30):
-        taken = predict("all_gather", size, 8, str(machine))
+        taken = predict("all_gather", size, place_of(8, str(machine)))
         assert taken == pytest.approx((10 + size / 1e5) * 1e-6, rel=0.05)
     seven = 7 * (10 + 2**27 / 1e5) * 1e-6
-    assert predict("all_gather", 2**30, 8, str(machine), "ring") == pytest.approx(seven, rel=0.05)
+    assert predict("all_gather", 2**30, place_of(8, str(machine)), "ring") == pytest.approx(
+        seven, rel=0.05
+    )
+    assert main(["machine", "--show", str(machine)]) == 0
+    assert "mine: measured by the user" in capsys.readouterr().out
 
 
-def test_below_what_was_measured_a_collective_goes_down_to_its_start(tmp_path):
+def test_small_sizes_that_were_not_measured(tmp_path):
     table, machine = tmp_path / "rows.json", tmp_path / "large.json"
     table.write_text(ours([row for row in GATHERS + PERMUTES if row["size"] >= 2**20]))
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
-    assert predict("all_gather", 8, 8, str(machine)) == pytest.approx(10e-6, rel=0.05)
+    assert predict("all_gather", 8, place_of(8, str(machine))) == pytest.approx(10e-6, rel=0.05)
 
 
-def test_algorithms_of_ours_give_rates():
+def test_rates_are_fitted_to_our_algorithms():
     data, lines = fit_machine("mine", read_timings(OURS))
     alpha, _ = data["rates"]["start_seconds"]
     rate, source = data["rates"]["link_bytes_per_second"]
@@ -190,17 +186,17 @@ def test_algorithms_of_ours_give_rates():
         (ours([{"seconds": 1}]), "line 1: row 1 has no collective, size, ranks, algorithm"),
     ],
 )
-def test_what_is_no_table_is_refused_with_its_line(text, words):
+def test_a_bad_table_is_refused_with_its_line(text, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         read_timings(text)
 
 
-def test_fractions_of_bytes_stay_apart(tmp_path):
+def test_fractions_of_bytes_are_kept(tmp_path):
     rows = [row("psum", 1 + k / 10, 1e-5 * (k + 1)) for k in range(6)]
     data, _ = fit_machine("mine", read_timings(ours(rows)))
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(data))
-    assert predict("psum", 1.25, 8, str(file)) == pytest.approx(3.5e-5)
+    assert predict("psum", 1.25, place_of(8, str(file))) == pytest.approx(3.5e-5)
 
 
 def test_too_few_sizes_are_refused(tmp_path, capsys):
@@ -224,7 +220,7 @@ def test_sizes_that_are_measured_twice_count_once():
         fit_machine("mine", read_timings(few))
 
 
-def test_what_is_no_text_is_refused(tmp_path, capsys):
+def test_a_file_that_is_not_text_is_refused(tmp_path, capsys):
     (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
     line = "line 2: this is not text in UTF-8; save it as such"
     for name, words in (("binary.txt", line), (".", "Is a directory")):
@@ -236,7 +232,7 @@ def test_what_is_no_text_is_refused(tmp_path, capsys):
 GOOD = {
     "name": "mine",
     "what": "a test",
-    "also": [],
+    "aliases": [],
     "axes": 0,
     "ranks_a_host": 4,
     "rates": {"start_seconds": [1e-6, "a test"], "link_bytes_per_second": [1e9, "a test"]},
@@ -259,9 +255,9 @@ FALLING = {
         ({"rates": {}}, "start_seconds"),
         ({"rates": GOOD["rates"] | {"link_bytes_per_second": [0, ""]}}, "division by zero"),
         ({"rates": GOOD["rates"] | {"start_seconds": [-1, ""]}}, "a rate is not above 0"),
-        ({"like": "h999"}, "like: no machine is named 'h999'"),
+        ({"based_on": "h999"}, "based_on: no machine is named 'h999'"),
         ({"axes": "2"}, "axes is '2', not a whole number from 0"),
-        ({"also": [1]}, "a name in `also`, or a source, is not text"),
+        ({"aliases": [1]}, "a name in `aliases`, or a source, is not text"),
         ({"curves": [FALLING | {"knots": [[1, 0], [2, 1]]}]}, "a curve has 1 bytes in 0 seconds"),
         ({"curves": [{"collective": "psum", "ranks": 4, "hosts": 1, "knots": []}]}, "is not the f"),
         ({"curves": [FALLING | {"ranks": 1}]}, "a curve is of fewer than 2 ranks"),
@@ -276,23 +272,15 @@ def test_a_file_that_is_no_machine_is_refused(tmp_path, changes, words):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(GOOD | changes))
     with pytest.raises(ValueError, match=re.escape(words)):
-        predict("psum", 8, 4, str(file))
+        predict("psum", 8, place_of(4, str(file)))
 
 
 def test_a_machine_without_a_network_is_of_one_host(tmp_path):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps(GOOD))
     with pytest.raises(ValueError, match="mine names no network between hosts"):
-        predict("psum", 8, 8, str(file))
-    assert predict("psum", 8, 8, str(file), hosts=2, network="ethernet100") > 0
-
-
-def test_a_machine_of_ones_own_is_shown(tmp_path, capsys):
-    table, machine = tmp_path / "rows.json", tmp_path / "mine.json"
-    table.write_text(ours(GATHERS + PERMUTES))
-    assert main(["machine", "--fit", str(table), "--name", "mine", "--output", str(machine)]) == 0
-    assert main(["machine", "--show", str(machine)]) == 0
-    assert "mine: measured by the user" in capsys.readouterr().out
+        predict("psum", 8, place_of(8, str(file)))
+    assert predict("psum", 8, place_of(8, str(file), hosts=2, network="ethernet100")) > 0
 
 
 def test_machines_are_listed_with_their_sources(capsys):

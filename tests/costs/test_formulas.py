@@ -38,7 +38,7 @@ def test_a_form_is_recognised(form, count):
     assert recognised({n: count(n) for n in RANKS}) == Formula(form)
 
 
-def test_a_form_for_powers_of_two_says_so():
+def test_a_form_for_powers_of_two_only():
     digits = {n: F(sum(d.bit_count() for d in range(n)), n) for n in RANKS}
     assert str(recognised(digits)) == "(log2 n)/2 (n = 2^k)"
     assert recognised({n: digits[n] for n in TWOS}) == Formula("(log2 n)/2")
@@ -64,6 +64,19 @@ LITERATURE = [
     ("psum", "recursive_doubling", True,
      "(log2 n) alpha + (n-1) hop + (n-1) B beta + (log2 n) B gamma (n = 2^k)"),
     ("psum", "one_shot", False, "ceil(log2 n) alpha + (n-1) B beta + (n-1) B gamma"),
+    ("all_gather", "bidirectional_ring", False, "2(n-1) alpha + (n-1)/n B beta"),  # by one port
+    ("all_gather", "torus", True, "(n-1) alpha + (n-1) hop + (n-1)/(2n) B beta"),
+    ("all_gather", "hamiltonian", True, "(n-1) alpha + (n-1) hop + (n-1)/(2n) B beta"),
+    ("all_gather", "two_ended", False, "(n-1) alpha + (n-1)/n B beta"),
+    ("psum", "ring", True, "2(n-1) alpha + 2(n-1) hop + 2(n-1)/n B beta + (n-1)/n B gamma"),
+    ("psum", "halving_doubling", True,
+     "(2 log2 n) alpha + 2(n-1) hop + (log2 n) B beta + (n-1)/n B gamma (n = 2^k)"),
+    ("psum", "one_shot", True,
+     "ceil(log2 n) alpha + (n-1) hop + (n^2-1)/3 B beta + (n-1) B gamma (n = 2^k)"),
+    ("all_gather", "direct", True,
+     "at most ceil((n-1)/2) alpha + ceil((n-1)/2) hop + (n+2)/8 B beta (n = 2^k)"),
+    ("all_to_all", "pairwise", True,
+     "(n-1) alpha + floor(n^2/4) hop + floor(n^2/4)/n B beta"),
     ("all_to_all", "pairwise", False, "(n-1) alpha + (n-1)/n B beta"),
     ("all_to_all", "bruck", False, "ceil(log2 n) alpha + (log2 n)/2 B beta (n = 2^k)"),
 ]
@@ -76,7 +89,7 @@ def test_closed_forms_are_those_of_the_literature(collective, algorithm, on_a_ri
     assert str(closed_form(prices(collective, algorithm, on_a_ring), adds)) == form
 
 
-def test_a_schedule_of_ones_own_gets_its_formula_too():
+def test_a_users_schedule_has_a_formula():
     def round_about(n):  # in twice the rounds
         moves = [Move(-1, (n + 1 - t,)) if t > 1 else Move(-1, (0,)) for t in range(1, n)]
         return Schedule((n,), tuple(m for move in moves for m in ((move,), ())))
@@ -92,7 +105,7 @@ def test_a_schedule_of_ones_own_gets_its_formula_too():
     assert closed_form({n: price("psum", "ring", (n**3,)) for n in range(2, 7)}) is None
 
 
-def test_numbers_in_place_of_n():
+def test_a_formula_at_one_number_of_ranks():
     assert at(8, price("psum", "ring", (8,))) == "14 alpha + 7/4 B beta + 7/8 B gamma"
     assert at(8, price("psum", "recursive_doubling", (8,)), adding=False) == "3 alpha + 3 B beta"
     assert at(2, price("psum", "one_shot", (2,))) == "alpha + B beta + B gamma"

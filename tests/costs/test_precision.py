@@ -80,20 +80,11 @@ def test_all_ranks_hold_the_same_bits(shape):
             np.testing.assert_array_equal(np.asarray(x[0], np.float32), expected, algorithm)
 
 
-@pytest.mark.parametrize("collective", mostly_exhaustive(["pmean", "pmin"], "pmin".__eq__))
-def test_all_ranks_hold_the_same_bits_of_the_others_too(collective):
-    make = strange if collective == "pmin" else normal
-    for dtype in (np.float32, jnp.bfloat16):
-        results = per_rank(make_mesh(5), every(collective, (5,)), make((5,), dtype))
-        for algorithm, x in results.items():
-            np.testing.assert_array_equal(bits(x), np.stack([bits(x)[0]] * 5), algorithm)
-
-
 @pytest.mark.parametrize(
     "dtype",
     mostly_exhaustive(["float32", "bfloat16", "float16", "float8_e5m2"], "bfloat16".__eq__),
 )
-def test_what_is_only_moved_keeps_its_bits(dtype):
+def test_gathers_and_broadcasts_keep_bits(dtype):
     x = strange((4,), dtype)
 
     def program(x):
@@ -162,48 +153,9 @@ def test_errors_are_within_the_bound(collective, shape):
         assert error < seen[1][algorithm]
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    mostly_exhaustive(
-        [((5,), jnp.bfloat16), ((4, 2), jnp.bfloat16), ((3,), np.float16)],
-        lambda shape, _: shape == (5,),
-    ),
-)
-def test_a_wide_sum_is_rounded_once(shape, dtype):
-    # In float32 these sums are exact, so only the nearest value of the dtype is right.
-    n = prod(shape)
-    largest = 2 ** (jnp.finfo(dtype).nmant + 1)
-    x = np.random.default_rng(0).integers(-largest, largest, size=(n, n, 6)).astype(dtype)
-    exact = np.asarray(x, np.float64).sum(0)
-    nearest = exact.astype(np.float32).astype(dtype)
-    assert (nearest != exact).any()
-
-    def program(x):
-        wide = {"accumulate_dtype": jnp.float32}
-        summed = every("psum", shape, **wide)(x), every("psum_scatter", shape, **wide)(x)
-        return *summed, every("psum", shape)(x)
-
-    total, scattered, narrow = per_rank(make_mesh(*shape), program, x)
-    for algorithm, y in total.items():
-        np.testing.assert_array_equal(bits(y), np.stack([bits(nearest)] * n), algorithm)
-        assert (bits(narrow[algorithm]) != bits(y)).any()
-    for algorithm, y in scattered.items():
-        np.testing.assert_array_equal(bits(y), bits(nearest), algorithm)
-
-
 def test_one_shot_adds_in_the_order_of_the_ranks():
     x = normal((5,), np.float32)
     results = per_rank(make_mesh(5), lambda x: ringcoll.psum(x, "x", algorithm="one_shot"), x)
     in_order = reduce(np.add, x)
     assert (bits(in_order) != bits(reduce(np.add, x[::-1]))).any()
     np.testing.assert_array_equal(bits(results), np.stack([bits(in_order)] * 5))
-
-
-@pytest.mark.exhaustive
-def test_results_do_not_change_from_run_to_run():
-    mesh, x = make_mesh(4), normal((4,), np.float32)
-    runs = [per_rank(mesh, every("psum", (4,)), x) for _ in range(2)]
-    runs += [per_rank(mesh, every("psum", (4,)), x, check_vma=False)]
-    for algorithm, y in runs[0].items():
-        for run in runs[1:]:
-            np.testing.assert_array_equal(bits(run[algorithm]), bits(y), algorithm)

@@ -6,7 +6,7 @@ from math import isfinite, prod
 import pytest
 
 from ringcoll import algorithms
-from ringcoll.costs import predict
+from ringcoll.costs import place_of, predict
 from ringcoll.costs.machines import MACHINES
 
 SIZES = sorted([0, 1, 300, 3 * 2**20, 5 * 2**26, *(2**k for k in range(10, 35, 3))])
@@ -36,7 +36,7 @@ def test_the_built_in_is_priced_for_any_ranks_and_bytes(name, some):
     ports = 2 * model.axes or 1  # a chip of a torus has two for each axis
     for collective in COLLECTIVES:
         for ranks in some + (CUBES if model.axes != 2 else []):
-            times = [predict(collective, size, ranks, name) for size in SIZES]
+            times = [predict(collective, size, place_of(ranks, name)) for size in SIZES]
             _reasonable(times, (collective, ranks))
             n = prod(ranks) if isinstance(ranks, tuple) else ranks
             least = SIZES[-1] * (n - 1) / n * model.beta / ports
@@ -52,6 +52,6 @@ def test_ours_are_priced_for_any_ranks_that_they_are_for(name, collective, algor
             algorithms.build(collective, algorithm, ranks if isinstance(ranks, tuple) else (ranks,))
         except ValueError:
             continue
-        times = [predict(collective, size, ranks, name, algorithm) for size in SIZES[1:]]
+        times = [predict(collective, size, place_of(ranks, name), algorithm) for size in SIZES[1:]]
         assert all(isfinite(taken) and taken > 0 for taken in times), ranks
         assert all(a <= b * (1 + 1e-9) for a, b in pairwise(times)), ranks

@@ -5,7 +5,7 @@ from math import log2
 
 import pytest
 
-from ringcoll.costs import Model, encoding, predict
+from ringcoll.costs import Model, encoding, place_of, predict
 from ringcoll.costs.curves import Curve
 from ringcoll.costs.machines import Device
 from ringcoll.costs.wire import Wire
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.quick
 
 def machine(model, ranks_a_host=0, between="", share=1.0, curves=None):
     """A machine that nobody measured, unless `curves` are given."""
-    unknown = {"what": "", "also": (), "like": "", "matmuls": {}, "error": 0.0}
+    unknown = {"what": "", "aliases": (), "based_on": "", "matmuls": {}, "error": 0.0}
     return Device(
         name="toy",
         model=model,
@@ -56,13 +56,13 @@ TORUS = machine(Model(2, 1, 3, hop=10, axes=2), share=0.5)
     ],
 )
 def test_the_built_in_on_a_torus(collective, nbytes, ranks, closed, paid):
-    assert predict(collective, nbytes, ranks, TORUS, closed=closed) == pytest.approx(paid)
+    assert predict(collective, nbytes, place_of(ranks, TORUS, closed=closed)) == pytest.approx(paid)
 
 
 @pytest.mark.parametrize(("least", "factor"), [(9, 1), (8, 2), (0, 1)])
-def test_from_so_many_ranks_a_reduce_scatter_is_an_all_reduce(least, factor):
+def test_a_large_reduce_scatter_is_priced_as_an_all_reduce(least, factor):
     model = replace(TORUS.model, all_reduces=least)
-    taken = predict("psum_scatter", 840, 8, replace(TORUS, model=model))
+    taken = predict("psum_scatter", 840, place_of(8, replace(TORUS, model=model)))
     assert taken == pytest.approx(factor * (7 * (2 + 10) + 3.5 * 105 * 2) + 7 * 105 * 3)
 
 
@@ -96,7 +96,7 @@ GB = 10**9
     ],
 )
 def test_the_built_in_on_hosts(collective, nbytes, ranks, paid):
-    assert predict(collective, nbytes, ranks, SWITCH) == pytest.approx(paid)
+    assert predict(collective, nbytes, place_of(ranks, SWITCH)) == pytest.approx(paid)
 
 
 @pytest.mark.parametrize(
@@ -110,23 +110,25 @@ def test_the_built_in_on_hosts(collective, nbytes, ranks, paid):
     ],
 )
 def test_an_algorithm_on_hosts_that_share_their_ports(algorithm, ranks, paid):
-    assert predict("all_gather", 0.8 * GB, ranks, SWITCH, algorithm) == pytest.approx(paid)
+    assert predict("all_gather", 0.8 * GB, place_of(ranks, SWITCH), algorithm) == pytest.approx(
+        paid
+    )
 
 
 def test_ranks_alone_on_their_hosts_are_a_ring_on_the_network():
     alone = replace(SWITCH, ranks_a_host=1)
     ring = 14 * (START + GB / 8 * BYTE)
-    assert predict("psum", GB, 8, alone) == pytest.approx(ring)
-    assert predict("ppermute", GB, 8, alone) == pytest.approx(START + GB * BYTE)
-    assert predict("psum", GB, 8, SWITCH, "ring", hosts=8) == pytest.approx(ring)
+    assert predict("psum", GB, place_of(8, alone)) == pytest.approx(ring)
+    assert predict("ppermute", GB, place_of(8, alone)) == pytest.approx(START + GB * BYTE)
+    assert predict("psum", GB, place_of(8, SWITCH, hosts=8), "ring") == pytest.approx(ring)
 
 
-def test_a_collective_without_a_curve_has_that_of_one_that_sends_as_much():
+def test_a_curve_serves_collectives_that_send_as_much():
     curves = {("all_gather", False): {4: Curve(((0.0, 1.0), (100.0, 5.0)))}}
     known = machine(SWITCH.model, 4, "ethernet100", curves=curves)
     for collective in ("all_gather", "psum_scatter", "all_to_all"):
-        assert predict(collective, 50, 4, known) == 3
-    assert predict("psum", 50, 4, known) == predict("psum", 50, 4, SWITCH)
+        assert predict(collective, 50, place_of(4, known)) == 3
+    assert predict("psum", 50, place_of(4, known)) == predict("psum", 50, place_of(4, SWITCH))
 
 
 # -- wires: a byte of the main memory takes 1 s, an addition three --
@@ -159,11 +161,13 @@ def test_a_wire_sends_its_codes_and_scales():
     ring = machine(Model(0, 1, 0, axes=0), 4, "ethernet100")
     wire = Wire("int8", 32)
     assert encoding.ratio(wire, 4) == 36 / 128
-    by_ring = predict("all_gather", 1280, 4, ring, "ring", wire=wire)
-    assert by_ring == predict("all_gather", 1280, 4, ring, wire=wire) == 3 / 4 * 360
-    summed = predict("psum", 1280, 4, ring, wire=wire)  # the built-in exchanges, then gathers
-    assert summed == predict("pmean", 1280, 4, ring, wire=wire) == 2 * 3 / 4 * 360
-    assert predict("psum_scatter", 1280, 4, ring, wire=wire) == 3 / 4 * 360
+    by_ring = predict("all_gather", 1280, place_of(4, ring), "ring", wire=wire)
+    assert by_ring == predict("all_gather", 1280, place_of(4, ring), wire=wire) == 3 / 4 * 360
+    summed = predict(
+        "psum", 1280, place_of(4, ring), wire=wire
+    )  # the built-in exchanges, then gathers
+    assert summed == predict("pmean", 1280, place_of(4, ring), wire=wire) == 2 * 3 / 4 * 360
+    assert predict("psum_scatter", 1280, place_of(4, ring), wire=wire) == 3 / 4 * 360
     assert (wire.nbytes(64), wire.nbytes(65), wire.nbytes(1)) == (72, 3 * (22 + 4), 5)
 
 

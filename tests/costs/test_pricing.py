@@ -1,149 +1,28 @@
-"""Prices: of each algorithm in closed form, and against links walked hop by hop."""
+"""Prices: counted on schedules. `test_slices` walks links hop by hop."""
 
-from collections import Counter
 from fractions import Fraction as F
-from itertools import product as pairs
 from math import prod
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from machine import digits, neighbour
-from support import exists
 
 from ringcoll.algorithms import GATHERS, names, ring
 from ringcoll.costs import price, wire_bytes
-from ringcoll.schedules.schedule import Move, Schedule, ScheduleError, product
+from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
 
 pytestmark = pytest.mark.quick
 
-ANY = range(2, 65)
-TWOS = [2, 4, 8, 16, 32, 64]
 
-
-def lg(p):
-    """log2 p, rounded up."""
-    return (p - 1).bit_length()
-
-
-# -- closed forms: p ranks, bytes in full vectors --
-
-# fmt: off
-CLOSED_FORMS = [  # rounds, bytes, additions
-    ("all_gather", "ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
-    ("all_gather", "bidirectional_ring", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
-    ("all_gather", "two_ended", ANY, lambda p: (-(-(p - 1) // 2), F(p - 1, p), 0)),
-    ("all_gather", "bruck", ANY, lambda p: (lg(p), F(p - 1, p), 0)),
-    ("all_gather", "recursive_doubling", TWOS, lambda p: (lg(p), F(p - 1, p), 0)),
-    ("all_gather", "direct", ANY, lambda p: (1, F(p - 1, p), 0)),
-    ("psum_scatter", "ring", ANY, lambda p: (p - 1, F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "bidirectional_ring", ANY, lambda p: (p - 1, F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "two_ended", ANY, lambda p: (-(-(p - 1) // 2), F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "bruck", ANY, lambda p: (lg(p), F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "recursive_doubling", TWOS, lambda p: (lg(p), F(p - 1, p), F(p - 1, p))),
-    ("psum_scatter", "direct", ANY, lambda p: (1, F(p - 1, p), F(p - 1, p))),
-    ("psum", "ring", ANY, lambda p: (2 * (p - 1), F(2 * (p - 1), p), F(p - 1, p))),
-    ("psum", "halving_doubling", TWOS, lambda p: (2 * lg(p), F(2 * (p - 1), p), F(p - 1, p))),
-    ("psum", "recursive_doubling", TWOS, lambda p: (lg(p), lg(p), lg(p))),
-    ("psum", "recursive_doubling", range(3, 65, 2), lambda p: (lg(p), p - 1, p - 1)),
-    ("psum", "one_shot", ANY, lambda p: (lg(p), p - 1, p - 1)),
-    ("all_to_all", "pairwise", ANY, lambda p: (p - 1, F(p - 1, p), 0)),
-    ("all_to_all", "bruck", TWOS, lambda p: (lg(p), F(lg(p), 2), 0)),
-    ("all_to_all", "bruck", ANY, lambda p: (lg(p), F(sum(d.bit_count() for d in range(p)), p), 0)),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(("collective", "algorithm", "sizes", "form"), CLOSED_FORMS)
-def test_price_is_the_closed_form(collective, algorithm, sizes, form):
-    for p in sizes:
-        paid = price(collective, algorithm, (p,))
-        assert (paid.rounds, paid.sent / p, paid.additions / p) == form(p)
-        assert paid.link == paid.sent  # a switch: one port a rank
-
-
-def half(p):
-    """The messages in the busier direction, if p-1 messages go half to each side."""
-    return -(-(p - 1) // 2)
-
-
-def once(p):
-    return p - 1
-
-
-def twice(p):
-    return 2 * (p - 1)
-
-
-def far(p):
-    """The links that messages of shifts 1, 2, 4, ... pass on a ring."""
-    return sum(min(2**k, p - 2**k) for k in range(lg(p)))
-
-
-# Startups on a switch, with one port a rank; startups on a physical ring, with two; and the links
-# that messages pass there. (Tables that charge a bidirectional ring p-1 alphas and two_ended
-# ceil((p-1)/2) speak of two ports; those that charge an all-to-all p-1, of one.)
-# fmt: off
-STARTUPS = [
-    ("all_gather", "ring", ANY, once, once, once),
-    ("all_gather", "bidirectional_ring", ANY, twice, once, once),
-    ("all_gather", "torus", ANY, twice, once, once),
-    ("all_gather", "hamiltonian", ANY, twice, once, once),
-    ("all_gather", "two_ended", ANY, once, half, half),
-    ("all_gather", "bruck", ANY, lg, lg, far),
-    ("all_gather", "recursive_doubling", TWOS, lg, lg, once),
-    ("psum_scatter", "direct", ANY, once, half, lambda p: p // 2),
-    ("psum", "ring", ANY, twice, twice, twice),
-    ("psum", "two_ended", ANY, twice, lambda p: 2 * half(p), lambda p: 2 * half(p)),
-    ("psum", "direct", ANY, twice, lambda p: 2 * half(p), lambda p: 2 * (p // 2)),
-    ("psum", "halving_doubling", TWOS, lambda p: 2 * lg(p), lambda p: 2 * lg(p), twice),
-    ("psum", "recursive_doubling", TWOS, lg, lg, once),
-    ("psum", "one_shot", ANY, lg, lg, far),
-    ("all_to_all", "pairwise", ANY, once, once, lambda p: p * p // 4),
-    ("all_to_all", "bruck", ANY, lg, lg, far),
-]
-# fmt: on
-
-
-@pytest.mark.parametrize(
-    ("collective", "algorithm", "sizes", "on_a_switch", "on_a_ring", "links"), STARTUPS
-)
-def test_startups_are_the_closed_form(collective, algorithm, sizes, on_a_switch, on_a_ring, links):
-    for p in sizes:
-        paid = price(collective, algorithm, (p,))
-        assert (paid.startups, paid.hops) == (paid.messages, 0) == (on_a_switch(p), 0)
-        paid = price(collective, algorithm, (p,), network=(p,))
-        by_port = on_a_ring if p > 2 else on_a_switch  # of two, both ways are one link
-        assert (paid.startups, paid.hops) == (by_port(p), links(p))
-        assert paid.messages == on_a_switch(p)
-
-
-# On a physical ring: bytes on the busiest link, each direction, in full vectors.
-ON_A_RING = [
-    ("ring", lambda p: F(p - 1, p)),
-    ("bidirectional_ring", lambda p: F(p - 1, 2 * p)),
-    ("torus", lambda p: F(p - 1, 2 * p)),
-    ("two_ended", lambda p: F(-(-(p - 1) // 2), p)),
-]
-
-
-@pytest.mark.parametrize(("algorithm", "form"), ON_A_RING)
-def test_link_load_on_a_physical_ring_is_the_closed_form(algorithm, form):
-    for p in range(3, 65):
-        assert price("all_gather", algorithm, (p,), network=(p,)).link / p == form(p)
-    # A ring of two: as on a line, all messages use one link.
-    assert price("all_gather", algorithm, (2,), network=(2,)).link / 2 == F(1, 2)
-
-
-def test_log_step_algorithms_lose_on_a_large_physical_ring():
-    def vectors(algorithm):
-        return price("all_gather", algorithm, (64,), network=(64,)).link / 64
-
-    nearest_first = product([GATHERS["ring"](2)] * 6, order=reversed(range(6)))
-    assert vectors("two_ended") == F(1, 2)
-    assert vectors("recursive_doubling") == 3  # the farthest partner first
-    assert vectors(nearest_first) == F(1365, 64)  # about 21.3
-    assert vectors("bruck") == F(1365, 64)
+@pytest.mark.parametrize("name", GATHERS)
+def test_a_price_is_counted_on_the_schedule(name):
+    """The numbers themselves are in `test_algorithms` and `test_formulas`."""
+    for n in (2, 4, 8, 64):
+        schedule, others = GATHERS[name](n), F(n - 1)
+        collectives = "all_gather", "psum_scatter", "psum"
+        gather, scatter, total = (price(one, schedule, (n,)) for one in collectives)
+        assert gather.rounds == scatter.rounds == total.rounds / 2 == len(schedule.rounds)
+        assert gather.sent == scatter.sent == total.sent / 2 == others
+        assert (gather.additions, scatter.additions, total.additions) == (0, others, others)
+        assert total.link == total.sent  # a switch: one port a rank
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (3, 5), (2, 3, 4), (1, 6)])
@@ -151,15 +30,8 @@ def test_a_torus_pays_less_along_each_axis(shape):
     p = prod(shape)
     paid = price("psum", "ring", shape)
     assert paid.rounds == paid.startups == sum(2 * (p_i - 1) for p_i in shape)
-    # The reduce-scatter takes the last axis first; 1/p_j of the bytes is left for the others.
-    order = shape[::-1]
-    axes = [F(p_i - 1, p_i) / prod(order[:i]) for i, p_i in enumerate(order)]
-    assert paid.sent / p == 2 * sum(axes) == F(2 * (p - 1), p)  # the sum telescopes
-    assert paid.additions / p == sum(axes)
-    rounds = iter(reversed(GATHERS["ring"](*shape).rounds))
-    for p_i, vectors in zip(order, axes, strict=True):
-        moves = [next(rounds)[0] for _ in range(p_i - 1)]
-        assert F(sum(len(move.offsets) for move in moves), p) == vectors
+    assert paid.sent / p == F(2 * (p - 1), p)
+    assert paid.additions / p == F(p - 1, p)
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (5, 5), (3, 3, 3)])
@@ -205,7 +77,7 @@ def my_star(n):
     return Schedule((n,), tuple((Move(s, (0,)),) for s in range(1, n)))
 
 
-def test_your_own_algorithm_is_priced():
+def test_a_users_algorithm_is_priced():
     assert price("psum", my_star, (5,)).rounds == 8
     assert price("psum_scatter", my_star, (5,)) == price("psum_scatter", my_star(5), [5])
     with pytest.raises(ValueError, match="no algorithm 'rign'; did you mean 'ring'"):
@@ -217,51 +89,6 @@ def test_one_rank_pays_nothing():
         for name in names(collective):
             paid = price(collective, name, (1, 1))
             assert (paid.rounds, paid.sent, paid.link, paid.additions) == (0, 0, 0, 0)
-
-
-# -- links, hop by hop --
-
-
-def walked(schedule, moves, network):
-    """The load of every link of a torus; each message is walked along one axis at a time.
-
-    Also how many messages start at every port (a rank, an axis and a direction), and the most links
-    that a message passes.
-    """
-    load, starts, farthest = Counter(), Counter(), 0
-    for move, rank in pairs(moves, range(schedule.size)):
-        share = F(len(move.offsets), schedule.lanes)
-        at = digits(network, rank)
-        there, passed = digits(network, neighbour(schedule.shape, rank, move)), 0
-        for axis, length in enumerate(network):
-            ahead = (there[axis] - at[axis]) % length
-            back = (at[axis] - there[axis]) % length
-            way = 1 if ahead <= back else -1  # both ways are as short: ahead
-            starts[rank, axis, way] += bool(ahead and at == digits(network, rank))
-            for hop in range(min(ahead, back)):
-                link = [*at, axis, way]
-                link[axis] = (at[axis] + way * hop) % length
-                load[tuple(link)] += share
-            at[axis] = there[axis]
-            passed += min(ahead, back)
-        farthest = max(farthest, passed)
-    return load, starts, farthest
-
-
-NETWORKS = [(2,), (5,), (8,), (4, 2), (2, 4), (2, 2, 2), (9,), (3, 3), (6, 2), (3, 4), (1, 6)]
-
-
-@settings(deadline=None, max_examples=150)
-@given(st.data(), st.sampled_from(NETWORKS))
-def test_links_and_ports_are_those_of_the_busiest(data, network):
-    shape = data.draw(st.sampled_from([s for s in NETWORKS if prod(s) == prod(network)]))
-    names = [name for name in GATHERS if exists("all_gather", name, shape)]
-    schedule = GATHERS[data.draw(st.sampled_from(names))](*shape)
-    rounds = [walked(schedule, moves, network) for moves in schedule.rounds]
-    paid = price("all_gather", schedule, shape, network)
-    assert paid.link == sum(max(load.values()) for load, *_ in rounds)
-    assert paid.startups == sum(max(starts.values()) for _, starts, _ in rounds)
-    assert paid.hops == sum(farthest for *_, farthest in rounds)
 
 
 # -- bytes --

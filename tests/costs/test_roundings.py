@@ -5,11 +5,19 @@
 
 import numpy as np
 import pytest
-from test_pricing import ANY, TWOS, lg
 
 from ringcoll.algorithms import build, names
 from ringcoll.costs import encodings, error_bound, roundings
 from ringcoll.costs.wire import Wire
+
+ANY = range(2, 65)
+TWOS = [2, 4, 8, 16, 32, 64]
+
+
+def lg(p):
+    """log2 p, rounded up."""
+    return (p - 1).bit_length()
+
 
 # The additions on the longest way into a sum.
 CHAINS = [
@@ -32,7 +40,7 @@ def test_roundings_are_the_longest_chain(algorithm, sizes, form):
         assert roundings("pmean", algorithm, (p,)) == form(p) + 1
 
 
-def test_nothing_is_rounded_where_nothing_is_summed():
+def test_only_sums_are_rounded():
     for collective in ("all_gather", "pmax", "pmin", "pbroadcast"):
         assert error_bound(collective, "ring", (8,), 2**-7) == 0
     assert error_bound("all_to_all", "bruck", (8,), 2**-7) == 0

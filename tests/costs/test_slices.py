@@ -13,7 +13,8 @@ from support import mostly_exhaustive
 from ringcoll import overlap
 from ringcoll.__main__ import main
 from ringcoll.algorithms import build
-from ringcoll.costs import DEVICES, price, price_backward
+from ringcoll.costs import DEVICES, price
+from ringcoll.costs.counts import price_backward
 from ringcoll.costs.routes import on_torus
 from ringcoll.costs.slices import along, closed, rings
 from ringcoll.overlap.embedding import embed
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.quick
         (3, (4, 4), (False, False)),
     ],
 )
-def test_which_axes_of_a_slice_close(axes, size, expected):
+def test_axes_of_a_slice_that_are_rings(axes, size, expected):
     assert closed(axes, size) == expected
 
 
@@ -69,12 +70,19 @@ def pairs(schedule, move):
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["ring", "bidirectional_ring", "two_ended", "torus", "direct"]
+    "algorithm", ["ring", "bidirectional_ring", "two_ended", "torus", "direct", "bruck"]
 )
-@pytest.mark.parametrize("shape", [(2,), (3,), (5,), (2, 3), (3, 5), (4, 2), (2, 3, 2)])
-def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
-    for wrap in product([False, True], repeat=len(shape)):
-        schedule, network = build("all_gather", algorithm, shape), placed(shape, wrap)
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        *((one, one) for one in ((2,), (3,), (5,), (2, 3), (3, 5), (4, 2), (2, 3, 2), (1, 6))),
+        *(((8,), (4, 2)), ((4, 2), (8,)), ((2, 4), (4, 2)), ((2, 2, 2), (8,)), ((9,), (3, 3))),
+        *(((12,), (6, 2)), ((3, 4), (6, 2))),
+    ],
+)
+def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape, size):
+    for wrap in product([False, True], repeat=len(size)):
+        schedule, network = build("all_gather", algorithm, shape), placed(size, wrap)
         startups, hops, link, uneven = 0, 0, 0, []
         for moves in schedule.rounds:
             load, ports, far, sent = {}, {}, 0, []
@@ -89,7 +97,7 @@ def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
             startups, hops = startups + max(ports.values()), hops + far
             link += max(load.values())
             uneven += reach_of(sent)
-        found = on_torus(schedule, shape, wrap)
+        found = on_torus(schedule, size, wrap)
         passed = (found.startups, found.hops, found.link * schedule.lanes)
         assert passed == (startups, hops, link), wrap
         assert sorted(reach for times, reach in found.uneven for _ in range(times)) == sorted(
@@ -98,7 +106,7 @@ def test_loads_are_those_of_messages_that_go_link_by_link(algorithm, shape):
 
 
 def reach_of(sent):
-    """`Uneven.reach` for the paths and shards of a round; nothing if all paths are equally long."""
+    """`UnevenRounds.reach` for paths and shards of a round; nothing if paths are equally long."""
     distances = sorted({len(path) for path, _ in sent})
     reach = []
     for links in distances:
@@ -115,7 +123,7 @@ def reach_of(sent):
     return [tuple(kept)] if len(kept) > 1 else []
 
 
-def test_axes_are_told_one_by_one():
+def test_closed_needs_a_value_for_each_axis():
     with pytest.raises(ScheduleError, match=r"closed \(True,\) is not of the axes of \(4, 2\)"):
         price_backward(build("all_gather", "ring", (4, 2)), (4, 2), (True,))
     everything = price("all_gather", "ring", (4, 2), (4, 2))
@@ -189,7 +197,7 @@ def test_cost_and_overlap_agree_on_a_slice(capsys, kind, size, shape, algorithm)
 FORMULA = ["cost", "all_gather", "--algorithm", "ring", "--formulas"]
 
 
-def test_neighbours_have_one_link_between_them(capsys):
+def test_two_neighbours_share_one_link(capsys):
     for kind, taken in (("v5e", "748 us"), ("v5p", "377 us")):
         assert main([*FORMULA, "-n", "2", "--device", kind]) == 0
         printed = capsys.readouterr().out

@@ -4,7 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from ringcoll.costs import Model, predict, price, price_on_hosts, price_tour, seconds
+from ringcoll.costs import Model, place_of, predict, price, price_tour, seconds
+from ringcoll.costs.counts import price_on_hosts
 
 pytestmark = pytest.mark.quick
 
@@ -31,9 +32,9 @@ def test_a_cut_schedule_is_priced_as_it_is_cut():
     assert price("all_gather", "ring", (8,), offsets=frozenset()).sent == 0
     (round_,) = price_on_hosts("all_gather", "ring", (8,), 2, offsets=near).rounds
     assert round_[0] == 2
-    few = predict("all_gather", 8e6, 8, "v5e", "ring", offsets=near)
-    assert few == pytest.approx(2 / 7 * predict("all_gather", 8e6, 8, "v5e", "ring"))
+    few = predict("all_gather", 8e6, place_of(8, "v5e"), "ring", offsets=near)
+    assert few == pytest.approx(2 / 7 * predict("all_gather", 8e6, place_of(8, "v5e"), "ring"))
     with pytest.raises(ValueError, match="only an all_gather or a tour is cut"):
         price("psum", "ring", (8,), offsets=near)
     with pytest.raises(ValueError, match="name an algorithm"):
-        predict("tour", 8e6, 8, "v5e")
+        predict("tour", 8e6, place_of(8, "v5e"))

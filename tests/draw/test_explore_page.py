@@ -4,7 +4,7 @@ import pytest
 from browsing import DESK, PHONE, needs_a_browser
 
 from ringcoll.__main__ import main
-from ringcoll.costs import predict
+from ringcoll.costs import place_of, predict
 from ringcoll.draw import explore
 from ringcoll.draw.explore import SIZES, as_explorer
 from ringcoll.io.text import bytes_in_words, seconds_in_words
@@ -46,7 +46,7 @@ def test_prices_equal_those_of_predict(visit, file):
         shape = tuple(map(int, ranks.split("x")))
         on = shape[0] if len(shape) == 1 else shape
         wanted = {
-            name: seconds_in_words(predict(collective, 2**power, on, machine, name))
+            name: seconds_in_words(predict(collective, 2**power, place_of(on, machine), name))
             for name in ("lax", *names(collective))
             if name in times(page)
         }

@@ -44,12 +44,12 @@ def test_other_names_of_an_all_reduce_have_its_program(name):
 
 
 @pytest.mark.parametrize("collective", ["ragged_all_to_all", "pbroadcast"])
-def test_what_msccl_has_not_is_refused(collective):
+def test_collectives_that_msccl_lacks_are_refused(collective):
     with pytest.raises(ValueError, match=f"{collective}: MSCCL has no such collective"):
         formats.program(collective, "pairwise", (3,))
 
 
-def test_a_schedule_of_ones_own_is_written_by_its_name():
+def test_a_users_schedule_is_written_by_its_name():
     def mine(n):
         return Schedule((n,), tuple((Move(-1, (-t % n,)),) for t in range(n - 1)))
 

@@ -11,7 +11,7 @@ from ringcoll.costs.machines import MACHINES
 H100 = MACHINES["h100"]
 #: Seconds of the matmul of `matmul`: float32, 500^3.
 PRODUCT = H100.matmuls[4].start + 2 * 500**3 * H100.matmuls[4].delta
-HOP = costs.predict("ppermute", 1e6, 4, "h100")
+HOP = costs.predict("ppermute", 1e6, costs.place_of(4, "h100"))
 
 
 def matmul(name, x="x"):
@@ -55,17 +55,18 @@ def test_a_permute_and_a_matmul_take_what_was_measured():
 def test_built_in_collectives_are_those_of_predict(opcode, name, times):
     """Bytes as nccl-tests counts them: of an all-gather, those of the result."""
     report = timed(matmul("y"), blocking(opcode, "y"))
-    assert report.exposed == pytest.approx(costs.predict(name, times * 1e6, 4, "h100"))
+    taken = costs.predict(name, times * 1e6, costs.place_of(4, "h100"))
+    assert report.exposed == pytest.approx(taken)
     pairs = timed(matmul("y"), blocking(opcode, "y", groups="{{0,1},{2,3}}"))
-    least = costs.predict(name, min(times, 2) * 1e6, 2, "h100")
+    least = costs.predict(name, min(times, 2) * 1e6, costs.place_of(2, "h100"))
     assert pairs.exposed == pytest.approx(least)
 
 
 def test_ranks_on_two_hosts_use_the_network():
     (near,) = timed(blocking("all-reduce", groups="{{0,1,2,3}}"), ranks=16).rows
     (far,) = timed(blocking("all-reduce", groups="{{0,1,8,9}}"), ranks=16).rows
-    assert near.wire == pytest.approx(costs.predict("psum", 1e6, 4, "h100"))
-    assert far.wire == pytest.approx(costs.predict("psum", 1e6, (2, 2), "h100", hosts=2))
+    assert near.wire == pytest.approx(costs.predict("psum", 1e6, costs.place_of(4, "h100")))
+    assert far.wire == pytest.approx(costs.predict("psum", 1e6, costs.place_of((2, 2), "h100")))
     assert far.wire != near.wire
 
 

@@ -185,7 +185,8 @@ def test_gains_of_a_wire_on_the_precision_page_are_those_of_the_model():
     assert len(rows) == 2
     for device, shape, cells in rows:
         ranks = tuple(map(int, shape.split("x")))
-        call = partial(costs.predict, "psum", 2**26, ranks, device, dtype="bfloat16")
+        place = costs.place_of(ranks, device)
+        call = partial(costs.predict, "psum", 2**26, place, dtype="bfloat16")
         algorithms = "lax", "direct", "torus", "hamiltonian"
         gains = [call() / call(algorithm=name, wire="int8") for name in algorithms]
         assert cells == " | ".join(f"{gain:.2f}" for gain in gains)

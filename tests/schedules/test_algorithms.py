@@ -14,7 +14,8 @@ from support import exists, make_mesh
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names
 from ringcoll.commands import explain
-from ringcoll.costs import price, price_backward
+from ringcoll.costs import price
+from ringcoll.costs.counts import price_backward
 from ringcoll.schedules.registry import (
     AS_ALL_REDUCE,
     EXCHANGES,

@@ -4,14 +4,14 @@ import pytest
 
 from ringcoll import ScheduleError, algorithms, costs
 from ringcoll.__main__ import main
-from ringcoll.schedules.tree import balanced_algorithms
+from ringcoll.schedules.tree import balanced, balanced_algorithms
 
 
 def leaves_of(tree, of_rank):
     """A tree of ranks with each rank's own tree of leaves in its place."""
     if isinstance(tree, tuple):
         return tuple(leaves_of(part, of_rank) for part in tree)
-    return costs.balanced(of_rank, tree * of_rank)
+    return balanced(of_rank, tree * of_rank)
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (4,), (8,), (2, 2), (4, 2), (2, 2, 2)])
@@ -20,7 +20,7 @@ def test_ranks_with_leaves_make_one_tree(shape):
     costs.check_balanced(schedule)
     for rank in range(schedule.size):
         own_tree = leaves_of(costs.tree(schedule, rank), 8 // schedule.size)
-        assert own_tree == costs.balanced(8)
+        assert own_tree == balanced(8)
 
 
 def test_other_trees_are_told_apart():
@@ -37,7 +37,7 @@ def test_other_trees_are_told_apart():
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_only_powers_of_two_have_a_balanced_tree(ranks):
     with pytest.raises(ValueError, match=f"balanced: {ranks} ranks are not a power of two"):
-        costs.balanced(ranks)
+        balanced(ranks)
 
 
 @pytest.mark.parametrize("of", [(4,), (-1,), (0, 1)])

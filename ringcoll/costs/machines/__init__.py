@@ -46,28 +46,28 @@ class Device:
     Attributes:
         name: the name of its file.
         what: a description in words.
-        also: other names for it; JAX's `device_kind` is one of them.
+        aliases: other names for it; JAX's `device_kind` is one of them.
         model: its rates.
         ranks_a_host: the number of ranks that one switch connects; 0 on a torus.
         between: the network between its hosts; "" if none is known.
-        like: a similar device, whose curves and matmuls are used where this one has none; "" for
-            none.
+        based_on: a similar device, whose curves and matmuls are used where this one has none; ""
+            for none.
         switch_adds: whether the switch adds in an all-reduce (NVLink SHARP).
         built_in_share: the share of a link's bytes per second that a built-in collective gets.
         curves: measured seconds of collectives. The first key is the collective and whether its
             ranks are on several hosts; the second is the number of ranks.
         matmuls: measured rates of matmuls, by the bytes of an element; empty if there are none.
-        error: the median of the curves' median errors. It is that of `like` if the matmuls are
+        error: the median of the curves' median errors. It is that of `based_on` if the matmuls are
             from there and its error is larger.
     """
 
     name: str
     what: str
-    also: tuple[str, ...]
+    aliases: tuple[str, ...]
     model: Model
     ranks_a_host: int
     between: str
-    like: str
+    based_on: str
     switch_adds: bool
     built_in_share: float
     curves: Mapping[tuple[str, bool], Mapping[int, Curve]]
@@ -114,13 +114,13 @@ def device_of(data: Mapping[str, Any]) -> Device:
     return Device(
         data["name"],
         data["what"],
-        tuple(data["also"]),
+        tuple(data["aliases"]),
         _with_matmuls(
             _model(axes, rates, hop_curves[min(hop_curves)] if hop_curves else None), matmuls
         ),
         data.get("ranks_a_host", 0),
         data.get("between", ""),
-        data.get("like", ""),
+        data.get("based_on", ""),
         data.get("switch_adds", False),
         rates.get("built_in_share", 1.0),
         MappingProxyType({key: MappingProxyType(some) for key, some in curves.items()}),
@@ -189,16 +189,16 @@ def contents(path: Path) -> dict[str, Any]:
 
 
 def _load() -> dict[str, Device]:
-    found = [device_of(contents(path)) for path in sorted(FOLDER.glob("*.json"))]
-    devices = {device.name: device for device in found}
-    for device in found:  # a device without permutes or matmuls gets those of its `like`
-        like = devices.get(device.like)
-        if like and not device.model.wire:
-            device = replace(device, model=replace(device.model, wire=like.model.wire))
-        if like and not device.model.delta:
-            model = _with_matmuls(device.model, like.matmuls)
-            error = max(device.error, like.error)
-            device = replace(device, model=model, matmuls=like.matmuls, error=error)
+    read_devices = [device_of(contents(path)) for path in sorted(FOLDER.glob("*.json"))]
+    devices = {device.name: device for device in read_devices}
+    for device in read_devices:  # a device without permutes or matmuls gets those of its `based_on`
+        base = devices.get(device.based_on)
+        if base and not device.model.wire:
+            device = replace(device, model=replace(device.model, wire=base.model.wire))
+        if base and not device.model.delta:
+            model = _with_matmuls(device.model, base.matmuls)
+            error = max(device.error, base.error)
+            device = replace(device, model=model, matmuls=base.matmuls, error=error)
         devices[device.name] = device
     return devices
 
@@ -214,7 +214,7 @@ SWITCHES: Mapping[str, Model] = MappingProxyType(
 )
 #: The names of the TPUs by `device.device_kind`.
 KINDS: Mapping[str, str] = MappingProxyType(
-    {kind: name for name in DEVICES for kind in MACHINES[name].also if kind.startswith("TPU")}
+    {kind: name for name in DEVICES for kind in MACHINES[name].aliases if kind.startswith("TPU")}
 )
 
 
@@ -223,10 +223,10 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-_NAMES = {_plain(n): one.name for one in MACHINES.values() for n in (one.name, *one.also)}
+_NAMES = {_plain(n): one.name for one in MACHINES.values() for n in (one.name, *one.aliases)}
 
 
-#: Words that may stand with the name of a machine and that say nothing more.
+#: Words that may stand beside the name of a machine and mean nothing more.
 _MORE = {"nvidia", "google", "tpu", "gpu", "sxm", "sxm4", "sxm5", "sxm6", "hgx", "dgx", "nvl72"}
 
 
@@ -241,7 +241,7 @@ def _named(name: str) -> str:
 
 
 def find(name: str) -> Device:
-    """A machine by its name, by another name that its file gives it, or by the path of a file.
+    """A machine by its name, by an alias in its file, or by the path of a file.
 
     Raises:
         ValueError: there is no such machine.
@@ -299,16 +299,16 @@ def _check_types(data: Mapping[str, Any]) -> None:
         if type(value) not in (int, float):
             raise ValueError(f"rates: {name} is {value!r}, not a number")
     sources = [one["source"] for kind in ("curves", "matmuls") for one in data.get(kind, ())]
-    if not all(isinstance(text, str) for text in (*data["also"], *sources)):
-        raise ValueError("a name in `also`, or a source, is not text")
+    if not all(isinstance(text, str) for text in (*data["aliases"], *sources)):
+        raise ValueError("a name in `aliases`, or a source, is not text")
 
 
 def _checked(device: Device) -> Device:
     """Refuse a machine whose figures make no sense.
 
     Raises:
-        ValueError: a rate is negative or infinite, a curve falls or has one rank, or `like` is not
-            a machine.
+        ValueError: a rate is negative or infinite, a curve falls or has one rank, or `based_on`
+            is not a machine.
     """
     model = device.model
     rates = (model.alpha, model.beta, model.gamma, model.delta, model.hop)
@@ -323,6 +323,6 @@ def _checked(device: Device) -> Device:
                 raise ValueError(f"a curve has {size:g} bytes in {taken:g} seconds")
         if any(a >= c or b > d for (a, b), (c, d) in pairwise(curve.knots)):
             raise ValueError("the knots of a curve do not rise")
-    if device.like and device.like not in MACHINES:
-        raise ValueError(f"like: no machine is named {device.like!r}")
+    if device.based_on and device.based_on not in MACHINES:
+        raise ValueError(f"based_on: no machine is named {device.based_on!r}")
     return device

@@ -12,6 +12,7 @@ import numpy as np
 
 from ringcoll.collectives.table import LAX
 from ringcoll.costs.machines import DEVICES, KINDS
+from ringcoll.costs.places import place_of
 from ringcoll.costs.prediction import predict
 from ringcoll.layers.context_parallel.tiles import Mask, plan
 from ringcoll.schedules.registry import build
@@ -113,15 +114,16 @@ def _seconds(
     of_queries = rows * shape.heads * (shape.width + shape.value_width)  # queries and result
     exchange = 0.0
     if together > 1:
-        exchange = sum(predict("all_to_all", x, together, device) for x in (of_keys, of_queries))
+        place = place_of(together, device)
+        exchange = sum(predict("all_to_all", x, place) for x in (of_keys, of_queries))
     needed = tiles.needed()
     if n == 1 or gather == LAX:
         counts = [tiles.counted(offset) for offset in (0, *needed)]
-        wire = predict("all_gather", n * of_keys, n, device) if n > 1 else 0.0
+        wire = predict("all_gather", n * of_keys, place_of(n, device)) if n > 1 else 0.0
         return exchange + wire + of_tile * float(np.sum(counts, 0).max())
     # Over several axes, a schedule is assumed to send as much as one over all ranks in a row.
     offsets = needed if len(others) == 1 else None
-    wire = predict("all_gather", n * of_keys, n, device, gather, offsets=offsets)
+    wire = predict("all_gather", n * of_keys, place_of(n, device), gather, offsets=offsets)
     schedule = cut(_gather(gather, others), needed)
     visits = [[0] * schedule.lanes]
     visits += [[o for m in moves for o in schedule.arrivals(m)] for moves in schedule.rounds]
