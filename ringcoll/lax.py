@@ -8,7 +8,7 @@ permutations take `algorithm`. Those that add floats, or whose gradient adds flo
 
 - "auto": the measured table of `ringcoll.collectives.table` picks;
 - the name of a schedule in `ringcoll.algorithms`;
-- "lax": the built-in; where data is only moved, also "lax_as_bits", the built-in on integers;
+- "lax": the built-in (on CPU, narrow floats that are only moved travel as integers);
 - your own `Table`, or your own `Schedule` (for an all-reduce also a tuple of stages);
 - a function that makes a `Schedule` from the sizes of the axes.
 

@@ -19,7 +19,7 @@ from jax import lax as jax_lax
 from benchmarks.collectives import ragged, references
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
-from ringcoll.collectives.table import BUILT_INS, GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices, runs
+from ringcoll.collectives.table import LAX, runs
 from ringcoll.costs.wire import ENCODED
 from ringcoll.schedules.registry import Algorithm
 from ringcoll.schedules.tree import balanced_algorithms
@@ -81,13 +81,7 @@ class Case:
         """All algorithms that can be compared with lax on n ranks."""
         if self.name not in COLLECTIVES:
             return self.algorithms(n)
-        return ("auto", *self.algorithms(n), *self.as_bits())
-
-    def as_bits(self) -> tuple[str, ...]:
-        """Algorithms that use the built-in on integers; for all-reduces, only the best known."""
-        wanted = (LAX_AS_BITS, *(name + GATHERED_AS_BITS for name in ("ring", "two_ended")))
-        known = choices(self.name) if self.name in COLLECTIVES else ()
-        return tuple(name for name in known if name in wanted)
+        return ("auto", *self.algorithms(n))
 
     def with_options(
         self, algorithms: Sequence[str], dtype: Any, n: int, wire: str | None, order: str | None
@@ -96,8 +90,7 @@ class Case:
         forms = list(algorithms)
         is_rounded = jnp.dtype(dtype).name in ROUNDED_TYPES
         if wire and is_rounded and self.name in ENCODED:
-            encoded = [LAX, *(name for name in algorithms if not name.endswith(BUILT_INS))]
-            forms += (f"{name}:{wire}" for name in encoded)
+            forms += (f"{name}:{wire}" for name in dict.fromkeys((LAX, *algorithms)))
         if order and is_rounded and self.name in ORDERED:
             ordered = ("auto", *balanced_algorithms(self.name, (n,)))
             forms += (f"{name}:{order}" for name in algorithms if name in ordered)

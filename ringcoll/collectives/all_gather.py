@@ -19,7 +19,7 @@ from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.hop import Ranks, moved
 from ringcoll.runtime.slicing import LONG, dynamic_slice_in_dim, start_of
 from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, varying
@@ -45,6 +45,9 @@ class AllGather(ScheduledCollective, name="all_gather"):
         return built_in.all_gather(
             x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=self.tiled, to=self.to
         )
+
+    def builtin(self, x: Array, platform: str) -> Array:
+        return moved(self, x, platform)
 
     def widen(self, x: Array) -> Array:
         return x  # nothing is summed here; the gradient is

@@ -18,12 +18,12 @@ from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, each, is_small
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
-from ringcoll.collectives.table import LAX, Algorithm, halves
+from ringcoll.collectives.table import LAX, Algorithm, Table
 from ringcoll.collectives.tree_order import LEAVES
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks, as_bits, moved_as_bits
+from ringcoll.runtime.hop import Ranks, as_bits, is_narrow
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.progress import marked, scope
 from ringcoll.runtime.tree_sums import rounded, summed_along
@@ -38,12 +38,15 @@ class AllReduce(ScheduledCollective):
     collective = "psum"
     in_order = ("leaves", "gradient_leaves")
     packs = True
-    gathers_as_bits: bool = False  # by "lax_as_bits", after a reduce-scatter by the algorithm
+    gathers_by_lax: bool = False  # after a reduce-scatter by the algorithm
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         """Small operands of one dtype share the messages of a schedule, end to end."""
-        algorithm, gathers_as_bits = halves(self.chosen(xs, where))
-        by = replace(self, algorithm=algorithm, gathers_as_bits=gathers_as_bits)
+        algorithm = self.chosen(xs, where)
+        is_picked = self.algorithm == "auto" or isinstance(self.algorithm, Table)
+        # There the built-in gather of integers is faster than the ring's.
+        by_lax = is_picked and algorithm == "ring" and where.platform == "cpu" and is_narrow(xs[0])
+        by = replace(self, algorithm=algorithm, gathers_by_lax=by_lax)
         of_one = partial(ScheduledCollective.by_hand, by, where)
         if len(xs) == 1 or algorithm == LAX:
             return [y for x in xs for y in of_one(x)]
@@ -115,11 +118,10 @@ class AllReduce(ScheduledCollective):
         with scope("all_gather"):
             if isinstance(schedule, Wire):
                 return as_bytes.gathered(mine, dim, ranks, schedule)
-            if self.gathers_as_bits:
-                if self.wire:
-                    return as_bytes.gathered(mine, dim, ranks, self.wire)
+            if self.gathers_by_lax:
                 all_gather = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
-                return marked(partial(moved_as_bits, all_gather), mine, self.axes, self.groups)
+                send = partial(all_gather.builtin, platform="cpu")
+                return marked(send, mine, self.axes, self.groups)
             return gather_along(mine, dim, schedule, ranks, self.wire)
 
     def under_vmap(self, x: Array, dim: int | None, axis: Any) -> tuple[Array, None]:

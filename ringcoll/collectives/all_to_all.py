@@ -16,7 +16,7 @@ from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in, engine
-from ringcoll.runtime.hop import Ranks, as_bits
+from ringcoll.runtime.hop import Ranks, as_bits, moved
 from ringcoll.runtime.slicing import dynamic_slice_in_dim, dynamic_update_slice_in_dim, start_of
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.schedules.schedule import AllToAllSchedule
@@ -33,6 +33,9 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         return built_in.all_to_all(
             x, self.axes, split, concat, axis_index_groups=self.groups, tiled=self.tiled
         )
+
+    def builtin(self, x: Array, platform: str) -> Array:
+        return moved(self, x, platform)
 
     def __call__(self, *xs: Array) -> list[Array]:
         if self.tiled:

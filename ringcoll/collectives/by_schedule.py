@@ -17,16 +17,8 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms
-from ringcoll.collectives.table import (
-    BUILT_INS,
-    LAX,
-    LAX_AS_BITS,
-    Algorithm,
-    Table,
-    default_table,
-    halves,
-)
-from ringcoll.runtime.hop import Ranks, moved_as_bits
+from ringcoll.collectives.table import LAX, Algorithm, Table, default_table
+from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.hosts import OnHosts, Where, on_hosts
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.progress import marked, scope
@@ -64,8 +56,6 @@ class ScheduledCollective(Collective):
             elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
                 y = marked(send, self.widen(x), self.axes, self.groups)
-            elif algorithm == LAX_AS_BITS:
-                y = marked(partial(moved_as_bits, self), x, self.axes, self.groups)
             else:
                 y = by.run(x, *built(self.collective, algorithm, self.axes, self.groups))
             return [y.astype(x.dtype)]
@@ -75,7 +65,7 @@ class ScheduledCollective(Collective):
         ranks = Ranks.over(self.axes, self.groups)
         if self.wire is None or ranks.size == 1:
             return x
-        if algorithm in BUILT_INS:
+        if algorithm == LAX:
             send = partial(self.run, schedule=self.wire, ranks=ranks)
             return marked(send, x, self.axes, self.groups)
         return self.run(x, *built(self.collective, algorithm, self.axes, self.groups))
@@ -100,12 +90,12 @@ class ScheduledCollective(Collective):
         call = what, where.platform, n, nbytes, dtype, jax.__version__
         picked = _picked(algorithm, call, placement)
         if self.leaves is not None:
-            return picked if self._adds_by_tree(halves(picked).reduces) else LAX
-        return "direct" if what != self.collective and picked not in BUILT_INS else picked
+            return picked if self._adds_by_tree(picked) else LAX
+        return "direct" if what != self.collective and picked != LAX else picked
 
     def _adds_by_tree(self, algorithm: str) -> bool:
         shape = Ranks.over(self.axes, self.groups).shape
-        return algorithm in BUILT_INS or is_balanced(self.collective, algorithm, shape)
+        return algorithm == LAX or is_balanced(self.collective, algorithm, shape)
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -168,8 +158,6 @@ class ScheduledCollective(Collective):
         names = ("axes", "groups", "algorithm", "accumulate_dtype", "wire")
         shared = {name: getattr(self, name) for name in names}
         shared |= {"leaves": self.gradient_leaves, "gradient_leaves": self.leaves}
-        if self.algorithm == LAX_AS_BITS:  # it can only move data, but a transpose may add
-            shared["algorithm"] = "auto"
         return shared
 
 

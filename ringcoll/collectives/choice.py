@@ -12,7 +12,7 @@ from math import prod
 
 import jax
 
-from ringcoll.collectives.table import BUILT_INS, LAX, Algorithm, Table, choices, halves, runs
+from ringcoll.collectives.table import LAX, Algorithm, Table, choices, runs
 from ringcoll.runtime.hop import Ranks
 from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule
@@ -33,7 +33,7 @@ def algorithm(name: str) -> AbstractContextManager[None]:
     its number of ranks, the call stays "auto". The innermost `with` wins. "auto" sets no algorithm.
 
     Args:
-        name: the name of an algorithm of `ringcoll.algorithms`, "lax", "lax_as_bits" or "auto".
+        name: the name of an algorithm of `ringcoll.algorithms`, "lax" or "auto".
 
     Raises:
         TypeError: the name is not a string.
@@ -85,15 +85,14 @@ def settled(
 def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> bool:
     """Whether a collective adds by the balanced tree; its schedule says so.
 
-    The built-ins do: they exchange contributions, which ringcoll then adds.
+    The built-in does: it exchanges contributions, which ringcoll then adds.
     """
-    reduces = halves(algorithm).reduces
     # An all_gather adds in its gradient, which is a psum_scatter.
     collective = "psum_scatter" if collective == "all_gather" else collective
     return (
-        isinstance(reduces, Table)
-        or reduces in ("auto", *BUILT_INS)
-        or is_balanced(collective, reduces, shape)
+        isinstance(algorithm, Table)
+        or algorithm in ("auto", LAX)
+        or is_balanced(collective, algorithm, shape)
     )
 
 
@@ -124,8 +123,8 @@ def _listed(name: str, collective: str, shape: tuple[int, ...]) -> str:
     known, listed = ("auto", *choices(collective)), listed_name(collective, name)
     if listed not in known:
         raise ValueError(_unknown(name, known))
-    if (reduces := halves(name).reduces) not in BUILT_INS:
-        _check(reduces, collective, shape)
+    if listed != LAX:
+        _check(name, collective, shape)
     return listed
 
 

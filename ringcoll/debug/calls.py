@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from ringcoll.collectives.by_schedule import ScheduledCollective, built, name_of
-from ringcoll.collectives.table import BUILT_INS, halves
+from ringcoll.collectives.table import LAX
 from ringcoll.debug import program
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
@@ -173,9 +173,8 @@ def _algorithm(
         chosen = collective.chosen(avals, where)
         is_named = isinstance(chosen, str)
         words.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
-        half = halves(chosen).reduces
-        if half not in BUILT_INS:
-            schedule, _ = built(collective.collective, half, collective.axes, collective.groups)
+        if chosen != LAX:
+            schedule, _ = built(collective.collective, chosen, collective.axes, collective.groups)
             words.append(f" (schedule {_digest(repr(schedule))})")
 
     # Trace it, so that the axes have the same sizes as in the program.

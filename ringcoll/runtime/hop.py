@@ -24,6 +24,11 @@ from ringcoll.schedules.schedule import Round
 Pairs = tuple[tuple[int, int], ...]
 
 
+def is_narrow(x: Array, widths: tuple[int, ...] = (8, 16)) -> bool:
+    """Whether x has floats of these widths."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits in widths
+
+
 def as_bits(
     x: Array, floats: tuple[int, ...] | None = (8, 16), *, is_placed: bool = False
 ) -> tuple[Array, Callable[[Array], Array]]:
@@ -40,8 +45,7 @@ def as_bits(
             the last placement is fused with the bitcast back, which copies it.
     """
     dtype = x.dtype
-    is_float = jnp.issubdtype(dtype, jnp.floating)
-    if floats is not None and not (is_float and jnp.finfo(dtype).bits in floats):
+    if floats is not None and not is_narrow(x, floats):
         return x, lambda y: y
     if dtype == jnp.bool_:
         return x.astype(jnp.uint8), lambda y: y.astype(jnp.bool_)
@@ -58,9 +62,9 @@ def multiply_add(index: Array, factor: int, addend: int = 0) -> Array:
     return lax.add(index, number(addend)) if addend else index
 
 
-def moved_as_bits(collective: Collective, x: Array) -> Array:
-    """The result of a collective by jax.lax, if it only moves data; x travels as integers."""
-    bits, back = as_bits(x)
+def moved(collective: Collective, x: Array, platform: str) -> Array:
+    """The result by jax.lax of a collective that only moves data; on CPU x travels as integers."""
+    bits, back = as_bits(x) if platform == "cpu" else (x, lambda y: y)
     return back(collective.by_lax(bits))
 
 
@@ -100,7 +104,7 @@ class Ppermute(Collective, name="ppermute"):
         return built_in.ppermute(x, axes, pairs)
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
-        send = partial(moved_as_bits, self) if where.platform == "cpu" else self.by_lax
+        send = partial(moved, self, platform=where.platform)
         if self.is_hop:
             return [send(x) for x in xs]
         with scope("ringcoll.ppermute"):

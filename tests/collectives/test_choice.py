@@ -68,8 +68,6 @@ def test_jit_keeps_a_program_for_each():
         ("one_shot", lambda x: lax.all_gather(x, "x"), 0),
         ("halving_doubling", psum, 0),  # there is none on three ranks
         ("one_shot", psum, 2),
-        ("lax_as_bits", psum, 0),
-        ("ring+lax_as_bits", psum, N - 1),
         ("ring", lambda x: lax.psum(x, "x", axis_index_groups=[[0], [1, 2]]), 0),
         ("ring", lambda x: lax.pmean(x, "x", axis_index_groups=[[0, 1, 2]]), 2 * (N - 1)),
         ("ring", lambda x: lax.ppermute(x, "x", [(0, 1)]), 1),

@@ -250,11 +250,6 @@ REFUSED_BY_US = {
         lambda x: lax.psum(x, "x", accumulate_dtype="wide"),
         ("ringcoll.psum", "accumulate_dtype='wide' is not a dtype", "such as jnp.float32"),
     ),
-    "bits that would have to be added": (
-        ValueError,
-        lambda x: lax.psum(x, "x", algorithm="lax_as_bits"),
-        ("ringcoll.psum", "no algorithm 'lax_as_bits'", "choose from auto, ring"),
-    ),
     "no groups": (
         ValueError,
         lambda x: lax.pmean(x, "x", axis_index_groups=[]),

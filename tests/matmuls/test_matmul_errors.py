@@ -73,11 +73,6 @@ REFUSED = {
         gather(algorithm="rign"),
         (GATHER, "no algorithm 'rign'", "choose from auto, ring, bidirectional_ring"),
     ),
-    "bits, where products are added": (
-        ValueError,
-        gather(algorithm="lax_as_bits"),
-        (GATHER, "no algorithm 'lax_as_bits'", "choose from auto"),
-    ),
     "no power of two": (
         ValueError,
         scatter(algorithm="recursive_doubling"),
