@@ -17,6 +17,7 @@ from jax import Array
 from jax import lax as jax_lax
 
 from benchmarks.collectives import ragged, references
+from ringcoll import Tree
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
 from ringcoll.collectives.table import LAX, runs
@@ -28,7 +29,7 @@ AXIS = "x"
 TREE = "tree"
 #: The dtypes whose sums are rounded, and that a wire can encode.
 ROUNDED_TYPES = ("float32", "bfloat16", "float16")
-#: The collectives that have `order="tree"`.
+#: The collectives that have `order=`.
 ORDERED = ("psum_scatter", "psum")
 #: By default, algorithms of few rounds are timed up to this many bytes.
 SMALL = 2**18
@@ -109,7 +110,7 @@ class Case:
             if self.name in COLLECTIVES:
                 arguments["algorithm"] = self.schedule(name)
             if "order" in options:
-                arguments["leaves"] = jax_lax.axis_size(AXIS)
+                arguments["order"] = Tree(jax_lax.axis_size(AXIS))
             return self.call(our_lax, x, **arguments)
         # If lax does not have the collective, run what people write instead.
         if self.name == "ragged_all_to_all" and platform == "cpu":

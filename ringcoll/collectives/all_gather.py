@@ -15,7 +15,7 @@ from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, each
 from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
+from ringcoll.collectives.tree_order import Tree
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
@@ -31,7 +31,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
     """`dims` is the dimension along which the shards are joined."""
 
     collective = "all_gather"
-    in_order = ("gradient_leaves",)
+    tree_fields = ("gradient_by_tree",)
     stacks = True
     to: str = "varying"
 
@@ -103,7 +103,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
         return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
 
     def within(self, axis: Any, x: Array, dim: Any, out: int | None) -> Array:
-        if self.leaves is None or len(self.axes) > 1:
+        if not self.by_tree or len(self.axes) > 1:
             return super().within(axis, x, dim, out)
         wide = self.widen(rounded(x))
         total = summed_along(wide, dim).astype(x.dtype)
@@ -127,8 +127,7 @@ def all_gather(
     to: str = "varying",
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
+    order: Tree | None = None,
     wire: WireLike | None = None,
 ) -> Pytree:
     """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
@@ -159,7 +158,7 @@ def all_gather(
     >>> print(whole(jnp.arange(8)))
     [0 1 2 3 4 5 6 7]
     """
-    arguments = {"axis": axis, "tiled": tiled, "to": to, "order": order, "leaves": leaves}
+    arguments = {"axis": axis, "tiled": tiled, "to": to}
     call = Call("all_gather", axis_name, axis_index_groups, arguments)
     return each(
         call,
@@ -168,6 +167,7 @@ def all_gather(
         dims=("axis",),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
+        order=order,
         wire=wire,
         is_only_lax_s=to == "reduced",
     )
@@ -182,8 +182,7 @@ def psum_scatter(
     tiled: bool = False,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
+    order: Tree | None = None,
     wire: WireLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x; rank r keeps block r along `scatter_dimension`.
@@ -217,12 +216,7 @@ def psum_scatter(
     [256 260 260 256]
     [260 260 260 260]
     """
-    arguments = {
-        "scatter_dimension": scatter_dimension,
-        "tiled": tiled,
-        "order": order,
-        "leaves": leaves,
-    }
+    arguments = {"scatter_dimension": scatter_dimension, "tiled": tiled}
     call = Call("psum_scatter", axis_name, axis_index_groups, arguments)
     return each(
         call,
@@ -231,5 +225,6 @@ def psum_scatter(
         dims=("scatter_dimension",),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
+        order=order,
         wire=wire,
     )

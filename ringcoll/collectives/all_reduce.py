@@ -19,7 +19,7 @@ from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, each, is_small
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import LAX, Algorithm, Table
-from ringcoll.collectives.tree_order import LEAVES
+from ringcoll.collectives.tree_order import Tree
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
@@ -36,7 +36,7 @@ class AllReduce(ScheduledCollective):
     """Runs a gather's schedule backward and then forward, or runs stage by stage."""
 
     collective = "psum"
-    in_order = ("leaves", "gradient_leaves")
+    tree_fields = ("by_tree", "gradient_by_tree")
     packs = True
     gathers_by_lax: bool = False  # after a reduce-scatter by the algorithm
 
@@ -75,9 +75,7 @@ class AllReduce(ScheduledCollective):
 
     def staged(self, x: Array, stages: algorithms.Stages, ranks: Ranks) -> Array:
         """Gather whole vectors and combine them, stage by stage."""
-        return by_stages(
-            x, stages, ranks, self.combine, self.wire, in_order=self.leaves is not None
-        )
+        return by_stages(x, stages, ranks, self.combine, self.wire, by_tree=self.by_tree)
 
     def exchanged(self, x: Array) -> Array:
         n = Ranks.over(self.axes, self.groups).size
@@ -94,7 +92,7 @@ class AllReduce(ScheduledCollective):
         return gathered(mine)[: x.size].reshape(x.shape)
 
     def within(self, axis: Any, x: Array, dim: int | None, out: int | None) -> Array:
-        if self.leaves is None or len(self.axes) > 1 or dim is None:
+        if not self.by_tree or len(self.axes) > 1 or dim is None:
             return super().within(axis, x, dim, out)
         return summed_along(self.widen(rounded(x)), dim).astype(x.dtype)
 
@@ -153,7 +151,7 @@ class Pmean(Psum):
 
     def __call__(self, *xs: Array) -> list[Array]:
         total, n = Psum(**self.for_transpose()), Ranks.over(self.axes, self.groups).size
-        if self.leaves is not None:
+        if self.by_tree:
             xs = tuple(rounded(x) for x in xs)  # before it is widened
         if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
             return [total / n for total in total(*xs)]
@@ -190,8 +188,7 @@ def psum(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
+    order: Tree | None = None,
     wire: WireLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x, on every rank, with the same bits.
@@ -228,13 +225,14 @@ def psum(
     >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
     [12. 16.]
     """
-    call = Call("psum", axis_name, axis_index_groups, {"order": order, "leaves": leaves})
+    call = Call("psum", axis_name, axis_index_groups)
     return each(
         call,
         x,
         Psum(axes=call.axes, groups=call.grouped),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
+        order=order,
         wire=wire,
     )
 
@@ -246,8 +244,7 @@ def pmean(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
+    order: Tree | None = None,
     wire: WireLike | None = None,
 ) -> Pytree:
     """The mean of all ranks' x: a `psum`, divided by n.
@@ -264,13 +261,14 @@ def pmean(
     >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
     [65]
     """
-    call = Call("pmean", axis_name, axis_index_groups, {"order": order, "leaves": leaves})
+    call = Call("pmean", axis_name, axis_index_groups)
     return each(
         call,
         x,
         Pmean(axes=call.axes, groups=call.grouped),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
+        order=order,
         wire=wire,
     )
 

@@ -35,23 +35,23 @@ class ScheduledCollective(Collective):
 
     algorithm: Algorithm = "auto"
     accumulate_dtype: np.dtype | None = None
-    leaves: int | None = None  # the leaves of the tree that adds floats; None for any order
-    gradient_leaves: int | None = None  # the same for the sums of its transpose
+    by_tree: bool = False  # whether floats are added by the balanced tree
+    gradient_by_tree: bool = False  # the same for the sums of its transpose
     collective: ClassVar[str]  # its name in `algorithms` and in the table
-    in_order: ClassVar[tuple[str, ...]] = ("leaves",)  # the fields that `order="tree"` sets
+    tree_fields: ClassVar[tuple[str, ...]] = ("by_tree",)  # the fields that `order` sets
 
     def by_hand(self, where: Where, *xs: Array) -> list[Array]:
         algorithm = self.chosen(xs, where)
         by = replace(self, algorithm=algorithm)
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
-        if self.leaves is not None:
+        if self.by_tree:
             x = rounded(x, where.platform)
         with named(call, algorithm, self.collective):
             if 0 in x.shape:  # there is nothing to send, and lax's psum_scatter cannot compile it
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
             if self.wire:
                 y = by.encoded(x, algorithm)
-            elif algorithm == LAX and self.leaves is not None:
+            elif algorithm == LAX and self.by_tree:
                 y = by.exchanged(x) if Ranks.over(self.axes, self.groups).size > 1 else x
             elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
@@ -89,7 +89,7 @@ class ScheduledCollective(Collective):
             nbytes = self.wire.nbytes(sum(math.prod(x.shape) for x in xs))
         call = what, where.platform, n, nbytes, dtype, jax.__version__
         picked = _picked(algorithm, call, placement)
-        if self.leaves is not None:
+        if self.by_tree:
             return picked if self._adds_by_tree(picked) else LAX
         return "direct" if what != self.collective and picked != LAX else picked
 
@@ -109,10 +109,10 @@ class ScheduledCollective(Collective):
         return super().over(axes, x)
 
     def within(self, axis: Any, x: Array, dim: int | None, out: int | None) -> Array:
-        if self.leaves is not None and len(self.axes) > 1:
+        if self.by_tree and len(self.axes) > 1:
             raise NotImplementedError(
-                f"{self.primitive.name} over {self.axes} with order='tree': {axis.name!r} is the "
-                "axis of a vmap, and the others are not; sum over them in separate calls"
+                f"{self.primitive.name} over {self.axes} with order=Tree(...): {axis.name!r} is "
+                "the axis of a vmap, and the others are not; sum over them in separate calls"
             )
         wide = self.widen(x)
         if wide.dtype == x.dtype:  # a cast would lose a weak type
@@ -150,14 +150,14 @@ class ScheduledCollective(Collective):
 
         It is rounded once, to the dtype of `widen`. The schedule decides how many sums follow.
         """
-        add = lax.add if self.leaves is None else added
+        add = added if self.by_tree else lax.add
         return add(self.widen(received), self.widen(mine))
 
     def for_transpose(self) -> dict[str, Any]:
         """The arguments that a collective shares with its transpose."""
         names = ("axes", "groups", "algorithm", "accumulate_dtype", "wire")
         shared = {name: getattr(self, name) for name in names}
-        shared |= {"leaves": self.gradient_leaves, "gradient_leaves": self.leaves}
+        shared |= {"by_tree": self.gradient_by_tree, "gradient_by_tree": self.by_tree}
         return shared
 
 

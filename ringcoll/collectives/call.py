@@ -21,8 +21,7 @@ class Call:
     Attributes:
         name: the name of the function.
         axis_name, groups: as the user gave them.
-        arguments: other arguments that a refusal shows, by name. `order` and `leaves` are shown
-            together or not at all.
+        arguments: other arguments that a refusal shows, by name.
         operands: the text for the operands in error messages.
         axes, grouped: the axes and the groups, as tuples.
     """
@@ -43,8 +42,6 @@ class Call:
     def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
         """The exception to raise; it names the call, the wrong value and the cure."""
         args = {"axis_name": self.axis_name, **self.arguments}
-        if args.get("order") is None:
-            args = {name: args[name] for name in args if name not in ("order", "leaves")}
         if self.groups is not None:
             args["axis_index_groups"] = self.groups
         shown = [self.operands, *(f"{name}={value!r}" for name, value in args.items())]

@@ -59,12 +59,12 @@ def settled(
     collective: str,
     axes: Sequence[Hashable],
     groups: tuple[tuple[int, ...], ...] | None = None,
-    leaves: int | None = None,
+    by_tree: bool = False,
 ) -> Algorithm:
     """The algorithm of a call with this `algorithm=`; a name becomes the listed name.
 
     It is refused if the collective cannot run by it on the ranks over these axes or in groups, or
-    if there are `leaves` but it does not add by the balanced tree.
+    if sums are to be added `by_tree` but it does not add by the balanced tree.
 
     Raises:
         TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
@@ -74,12 +74,12 @@ def settled(
     shape = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str)).shape
     if not isinstance(algorithm, str):
         _check(algorithm, collective, shape)
-    if leaves is not None and algorithm != "auto":
+    if by_tree and algorithm != "auto":
         _check_tree(algorithm, collective, shape)
     if algorithm != "auto":
         return _listed(algorithm, collective, shape) if isinstance(algorithm, str) else algorithm
     around = _if_it_runs(_around.value or "auto", collective, shape)
-    return around if leaves is None or adds_by_tree(around, collective, shape) else "auto"
+    return around if not by_tree or adds_by_tree(around, collective, shape) else "auto"
 
 
 def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> bool:
@@ -97,7 +97,7 @@ def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) 
 
 
 def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
-    """Refuse an algorithm that adds by another tree."""
+    """Refuse an algorithm that adds by a different tree."""
     if isinstance(algorithm, str) and listed_name(collective, algorithm) not in choices(collective):
         return  # another check refuses it, and lists the known names
     if adds_by_tree(algorithm, collective, shape):
@@ -105,7 +105,7 @@ def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -
     collective = "psum_scatter" if collective == "all_gather" else collective
     those = ", ".join(("auto", *balanced_algorithms(collective, shape), LAX))
     raise ValueError(
-        f"algorithm={algorithm!r} does not add by the balanced tree of order='tree' on "
+        f"algorithm={algorithm!r} does not add by the balanced tree of order=Tree(...) on "
         f"{prod(shape)} ranks; choose from {those}"
     )
 

@@ -23,7 +23,7 @@ from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import REFUSALS
 from ringcoll.collectives.table import LAX, Algorithm, Table
-from ringcoll.collectives.tree_order import leaves_of_call
+from ringcoll.collectives.tree_order import Tree, check_order
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import typed_alike, varying
 
@@ -45,6 +45,7 @@ def each(
     *,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: Tree | None = None,
     wire: wires.WireLike | None = None,
     is_only_lax_s: bool = False,
 ) -> Pytree:
@@ -53,12 +54,12 @@ def each(
     Nothing is sent before all leaves are known to be right.
 
     Args:
-        call: the call as the user wrote it. It says whether sums have an order.
+        call: the call as the user wrote it.
         x: a pytree.
         collective: the collective of this call, still without the options below.
         dims: the names of the arguments that are dimensions; negative dimensions count from the
             last dimension of each leaf.
-        algorithm, accumulate_dtype, wire: as the user gave them.
+        algorithm, accumulate_dtype, order, wire: as the user gave them.
         is_only_lax_s: whether only lax can do it, for any leaf.
     """
     leaves, structure = jax.tree.flatten(x)
@@ -81,12 +82,14 @@ def each(
         settings: dict[str, Any] = {}
         if accumulate_dtype is not None:
             settings["accumulate_dtype"] = wide_dtype(call, accumulate_dtype, *types)
-        tree = None if call.arguments.get("order") is None else leaves_of_call(call, wire)
+        if order is not None:
+            check_order(call, order, wire)
         for_lax = [is_only_lax_s or _is_for_lax(call, leaf, algorithm) for leaf in leaves]
         if isinstance(collective, ScheduledCollective):
-            settings |= dict.fromkeys(collective.in_order, tree)
+            by_tree = order is not None
+            settings |= dict.fromkeys(collective.tree_fields, by_tree)
             if not all(for_lax):
-                asked = algorithm, collective.collective, call.axes, call.grouped, tree
+                asked = algorithm, collective.collective, call.axes, call.grouped, by_tree
                 settings["algorithm"] = call.ask(choice.settled, *asked)
         if wire is not None:
             settings["wire"] = call.ask(wires.settled, wire)

@@ -135,12 +135,12 @@ def by_stages(
     combine: engine.Combine,
     wire: Wire | None = None,
     *,
-    in_order: bool = False,
+    by_tree: bool = False,
 ) -> Array:
     """All-reduce of whole vectors: each stage gathers along a part of the ranks, and combines.
 
-    Every rank combines in the order of the ranks, so all get the same bits. With `in_order` it adds
-    by the balanced tree.
+    Every rank combines in the order of the ranks, so all get the same bits. With `by_tree` it
+    adds by the balanced tree.
     """
     for number, stage in enumerate(stages, 1):
         inner = math.prod(later.size for later in stages[number:])
@@ -148,5 +148,5 @@ def by_stages(
         with scope(f"stage {number}"):
             gathered = gather_along(x[None], 0, stage, part, wire)
         every = [gathered[i] for i in range(stage.size)]
-        x = summed(every, combine) if in_order else functools.reduce(combine, every)
+        x = summed(every, combine) if by_tree else functools.reduce(combine, every)
     return x

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from sent import price
 from support import make_mesh
 
-from ringcoll import Table, algorithms
+from ringcoll import Table, Tree, algorithms
 from ringcoll.collectives.choice import adds_by_tree
 from ringcoll.collectives.table import LAX, TableRow
 
@@ -98,7 +98,7 @@ class Call:
     size: str = "usual"
     algorithm: str | None = None
     accumulate: str | None = None
-    order: str | None = None
+    order: Tree | None = None
     mode: str = "plain"
     derivative: str = "reverse"
     check_vma: bool = False
