@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import jax
 
@@ -23,8 +24,8 @@ from ringcoll.schedules.tree import balanced_algorithms, is_balanced
 _around = jax.make_user_context(default_value=None)
 
 
-def algorithm(name: str) -> AbstractContextManager[None]:
-    """Collectives and matmuls that say "auto" run by this algorithm: `with algorithm("ring"):`.
+def algorithm(algorithm: str | Table) -> AbstractContextManager[None]:
+    """Collectives and matmuls with "auto" run by this algorithm: `with algorithm("ring"):`.
 
     It applies to all calls that are traced inside, on this thread. `jit` compiles once for each
     choice. A gradient uses the algorithm of its function, even if it is traced later. (But calls
@@ -33,10 +34,11 @@ def algorithm(name: str) -> AbstractContextManager[None]:
     its number of ranks, the call stays "auto". The innermost `with` wins. "auto" sets no algorithm.
 
     Args:
-        name: the name of an algorithm of `ringcoll.algorithms`, "lax" or "auto".
+        algorithm: the name of an algorithm of `ringcoll.algorithms`, "lax" or "auto"; or a `Table`,
+            which picks the algorithm of each collective, and of no matmul.
 
     Raises:
-        TypeError: the name is not a string.
+        TypeError: it is neither a string nor a `Table`.
         ValueError: no collective has an algorithm of this name.
 
     >>> total = ranks(lambda x: ringcoll.psum(x, "x"), out_specs=P())
@@ -45,13 +47,8 @@ def algorithm(name: str) -> AbstractContextManager[None]:
     >>> program.count("collective_permute")  # 3 rounds of a reduce-scatter, 3 of an all-gather
     6
     """
-    if not isinstance(name, str):
-        raise TypeError(
-            f"ringcoll.algorithm({name!r}): takes the name of an algorithm; "
-            "pass a Schedule, a function or a Table to the call itself, as algorithm="
-        )
-    check_known(f"ringcoll.algorithm({name!r})", name)
-    return _around(name)
+    check_name_or_table("ringcoll.algorithm", algorithm)
+    return _around(algorithm)
 
 
 def settled(
@@ -60,8 +57,12 @@ def settled(
     axes: Sequence[Hashable],
     groups: tuple[tuple[int, ...], ...] | None = None,
     by_tree: bool = False,
+    *,
+    takes_table: bool = False,
 ) -> Algorithm:
     """The algorithm of a call with this `algorithm=`; a name becomes the listed name.
+
+    With `takes_table` it may be a Table that is set around the call.
 
     It is refused if the collective cannot run by it on the ranks over these axes or in groups, or
     if sums are to be added `by_tree` but it does not add by the balanced tree.
@@ -78,7 +79,10 @@ def settled(
         _check_tree(algorithm, collective, shape)
     if algorithm != "auto":
         return _listed(algorithm, collective, shape) if isinstance(algorithm, str) else algorithm
-    around = _if_it_runs(_around.value or "auto", collective, shape)
+    around = _around.value or "auto"
+    if isinstance(around, Table):
+        return around if takes_table else "auto"
+    around = _if_it_runs(around, collective, shape)
     return around if not by_tree or adds_by_tree(around, collective, shape) else "auto"
 
 
@@ -161,8 +165,20 @@ def _known() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for of in COLLECTIVES for name in ("auto", *choices(of))))
 
 
-@lru_cache(maxsize=1024)
-def check_known(what: str, name: str) -> None:
-    """Refuse a name if no collective has an algorithm of this name; `what` begins the message."""
-    if not any(listed_name(collective, name) in _known() for collective in COLLECTIVES):
-        raise ValueError(f"{what}: {_unknown(name, _known())}")
+def check_name_or_table(function: str, algorithm: Any) -> None:
+    """Refuse what is neither a Table nor the name of an algorithm; `function` begins the message.
+
+    Raises:
+        TypeError: it is neither a string nor a Table.
+        ValueError: no collective has an algorithm of this name.
+    """
+    what = f"{function}: algorithm={algorithm!r}"
+    if isinstance(algorithm, Table):
+        return
+    if not isinstance(algorithm, str):
+        raise TypeError(
+            f"{what} is neither a name nor a Table; pass a Schedule or a function to the call "
+            "itself, as algorithm="
+        )
+    if not any(listed_name(collective, algorithm) in _known() for collective in COLLECTIVES):
+        raise ValueError(f"{what}: {_unknown(algorithm, _known())}")

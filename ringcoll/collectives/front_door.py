@@ -9,6 +9,7 @@ share messages.
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import typed_alike, varying
 
 Pytree = Any
+_algorithm_of = partial(choice.settled, takes_table=True)
 #: The functions that need no communication for constants.
 _OF_CONSTANTS = ("psum", "pmean")
 #: Leaves of up to this many bytes share messages: up to this size, rounds take longer than the two
@@ -90,7 +92,7 @@ def each(
             settings |= dict.fromkeys(collective.tree_fields, by_tree)
             if not all(for_lax):
                 asked = algorithm, collective.collective, call.axes, call.grouped, by_tree
-                settings["algorithm"] = call.ask(choice.settled, *asked)
+                settings["algorithm"] = call.ask(_algorithm_of, *asked)
         if wire is not None:
             settings["wire"] = call.ask(wires.settled, wire)
             call.ask(wires.check_operands, leaves, for_lax)
@@ -139,7 +141,7 @@ def together(
     if any(_is_for_lax(call, x, algorithm) for x in xs):
         return call.ask(collective.by_lax, *xs)
     asked = algorithm, collective.collective, call.axes, call.grouped
-    collective = replace(collective, algorithm=call.ask(choice.settled, *asked))
+    collective = replace(collective, algorithm=call.ask(_algorithm_of, *asked))
     if wire is not None:
         call.ask(wires.check_operands, xs[:1], [False])
         collective = replace(collective, wire=call.ask(wires.settled, wire))

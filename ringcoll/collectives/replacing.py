@@ -51,20 +51,18 @@ _in_effect = jax.make_user_context(default_value=())
 def _dispatcher(ours: Callable[..., Any]) -> Callable[..., Any]:
     """Calls ringcoll's function if an open region names it, otherwise lax's of the same name."""
     name = ours.__name__
-    theirs, parameters = getattr(built_in, name), inspect.signature(ours).parameters
-    # Permutations have an `algorithm` only to refuse it.
-    takes = parameters.keys() - ({"algorithm"} if parameters["algorithm"].default is None else ())
+    theirs = getattr(built_in, name)
+    takes_dtype = "accumulate_dtype" in inspect.signature(ours).parameters
 
     @wraps(theirs)
     def dispatcher(*args: Any, **kwargs: Any) -> Any:
         region = next((region for region in _in_effect.value if name in region.names), None)
         if region is None:
             return theirs(*args, **kwargs)
-        settings = region._asdict()
-        # A name is set as a context: if the function cannot run by it, the call stays "auto".
-        is_named = region.algorithm != "auto" and isinstance(region.algorithm, str)
-        with choice.algorithm(settings.pop("algorithm")) if is_named else nullcontext():
-            return ours(*args, **{k: v for k, v in settings.items() if k in takes} | kwargs)
+        options = {"accumulate_dtype": region.accumulate_dtype} if takes_dtype else {}
+        # As a context: if the function cannot run by this algorithm, the call stays "auto".
+        with nullcontext() if region.algorithm == "auto" else choice.algorithm(region.algorithm):
+            return ours(*args, **options | kwargs)
 
     return dispatcher
 
@@ -132,9 +130,10 @@ def replacing(
     6
     """
     names = _checked_names(only)
-    options = _checked_algorithm(algorithm), _checked_dtype(accumulate_dtype)
+    choice.check_name_or_table("ringcoll.replacing", algorithm)
+    dtype = _checked_dtype(accumulate_dtype)
     attributes = [pair for each in (module, *modules) for pair in _attributes(each, names)]
-    region = _Region(tuple(attributes), names, *options)
+    region = _Region(tuple(attributes), names, algorithm, dtype)
     try:
         _change(region, opens=True)
         yield
@@ -184,17 +183,6 @@ def _checked_names(only: str | Iterable[str] | None) -> tuple[str, ...]:
             known = ", ".join(_DISPATCHERS)
             raise ValueError(f"ringcoll.replacing: only={name!r} is no collective; pass {known}")
     return names
-
-
-def _checked_algorithm(algorithm: str | Table) -> str | Table:
-    if isinstance(algorithm, str):
-        choice.check_known(f"ringcoll.replacing: algorithm={algorithm!r}", algorithm)
-    elif not isinstance(algorithm, Table):
-        raise TypeError(
-            f"ringcoll.replacing: algorithm={algorithm!r} is neither a name nor a Table; "
-            "other collectives could not run by it"
-        )
-    return algorithm
 
 
 def _checked_dtype(dtype: DTypeLike | None) -> np.dtype | None:
