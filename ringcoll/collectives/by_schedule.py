@@ -21,7 +21,7 @@ from ringcoll.collectives.table import LAX, Algorithm, Table, default_table
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.hosts import OnHosts, Where, on_hosts
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.scopes import scope, watched
 from ringcoll.runtime.tree_sums import added, rounded
 from ringcoll.runtime.value_types import empty
 from ringcoll.schedules.registry import EXCHANGES, algorithms_of
@@ -55,7 +55,7 @@ class ScheduledCollective(Collective):
                 y = by.exchanged(x) if Ranks.over(self.axes, self.groups).size > 1 else x
             elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
-                y = marked(send, self.widen(x), self.axes, self.groups)
+                y = watched(send, self.widen(x), self.axes, self.groups)
             else:
                 y = by.run(x, *built(self.collective, algorithm, self.axes, self.groups))
             return [y.astype(x.dtype)]
@@ -67,7 +67,7 @@ class ScheduledCollective(Collective):
             return x
         if algorithm == LAX:
             send = partial(self.run, schedule=self.wire, ranks=ranks)
-            return marked(send, x, self.axes, self.groups)
+            return watched(send, x, self.axes, self.groups)
         return self.run(x, *built(self.collective, algorithm, self.axes, self.groups))
 
     def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:

@@ -23,7 +23,7 @@ from ringcoll.collectives.wires import WireLike
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.progress import marked
+from ringcoll.runtime.scopes import watched
 from ringcoll.runtime.slicing import LONG
 from ringcoll.runtime.value_types import varying, zeros
 
@@ -69,7 +69,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         has_built_in = where.platform != "cpu" and n > 1 and not self.wire
         with named(self.collective, by.algorithm, self.collective):
             if by.algorithm == LAX and has_built_in:
-                return marked(lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups)
+                return watched(lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups)
             if max(n * bound, len(operand), len(output)) >= LONG:
                 raise ValueError(
                     f"ringcoll.ragged_all_to_all: {len(operand)} rows to {len(output)}, in {n} "

@@ -13,7 +13,8 @@ from typing import NoReturn
 
 import jax
 
-from ringcoll.runtime import progress
+from ringcoll.debug import progress
+from ringcoll.runtime.scopes import around_messages
 
 #: The exit status of a process that a deadline has ended, like that of `timeout`.
 STATUS = 124
@@ -70,7 +71,7 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     watch = _Watch(seconds, grace)
     watch.start()
     try:
-        with progress.watching(True):
+        with around_messages(progress.noted):
             yield
             jax.block_until_ready(jax.live_arrays())
             jax.effects_barrier()

@@ -17,7 +17,7 @@ from jax import Array, lax
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.scopes import scope, watched
 from ringcoll.runtime.wire import Wire, decode, encode
 from ringcoll.schedules.schedule import Round
 
@@ -108,7 +108,7 @@ class Ppermute(Collective, name="ppermute"):
         if self.is_hop:
             return [send(x) for x in xs]
         with scope("ringcoll.ppermute"):
-            return [marked(send, x, self.axes, to=self.pairs) for x in xs]
+            return [watched(send, x, self.axes, to=self.pairs) for x in xs]
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(*cts)
@@ -223,7 +223,7 @@ class Ranks:
             if wire and len(sent) > 1:
                 # Without the barrier, a compiler runs one lane to its end before the next begins.
                 sent = lax.optimization_barrier(sent)
-            came = marked(send, sent, self.axes, self.groups, to=shifts)
+            came = watched(send, sent, self.axes, self.groups, to=shifts)
             if wire is None:
                 return came
             wide = [jnp.promote_types(x.dtype, jnp.float32) for x in messages]

@@ -19,9 +19,9 @@ from ringcoll import algorithms, debug
 from ringcoll.collectives import by_schedule
 from ringcoll.collectives.table import Table, TableRow, choices
 from ringcoll.debug.calls import environment
+from ringcoll.debug.progress import LOG
 from ringcoll.runtime import engine
 from ringcoll.runtime.hosts import OnHosts
-from ringcoll.runtime.progress import LOG
 
 
 @pytest.fixture(autouse=True)
@@ -306,7 +306,7 @@ def test_no_marks_without_a_deadline(monkeypatch):
         "collectives.all_reduce",
     ):
         monkeypatch.setattr(
-            f"ringcoll.{module}.marked", lambda send, messages, *a, **k: send(messages)
+            f"ringcoll.{module}.watched", lambda send, messages, *a, **k: send(messages)
         )
     assert text() == (jaxpr, lowered)
 
