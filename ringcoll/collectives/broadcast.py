@@ -151,6 +151,8 @@ def pbroadcast(
     else:
         rank = call.integer("source")
         if not -n <= rank < n:
-            raise call.refusal(ValueError, f"source={rank} is not a rank of the axis")
+            words = f"source={rank} is not a rank of the axis"
+            cure = f"there are {n} ranks: count from 0, or from the last with -1"
+            raise call.refusal(ValueError, words, cure)
         broadcast = Pbroadcast(axes=call.axes, source=rank % n)
     return each(call, x, broadcast, algorithm=algorithm)

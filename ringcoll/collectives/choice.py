@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 
+from ringcoll.collectives.refusals import refused
 from ringcoll.collectives.table import LAX, Algorithm, Table, choices, runs
 from ringcoll.runtime.hop import Ranks
 from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
@@ -47,7 +48,7 @@ def algorithm(algorithm: str | Table) -> AbstractContextManager[None]:
     >>> program.count("collective_permute")  # 3 rounds of a reduce-scatter, 3 of an all-gather
     6
     """
-    check_name_or_table("ringcoll.algorithm", algorithm)
+    check_name_or_table("algorithm", algorithm)
     return _around(algorithm)
 
 
@@ -166,19 +167,17 @@ def _known() -> tuple[str, ...]:
 
 
 def check_name_or_table(function: str, algorithm: Any) -> None:
-    """Refuse what is neither a Table nor the name of an algorithm; `function` begins the message.
+    """Refuse what is neither a Table nor the name of an algorithm, as an error of `function`.
 
     Raises:
         TypeError: it is neither a string nor a Table.
         ValueError: no collective has an algorithm of this name.
     """
-    what = f"{function}: algorithm={algorithm!r}"
+    call = f"{function}(algorithm={algorithm!r})"
     if isinstance(algorithm, Table):
         return
     if not isinstance(algorithm, str):
-        raise TypeError(
-            f"{what} is neither a name nor a Table; pass a Schedule or a function to the call "
-            "itself, as algorithm="
-        )
+        cure = "pass a Schedule or a function to the call itself, as algorithm="
+        raise refused(TypeError, call, "it is neither a name nor a Table", cure)
     if not any(listed_name(collective, algorithm) in _known() for collective in COLLECTIVES):
-        raise ValueError(f"{what}: {_unknown(algorithm, _known())}")
+        raise refused(ValueError, call, _unknown(algorithm, _known()))

@@ -123,7 +123,7 @@ def test_a_gradient_goes_by_the_algorithm_of_its_function_wherever_it_is_taken(c
 @pytest.mark.parametrize(
     ("name", "kind", "words"),
     [
-        ("rign", ValueError, ("ringcoll.algorithm: algorithm='rign'", "choose from auto, ring")),
+        ("rign", ValueError, ("ringcoll.algorithm(algorithm='rign')", "choose from auto, ring")),
         ("table.json", ValueError, ("ringcoll.Table.load('table.json')",)),
         (
             algorithms.ring,

@@ -264,7 +264,7 @@ OF_AXES = {
 
 
 UNBOUND = NameError, "unbound axis name: nope; the axes here are 'x', 'y'"
-UNHASHABLE = TypeError, "unhashable type: 'set'; pass a name, or a tuple of names"
+UNHASHABLE = TypeError, "unhashable type: 'set'; the axes here are 'x', 'y'"
 
 
 @pytest.mark.parametrize(
