@@ -7,7 +7,7 @@ import pytest
 from cases import MAIN
 from support import data, make_mesh, per_rank
 
-from ringcoll import Table, algorithms, lax
+from ringcoll import algorithms, lax
 from ringcoll.collectives import all_gather
 
 N = 3
@@ -246,21 +246,6 @@ def test_nothing_is_sent_by_a_call_that_is_refused(monkeypatch):
     both = lambda x: lax.psum_scatter([x, x[:2]], "x", tiled=True, algorithm="ring")  # noqa: E731
     assert "must be divisible by shard_count 3" in str(attempt(both))
     assert not sent
-
-
-def test_a_table_of_one_s_own_is_taken():
-    ring = Table.from_json(
-        '{"rows": [{"collective": "psum", "platform": "cpu", "algorithm": "ring"}]}'
-    )
-    mapped = jax.shard_map(
-        lambda x: lax.psum(x, "x", algorithm=ring),
-        mesh=MESH,
-        in_specs=jax.P("x"),
-        out_specs=jax.P(),
-    )
-    text = jax.jit(mapped).lower(jnp.ones((N, 3))).as_text()
-    assert text.count("collective_permute") == 2 * (N - 1)
-    assert "all_reduce" not in text
 
 
 @pytest.mark.parametrize(
