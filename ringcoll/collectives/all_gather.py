@@ -12,7 +12,7 @@ from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each
+from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import Tree
@@ -32,7 +32,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
 
     collective = "all_gather"
     tree_fields = ("gradient_by_tree",)
-    stacks = True
+    adds_dim = True
     to: str = "varying"
 
     def __call__(self, *xs: Array) -> list[Array]:
@@ -160,7 +160,7 @@ def all_gather(
     """
     arguments = {"axis": axis, "tiled": tiled, "to": to}
     call = Call("all_gather", axis_name, axis_index_groups, arguments)
-    return each(
+    return bind_leaves(
         call,
         x,
         AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to),
@@ -169,7 +169,7 @@ def all_gather(
         accumulate_dtype=accumulate_dtype,
         order=order,
         wire=wire,
-        is_only_lax_s=to == "reduced",
+        force_builtin=to == "reduced",
     )
 
 
@@ -218,7 +218,7 @@ def psum_scatter(
     """
     arguments = {"scatter_dimension": scatter_dimension, "tiled": tiled}
     call = Call("psum_scatter", axis_name, axis_index_groups, arguments)
-    return each(
+    return bind_leaves(
         call,
         x,
         PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled),

@@ -16,7 +16,7 @@ from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each, is_small
+from ringcoll.collectives.front_door import Pytree, bind_leaves, is_small
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import LAX, Algorithm, Table
 from ringcoll.collectives.tree_order import Tree
@@ -40,14 +40,14 @@ class AllReduce(ScheduledCollective):
     packs = True
     gathers_by_lax: bool = False  # after a reduce-scatter by the algorithm
 
-    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+    def lower(self, where: Where, *xs: Array) -> list[Array]:
         """Small operands of one dtype share the messages of a schedule, end to end."""
-        algorithm = self.chosen(xs, where)
+        algorithm = self.resolve(xs, where)
         is_picked = self.algorithm == "auto" or isinstance(self.algorithm, Table)
         # There the built-in gather of integers is faster than the ring's.
         by_lax = is_picked and algorithm == "ring" and where.platform == "cpu" and is_narrow(xs[0])
         by = replace(self, algorithm=algorithm, gathers_by_lax=by_lax)
-        of_one = partial(ScheduledCollective.by_hand, by, where)
+        of_one = partial(ScheduledCollective.lower, by, where)
         if len(xs) == 1 or algorithm == LAX:
             return [y for x in xs for y in of_one(x)]
         (joined,) = of_one(jnp.concatenate([x.reshape(-1) for x in xs]))
@@ -131,7 +131,7 @@ class AllReduce(ScheduledCollective):
 class Psum(AllReduce, name="psum"):
     """The sum. Its transpose sends nothing if types say that all ranks hold the same value."""
 
-    counts = True
+    bools_as_int32 = True
 
     def by_lax(self, x: Array) -> Array:
         return built_in.psum(x, self.axes, axis_index_groups=self.groups)
@@ -226,7 +226,7 @@ def psum(
     [12. 16.]
     """
     call = Call("psum", axis_name, axis_index_groups)
-    return each(
+    return bind_leaves(
         call,
         x,
         Psum(axes=call.axes, groups=call.grouped),
@@ -262,7 +262,7 @@ def pmean(
     [65]
     """
     call = Call("pmean", axis_name, axis_index_groups)
-    return each(
+    return bind_leaves(
         call,
         x,
         Pmean(axes=call.axes, groups=call.grouped),
@@ -293,7 +293,7 @@ def pmax(
     [4]
     """
     call = Call("pmax", axis_name, axis_index_groups)
-    return each(call, x, Pmax(axes=call.axes, groups=call.grouped), algorithm=algorithm)
+    return bind_leaves(call, x, Pmax(axes=call.axes, groups=call.grouped), algorithm=algorithm)
 
 
 def pmin(
@@ -316,4 +316,4 @@ def pmin(
     [1]
     """
     call = Call("pmin", axis_name, axis_index_groups)
-    return each(call, x, Pmin(axes=call.axes, groups=call.grouped), algorithm=algorithm)
+    return bind_leaves(call, x, Pmin(axes=call.axes, groups=call.grouped), algorithm=algorithm)

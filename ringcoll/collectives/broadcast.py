@@ -13,7 +13,7 @@ from ringcoll import algorithms
 from ringcoll.collectives.all_reduce import AllReduce, Psum
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each
+from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.table import Algorithm
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
@@ -155,4 +155,4 @@ def pbroadcast(
             cure = f"there are {n} ranks: count from 0, or from the last with -1"
             raise call.refusal(ValueError, words, cure)
         broadcast = Pbroadcast(axes=call.axes, source=rank % n)
-    return each(call, x, broadcast, algorithm=algorithm)
+    return bind_leaves(call, x, broadcast, algorithm=algorithm)

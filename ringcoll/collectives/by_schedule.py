@@ -19,7 +19,7 @@ from jax import Array, lax
 from ringcoll import algorithms
 from ringcoll.collectives.table import LAX, Algorithm, Table, default_table
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.hosts import OnHosts, Where, on_hosts
+from ringcoll.runtime.hosts import HostSpread, Where, on_hosts
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.scopes import scope, watched
 from ringcoll.runtime.tree_sums import added, rounded
@@ -40,8 +40,8 @@ class ScheduledCollective(Collective):
     collective: ClassVar[str]  # its name in `algorithms` and in the table
     tree_fields: ClassVar[tuple[str, ...]] = ("by_tree",)  # the fields that `order` sets
 
-    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
-        algorithm = self.chosen(xs, where)
+    def lower(self, where: Where, *xs: Array) -> list[Array]:
+        algorithm = self.resolve(xs, where)
         by = replace(self, algorithm=algorithm)
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
         if self.by_tree:
@@ -70,7 +70,7 @@ class ScheduledCollective(Collective):
             return watched(send, x, self.axes, self.groups)
         return self.run(x, *built(self.collective, algorithm, self.axes, self.groups))
 
-    def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
+    def resolve(self, xs: Sequence[Any], where: Where) -> Algorithm:
         """The algorithm for operands that share messages: the user's choice, or the table's."""
         nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
         if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
@@ -162,7 +162,7 @@ class ScheduledCollective(Collective):
 
 
 @lru_cache(maxsize=1024)
-def _picked(table: Table, call: tuple[str, str, int, int, str, str], placement: OnHosts) -> str:
+def _picked(table: Table, call: tuple[str, str, int, int, str, str], placement: HostSpread) -> str:
     """The algorithm that a table picks. Equal calls are looked up only once."""
     return table.pick(*call, **placement._asdict())
 

@@ -52,7 +52,7 @@ def algorithm(algorithm: str | Table) -> AbstractContextManager[None]:
     return _around(algorithm)
 
 
-def settled(
+def resolve_algorithm(
     algorithm: Algorithm,
     collective: str,
     axes: Sequence[Hashable],

@@ -8,7 +8,7 @@ import jax
 
 from ringcoll.collectives.axes import AxisName, are_all_ranks
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each
+from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Pairs, Ppermute
 
@@ -87,7 +87,7 @@ def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:
         return x
     call.ask(hash, call.axis_name)  # refuses a list of axes, as lax does
     pairs = call.ask(_among, perm, call.ask(call.rank_count))
-    return each(call, x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
+    return bind_leaves(call, x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
 
 
 def _among(perm: Pairs, n: int) -> Pairs:

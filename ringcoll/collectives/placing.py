@@ -60,20 +60,20 @@ def _cut(aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int) -> _Cut
 
 #: Floats of these widths are written as integers: XLA:CPU would convert the whole buffer for every
 #: shard. (Other floats are written as floats, which saves the copy of a bitcast.)
-UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
+WRITTEN_AS_BITS = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 
 
 def gather_along(
     x: Array, dim: int, schedule: Schedule, ranks: Ranks, wire: Wire | None = None
 ) -> Array:
     """All-gather: every shard that arrives is put in its place."""
-    bits, back = as_bits(x, UNPLACEABLE, is_placed=True)
+    bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
     cut = _cut(jax.typeof(x), x.shape, schedule.lanes)
 
     def visit(out: Array, shards: list[Shard]) -> Array:
         for shard in shards:
             start = cut.start(out, dim, x.shape[dim], shard)
-            value = as_bits(shard.value, UNPLACEABLE)[0] if wire else shard.value
+            value = as_bits(shard.value, WRITTEN_AS_BITS)[0] if wire else shard.value
             out = dynamic_update_slice(out, value, start, allow_negative_indices=False)
         return out
 

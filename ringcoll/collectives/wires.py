@@ -14,7 +14,7 @@ WireLike = str | Wire
 _FLOATS = ("bfloat16", "float16", "float32")
 
 
-def settled(wire: Any) -> Wire:
+def as_wire(wire: Any) -> Wire:
     """The `Wire` that a caller means.
 
     Raises:

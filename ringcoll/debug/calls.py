@@ -170,7 +170,7 @@ def _algorithm(
     words = []
 
     def choose() -> None:
-        chosen = collective.chosen(avals, where)
+        chosen = collective.resolve(avals, where)
         is_named = isinstance(chosen, str)
         words.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
         if chosen != LAX:

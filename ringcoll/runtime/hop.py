@@ -103,7 +103,7 @@ class Ppermute(Collective, name="ppermute"):
         axes, pairs = in_mesh_order(self.axes, self.pairs)
         return built_in.ppermute(x, axes, pairs)
 
-    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+    def lower(self, where: Where, *xs: Array) -> list[Array]:
         send = partial(moved, self, platform=where.platform)
         if self.is_hop:
             return [send(x) for x in xs]
@@ -169,16 +169,16 @@ class Ranks:
         return jnp.asarray([place[rank] for rank in range(len(place))], jnp.int32)[index]
 
     def origin(
-        self, offset: int, axis: int = 0, further: Array | None = None, *, ahead: bool = False
+        self, offset: int, axis: int = 0, extra: Array | None = None, *, forward: bool = False
     ) -> Array:
-        """The number, within the shape, of the rank at this rank - offset - further (along axis).
+        """The number, within the shape, of the rank at this rank - offset - extra (along axis).
 
-        With `ahead`, it is that of this rank + offset + further.
+        With `forward`, it is that of this rank + offset + extra.
         """
         # Python's // and % become many operations of XLA. With numbers that are not negative, one
         # operation is enough, and some digits need none. Every shard has such an index, so these
         # operations are half of a program.
-        number, moved, sign = self.number(), [], 1 if ahead else -1
+        number, moved, sign = self.number(), [], 1 if forward else -1
         all_ranks = len(self.groups[0]) if self.groups else prod(self.sizes)
         for i, n in enumerate(self.shape):
             n32 = np.int32(n)  # with jax_enable_x64, a Python int would be an int64
@@ -188,8 +188,8 @@ class Ranks:
             if inner * n < all_ranks:  # otherwise there is no higher digit to remove
                 digit = lax.rem(digit, n32)
             by: Array | np.int32 = np.int32(sign * (offset // stride) % n)
-            if i == axis and further is not None:
-                by += sign * further % n
+            if i == axis and extra is not None:
+                by += sign * extra % n
             if isinstance(by, Array) or by:
                 digit = lax.rem(lax.add(digit, by), n32)
             moved.append(multiply_add(digit, stride))

@@ -29,7 +29,7 @@ from ringcoll import Tree
 from ringcoll.collectives import by_schedule
 from ringcoll.collectives.table import LAX, Table, TableRow, choices
 from ringcoll.runtime import engine
-from ringcoll.runtime.hosts import OnHosts
+from ringcoll.runtime.hosts import HostSpread
 from ringcoll.runtime.value_types import varying
 
 #: "mixed" is a tree with whole numbers, and with booleans if lax takes them.
@@ -422,7 +422,7 @@ def test_nothing_is_nothing_on_whatever_axis(name):
 
 @pytest.mark.parametrize(("hosts", "algorithm"), [(1, "ring"), (2, "direct")])
 def test_a_table_is_told_of_hosts(hosts, algorithm, monkeypatch):
-    monkeypatch.setattr(by_schedule, "on_hosts", lambda *_: OnHosts(hosts, None))
+    monkeypatch.setattr(by_schedule, "on_hosts", lambda *_: HostSpread(hosts, None))
     rows = (TableRow("psum", "cpu", "direct", hosts=(2, None)), TableRow("psum", "cpu", "ring"))
     mapped = every_rank(
         make_mesh(3), lambda x: ringcoll.psum(x, "x", algorithm=Table(rows)), check_vma=False

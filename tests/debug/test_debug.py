@@ -21,7 +21,7 @@ from ringcoll.collectives.table import Table, TableRow, choices
 from ringcoll.debug.calls import environment
 from ringcoll.debug.progress import LOG
 from ringcoll.runtime import engine
-from ringcoll.runtime.hosts import OnHosts
+from ringcoll.runtime.hosts import HostSpread
 
 
 @pytest.fixture(autouse=True)
@@ -431,7 +431,7 @@ def test_refusals_of_deadline(arguments, complaint):
 
 @pytest.mark.parametrize("is_set", [True, False])
 def test_the_choice_of_a_table_between_hosts(is_set, monkeypatch):
-    monkeypatch.setattr(by_schedule, "on_hosts", lambda mesh, *_: OnHosts(mesh.size, 1))
+    monkeypatch.setattr(by_schedule, "on_hosts", lambda mesh, *_: HostSpread(mesh.size, 1))
     table = Table(
         (
             TableRow("psum", "cpu", "recursive_doubling", hosts=(4, 5)),
