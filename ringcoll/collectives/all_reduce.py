@@ -206,7 +206,7 @@ def psum(
 
     With a `wire`, "auto" is a `psum_scatter` and an `all_gather` with that wire: contributions are
     encoded once and added in float32 by the owner of the sum, and each sum is encoded once by its
-    owner. With another algorithm, everything is encoded again at each hop. So "torus" has a larger
+    owner. Any other algorithm encodes everything again at each hop. So "torus" has a larger
     error, but sends less over a TPU's links; the model says that it is faster than "auto" there for
     large operands.
 

@@ -79,7 +79,7 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         return jnp.where(lax.axis_index(self.axes) == self.source, x, jnp.zeros_like(x))
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
-        # Give it the type of the operand: `where` returns an empty array with another type.
+        # Give it the type of the operand: `where` returns an empty array with a different type.
         totals = [varying(total, self.axes) for total in Psum(**self.for_transpose())(*cts)]
         return [self._at_source(total) for total in totals]
 

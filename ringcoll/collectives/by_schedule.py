@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms
+from ringcoll.collectives.choice import adds_by_tree
 from ringcoll.collectives.table import LAX, Algorithm, Table, default_table
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.hosts import HostSpread, Where, on_hosts
@@ -26,7 +27,6 @@ from ringcoll.runtime.tree_sums import added, rounded
 from ringcoll.runtime.value_types import empty
 from ringcoll.schedules.registry import EXCHANGES, algorithms_of
 from ringcoll.schedules.schedule import Schedule
-from ringcoll.schedules.tree import is_balanced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +90,9 @@ class ScheduledCollective(Collective):
         call = what, where.platform, n, nbytes, dtype, jax.__version__
         picked = _picked(algorithm, call, placement)
         if self.by_tree:
-            return picked if self._adds_by_tree(picked) else LAX
+            shape = Ranks.over(self.axes, self.groups).shape
+            return picked if adds_by_tree(picked, self.collective, shape) else LAX
         return "direct" if what != self.collective and picked != LAX else picked
-
-    def _adds_by_tree(self, algorithm: str) -> bool:
-        shape = Ranks.over(self.axes, self.groups).shape
-        return algorithm == LAX or is_balanced(self.collective, algorithm, shape)
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -176,7 +173,7 @@ def named(call: str, algorithm: Algorithm, collective: str) -> AbstractContextMa
 def name_of(algorithm: Algorithm, collective: str) -> str:
     """The name of an algorithm that was given as an object; "given" if it has no name."""
     for name, function in algorithms_of(collective).items():
-        if function is algorithm:  # a gather may have another name as an all-reduce
+        if function is algorithm:  # a gather may have a different name as an all-reduce
             return name
     return getattr(algorithm, "__name__", "given")
 

@@ -51,7 +51,7 @@ class _Cut(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _cut(aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int) -> _Cut:
     """How lanes divide a shard of `shape`, of an operand of type `aval`."""
-    # Cutting a dimension that is sharded over another axis moves data. Avoid it if possible.
+    # Cutting a dimension that is sharded over a different axis moves data. Avoid it if possible.
     free = [d for d in range(len(shape)) if d not in sharded_dims(aval)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
     starts, sizes = zip(*map(Shares(shape[dim], lanes).of, range(lanes)), strict=True)

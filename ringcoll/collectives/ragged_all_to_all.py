@@ -208,8 +208,8 @@ def ragged_all_to_all(
     collective, and so is "auto", unless your table says otherwise. Any other algorithm is one of
     `all_to_all`, and sends a block of `max_send` rows to every rank.
 
-    `max_send` is the most rows that one rank has for another; by default, the rows of `operand` or
-    of `output`, whichever are fewer. If the slices of a rank for another have more rows together,
+    `max_send` is the most rows that a rank sends to one rank; by default, the rows of `operand` or
+    of `output`, whichever are fewer. If the slices of a rank for one rank have more rows together,
     all ranks raise an exception on CPU. Elsewhere the rows that do not fit arrive as NaN, or as the
     largest or smallest integer. lax's own collective needs no `max_send`. As in lax, a single slice
     must fit into `operand` and `output`; no platform checks that.

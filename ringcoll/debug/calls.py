@@ -33,7 +33,7 @@ _OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 _SILENT = ("axis_index", "pvary", "pcast")
 #: Parameters that hold the axes of a collective.
 _AXES = ("axes", "axis_name")
-#: Parameters that the list at the end of a line leaves out; some have another place in the line.
+#: Parameters that the list at the end of a line leaves out; some have their own place in the line.
 _LEFT_OUT = (*_AXES, "axis_size", "algorithm", "is_hop")
 
 

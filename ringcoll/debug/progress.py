@@ -5,8 +5,8 @@ notes its scope, before it is sent and after it has arrived. The callback return
 selects between the message and zeros, so that nothing is sent before it is noted.
 
 Processes may run different programs. So their ranks first tell each other what they are about to
-exchange, and stop if they differ: a network carries bytes, and would not notice another dtype or
-another call.
+exchange, and stop if they differ: a network carries bytes, and would not notice a wrong dtype or
+call.
 """
 
 import hashlib

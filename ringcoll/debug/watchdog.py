@@ -45,7 +45,7 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     Functions are traced again inside the block, and are slower: each round makes two callbacks to
     this process; over several processes, one more and a small gather. Results are the same, bit
     by bit. Only collectives of ringcoll are marked, and only where every axis of the mesh is
-    manual. If another collective hangs, the text names the last mark before it; messages of other
+    manual. If any other collective hangs, the text names the last mark before it; messages of other
     collectives are not compared.
     Callbacks need JAX's CPU backend too (`JAX_PLATFORMS=cuda,cpu`).
 

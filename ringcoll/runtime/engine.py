@@ -304,7 +304,7 @@ class _Sums:
         (moves, sent, arrived), name = steps[0], f"rounds {first} to {first + len(steps) - 1}"
         every = [key for step in steps for key in chain(*step.sent)]
         stacks = None
-        if not self.partial.keys().isdisjoint(every):  # sums from rounds along another axis
+        if not self.partial.keys().isdisjoint(every):  # sums from rounds along a different axis
             self.want(every)
             of_moves = zip(*(step.sent for step in steps), strict=True)
             stacks = [message(self.partial, of_move) for of_move in of_moves]

@@ -72,7 +72,7 @@ def in_mesh_order(axes: Sequence[Hashable], pairs: Pairs) -> tuple[tuple[Hashabl
     """Several axes in the order of the mesh, and the pairs of ranks renumbered for that order.
 
     `ppermute` over a tuple of axes counts ranks in the order of the mesh, even if the axes have
-    another order (JAX 0.10 does so silently; 0.12 raises an error). So it gets them in mesh order.
+    a different order (JAX 0.10 does so silently; 0.12 raises an error). So it gets mesh order.
     """
     mesh = jax.sharding.get_abstract_mesh().axis_names
     order = [*mesh, *(a for a in axes if a not in mesh)]  # the axis of a vmap is not in the mesh

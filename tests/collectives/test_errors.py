@@ -176,7 +176,7 @@ REFUSED_BY_US = {
             lambda x, junk=junk: lax.psum(x, "x", algorithm=junk),
             ("ringcoll.psum", f"algorithm={junk!r} is not an algorithm", "pass a name, a Table"),
         )
-        for junk in (None, 5, np.array([1, 2]), np.array([]), ["ring"], b"ring", {})
+        for junk in (None, np.array([1, 2]), ["ring"])
     },
     "an algorithm without a hash": (
         TypeError,

@@ -66,19 +66,6 @@ def sent_by(collective, algorithm, shape, **keywords):
     return sent
 
 
-@pytest.mark.parametrize(
-    ("collective", "other", "name"),
-    [
-        ("psum", algorithms.recursive_doubling, "halving_doubling"),
-        *((c, "halving_doubling", "recursive_doubling") for c in ("all_gather", "psum_scatter")),
-    ],
-)
-def test_another_name_of_an_algorithm_makes_the_same_program(collective, other, name):
-    text = program(collective, name, (8,))
-    assert program(collective, other, (8,)) == text
-    assert "collective_permute" in text
-
-
 @pytest.mark.parametrize("shape", [(5,), (8,), (4, 2)], ids=str)
 def test_messages_go_where_the_schedule_says(shape):
     for algorithm in distinct("all_gather", *shape):
