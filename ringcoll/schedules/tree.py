@@ -77,8 +77,8 @@ def check_balanced(schedule: Schedule | Stages) -> Schedule | Stages:
     Then 1, 2, 4 and 8 ranks, which hold 8, 4, 2 and 1 leaves each, add 8 leaves by the same tree.
 
     Raises:
-        ScheduleError: the tree of a rank differs, and the message shows it; or the number of ranks is
-            not a power of two.
+        ScheduleError: the tree of a rank differs, and the message shows it; or the number of ranks
+            is not a power of two.
 
     >>> costs.check_balanced(algorithms.recursive_doubling(8)).size
     8
