@@ -3,7 +3,7 @@
     python -m examples.same_losses
 
 The batch has eight leaves. A rank computes the loss and the gradients of each of its leaves, adds
-them by pairs, and `ringcoll.psum` with `order="tree"` adds the sums of the ranks. So every number
+them by pairs, and `ringcoll.psum` with `order=Tree(8)` adds the sums of the ranks. So every number
 of ranks adds the leaves by one tree.
 
 The leaves themselves must have the same bits too. XLA:CPU rounds and adds differently if it fuses a
@@ -69,7 +69,7 @@ def by_tree(params: Params, x: Array, y: Array) -> Any:
     of_leaf, own = apart(jax.value_and_grad(loss)), len(x) // ROWS
     leaves = zip(jnp.split(x, own), jnp.split(y, own), strict=True)
     parts = [of_leaf(params, *leaf) for leaf in leaves]
-    return ringcoll.psum(by_pairs(parts), "x", order="tree", leaves=LEAVES)
+    return ringcoll.psum(by_pairs(parts), "x", order=ringcoll.Tree(LEAVES))
 
 
 def plainly(params: Params, x: Array, y: Array) -> Any:

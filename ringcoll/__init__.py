@@ -29,6 +29,7 @@ from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.table import Table
+from ringcoll.collectives.tree_order import Tree
 from ringcoll.costs.wire import Wire
 from ringcoll.ipython import load_ipython_extension as load_ipython_extension
 from ringcoll.ipython import register as _register
@@ -50,6 +51,7 @@ __all__ = [
     "ScheduleError",
     "SizeError",
     "Table",
+    "Tree",
     "Wire",
     "algorithm",
     "algorithms",

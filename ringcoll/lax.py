@@ -2,23 +2,21 @@
 
 They have the same names, signatures and semantics, and more keyword arguments. All but the
 permutations take `algorithm`. Those that add floats, or whose gradient adds floats, also take
-`accumulate_dtype`; `psum`, `pmean`, `psum_scatter` and `all_gather` take `order` and `leaves`.
+`accumulate_dtype`; `psum`, `pmean`, `psum_scatter` and `all_gather` take `order`.
 
 `algorithm` is one of these:
 
 - "auto": the measured table of `ringcoll.collectives.table` picks;
 - the name of a schedule in `ringcoll.algorithms`;
-- "lax": the built-in; where data is only moved, also "lax_as_bits", the built-in on integers;
+- "lax": the built-in (on CPU, narrow floats that are only moved travel as integers);
 - your own `Table`, or your own `Schedule` (for an all-reduce also a tuple of stages);
 - a function that makes a `Schedule` from the sizes of the axes.
 
 `with ringcoll.algorithm("ring"):` chooses the algorithm of calls that say "auto", if they can run
 by it.
 
-`order="tree"` adds by one balanced tree of `leaves` (8), so the bits of a sum do not depend on
-how many ranks share its leaves. The number of ranks is a power of two, and divides `leaves`. A
-rank's operand is the sum of its own leaves, which are consecutive. An algorithm that adds by
-another tree is refused, and so is a `wire`.
+`order=ringcoll.Tree(8)` adds by one balanced tree of 8 leaves, so the bits of a sum do not depend
+on how many ranks share its leaves.
 
 `accumulate_dtype` is the dtype of partial sums; by default, that of the operand. Raw contributions
 keep their dtype on the wire, partial sums travel in `accumulate_dtype`, and the result is rounded

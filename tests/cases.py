@@ -19,7 +19,6 @@ from support import assert_same, data, distinct, per_rank
 
 import ringcoll.lax
 from benchmarks.collectives.references import OTHERS, REFERENCES, TRANSPOSES
-from ringcoll.collectives.table import GATHERED_AS_BITS, LAX_AS_BITS, choices
 
 Axes = str | tuple[str, ...] | list[str]
 Teams = Sequence[Sequence[int]]
@@ -84,10 +83,7 @@ class Case:
         """The arguments that choose each algorithm that exists on axes of these sizes."""
         if not self.takes_algorithm:
             return [{}]
-        as_bits = [LAX_AS_BITS, "ring" + GATHERED_AS_BITS]
-        builtin = [name for name in choices(self.collective) if name in as_bits]
-        hand_written = distinct(self.collective, *(shape or (1,)))
-        return [{"algorithm": name} for name in [*hand_written, *builtin]]
+        return [{"algorithm": name} for name in distinct(self.collective, *(shape or (1,)))]
 
     @property
     def takes_algorithm(self) -> bool:

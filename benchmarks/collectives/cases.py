@@ -17,9 +17,10 @@ from jax import Array
 from jax import lax as jax_lax
 
 from benchmarks.collectives import ragged, references
+from ringcoll import Tree
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
-from ringcoll.collectives.table import BUILT_INS, GATHERED_AS_BITS, LAX, LAX_AS_BITS, choices, runs
+from ringcoll.collectives.table import LAX, runs
 from ringcoll.costs.wire import ENCODED
 from ringcoll.schedules.registry import Algorithm
 from ringcoll.schedules.tree import balanced_algorithms
@@ -28,7 +29,7 @@ AXIS = "x"
 TREE = "tree"
 #: The dtypes whose sums are rounded, and that a wire can encode.
 ROUNDED_TYPES = ("float32", "bfloat16", "float16")
-#: The collectives that have `order="tree"`.
+#: The collectives that have `order=`.
 ORDERED = ("psum_scatter", "psum")
 #: By default, algorithms of few rounds are timed up to this many bytes.
 SMALL = 2**18
@@ -81,13 +82,7 @@ class Case:
         """All algorithms that can be compared with lax on n ranks."""
         if self.name not in COLLECTIVES:
             return self.algorithms(n)
-        return ("auto", *self.algorithms(n), *self.as_bits())
-
-    def as_bits(self) -> tuple[str, ...]:
-        """Algorithms that use the built-in on integers; for all-reduces, only the best known."""
-        wanted = (LAX_AS_BITS, *(name + GATHERED_AS_BITS for name in ("ring", "two_ended")))
-        known = choices(self.name) if self.name in COLLECTIVES else ()
-        return tuple(name for name in known if name in wanted)
+        return ("auto", *self.algorithms(n))
 
     def with_options(
         self, algorithms: Sequence[str], dtype: Any, n: int, wire: str | None, order: str | None
@@ -96,8 +91,7 @@ class Case:
         forms = list(algorithms)
         is_rounded = jnp.dtype(dtype).name in ROUNDED_TYPES
         if wire and is_rounded and self.name in ENCODED:
-            encoded = [LAX, *(name for name in algorithms if not name.endswith(BUILT_INS))]
-            forms += (f"{name}:{wire}" for name in encoded)
+            forms += (f"{name}:{wire}" for name in dict.fromkeys((LAX, *algorithms)))
         if order and is_rounded and self.name in ORDERED:
             ordered = ("auto", *balanced_algorithms(self.name, (n,)))
             forms += (f"{name}:{order}" for name in algorithms if name in ordered)
@@ -116,7 +110,7 @@ class Case:
             if self.name in COLLECTIVES:
                 arguments["algorithm"] = self.schedule(name)
             if "order" in options:
-                arguments["leaves"] = jax_lax.axis_size(AXIS)
+                arguments["order"] = Tree(jax_lax.axis_size(AXIS))
             return self.call(our_lax, x, **arguments)
         # If lax does not have the collective, run what people write instead.
         if self.name == "ragged_all_to_all" and platform == "cpu":

@@ -124,8 +124,7 @@ def _worth_trying(point: Point) -> list[str]:
     names = point.case.algorithms(point.ranks)
     sends = {name: price(point.case.name, name, (point.ranks,)).link for name in names}
     least = min(sends.values())
-    few = [name for name in names if point.size < LARGE or sends[name] <= 2 * least]
-    return [*few, *point.case.as_bits()]
+    return [name for name in names if point.size < LARGE or sends[name] <= 2 * least]
 
 
 def _one_call(point: Point, name: str) -> float:

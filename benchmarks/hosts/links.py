@@ -14,7 +14,7 @@ from benchmarks.collectives.cases import CASES, Case, name_and_options, on_shape
 from benchmarks.measuring.model import paid
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES, build
-from ringcoll.collectives.table import BUILT_INS
+from ringcoll.collectives.table import LAX
 from ringcoll.costs import Price
 from ringcoll.costs import wire as costs
 from ringcoll.schedules.phases import phases
@@ -74,7 +74,7 @@ class HostLinks:
     def price(self, row: Measurement) -> float | None:
         """Bytes that the busiest link carries by the row's schedule; None for a built-in."""
         name, options = name_and_options(row.resolved)
-        if name.endswith((*BUILT_INS, "auto")) or row.collective not in COLLECTIVES:
+        if name in ("auto", LAX) or row.collective not in COLLECTIVES:
             return None
         loads = sum(loads for loads, _ in self._moves(row))
         shard = row.size / row.ranks

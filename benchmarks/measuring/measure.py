@@ -24,7 +24,7 @@ from benchmarks.measuring import processes
 from benchmarks.measuring.data import count_outside, count_wrong, exact
 from benchmarks.measuring.row import Measurement, Quartiles
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.collectives.table import BUILT_INS, LAX, default_table
+from ringcoll.collectives.table import LAX, default_table
 from ringcoll.costs import error_bound
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime.hosts import on_hosts
@@ -113,7 +113,7 @@ class Point:
             return 0.0
         name, shape = on_shape(name)
         exchanges = self.case.name.endswith("all_to_all")
-        if name == "auto" or name in BUILT_INS:  # contributions are encoded once
+        if name in ("auto", LAX):  # contributions are encoded once
             name = "pairwise" if exchanges else "direct"
         collective = "all_to_all" if exchanges else self.case.name
         eps = float(jnp.finfo(self.dtype).eps)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from benchmarks.collectives.cases import on_shape
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.collectives.table import BUILT_INS
+from ringcoll.collectives.table import LAX
 from ringcoll.costs import Model, Price, Sample, fit, price, seconds
 
 #: The fewest rows for a fit: three coefficients fit any three rows.
@@ -31,7 +31,7 @@ def paid(row: Measurement) -> Price | None:
 
     It is also None with an option: no price includes the time to encode, or to add by a tree.
     """
-    if row.resolved.endswith(BUILT_INS) or row.ranks == 1 or row.option:
+    if row.resolved == LAX or row.ranks == 1 or row.option:
         return None
     if row.collective in COLLECTIVES:
         name, shape = on_shape(row.resolved)

@@ -17,7 +17,7 @@ from benchmarks.collectives.cases import TREE, Case
 from benchmarks.measuring import processes
 from benchmarks.measuring.model import Fitted
 from benchmarks.measuring.row import Measurement, Quartiles
-from ringcoll.collectives.table import BUILT_INS, LAX
+from ringcoll.collectives.table import LAX
 from ringcoll.io.text import bytes_in_words
 
 T = TypeVar("T")
@@ -154,9 +154,7 @@ def print_fastest(rows: Sequence[Measurement]) -> None:
         by_hand = [
             row
             for row in some
-            if row.algorithm == row.resolved
-            and not row.resolved.endswith(BUILT_INS)
-            and not row.option
+            if row.algorithm == row.resolved and row.resolved != LAX and not row.option
         ]
         best += sorted(by_hand, key=lambda row: row.vs_lax.median if row.vs_lax else 0)[:1]
     print_bands("The fastest hand-written algorithm", best)

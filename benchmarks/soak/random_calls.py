@@ -23,7 +23,7 @@ from benchmarks.collectives.references import REFERENCES, TRANSPOSES
 from benchmarks.measuring.data import largest
 from benchmarks.measuring.options import DATATYPES, WIDE_DATATYPES
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.collectives.table import BUILT_INS, choices, halves
+from ringcoll.collectives.table import LAX, choices
 
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]]
@@ -247,7 +247,7 @@ def _options(
         known = [
             algorithm
             for algorithm in choices(collective)
-            if algorithm in BUILT_INS or exists(collective, halves(algorithm).reduces, *shape)
+            if algorithm == LAX or exists(collective, algorithm, *shape)
         ]
         options["algorithm"] = pick(rng, ["auto", *known])
     if name in _WIDENED and jnp.issubdtype(dtype, jnp.floating) and rng.random() < 0.3:

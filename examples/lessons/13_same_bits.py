@@ -122,20 +122,22 @@ costs.check_balanced(algorithms.recursive_doubling(8))
 """
 ## The tree in the library
 
-`order="tree"` uses an algorithm that adds by this tree, and refuses others. You add the lower
-levels yourself: each rank passes the sum of its own leaves.
+`order=ringcoll.Tree(8)` uses an algorithm that adds by this tree, and refuses others. You add the
+lower levels yourself: each rank passes the sum of its own leaves.
 """
 
 
 # %%
 def ours(x: Array) -> Array:
-    return ringcoll.psum(by_pairs(x), "x", order="tree", leaves=LEAVES)[None]
+    return ringcoll.psum(by_pairs(x), "x", order=ringcoll.Tree(LEAVES))[None]
 
 
 claim("the bits of the tree by hand", results(ours, leaves) == results(tree_sum, leaves))
 try:
     jax.eval_shape(
-        lambda x: on_ranks(lambda x: ringcoll.psum(x, "x", algorithm="ring", order="tree"), 8, x),
+        lambda x: on_ranks(
+            lambda x: ringcoll.psum(x, "x", algorithm="ring", order=ringcoll.Tree(8)), 8, x
+        ),
         leaves,
     )
 except ValueError as error:
@@ -168,8 +170,8 @@ claim("only recursive doubling", balanced == ["recursive_doubling"])
 
 The contracted dimension of x @ w is sharded over the ranks, which add their products. Give each
 leaf 64 of the 512 columns of x. A rank multiplies leaf by leaf, adds its products by pairs, and
-passes their sum to `ringcoll.psum_scatter` with `order="tree"`. On 1, 2, 4 and 8 ranks, compare the
-bits of the result, and those of `jax.lax.psum_scatter` of x @ w.
+passes their sum to `ringcoll.psum_scatter` with `order=ringcoll.Tree(8)`. On 1, 2, 4 and 8 ranks,
+compare the bits of the result, and those of `jax.lax.psum_scatter` of x @ w.
 """
 
 
@@ -178,7 +180,7 @@ def by_tree(x: Array, w: Array) -> Array:
     own = LEAVES // lax.axis_size("x")
     x = x.reshape(len(x), own, -1).swapaxes(0, 1)
     products = jnp.stack([a @ b for a, b in zip(x, w.reshape(own, -1, w.shape[1]), strict=True)])
-    return ringcoll.psum_scatter(by_pairs(products), "x", tiled=True, order="tree", leaves=LEAVES)
+    return ringcoll.psum_scatter(by_pairs(products), "x", tiled=True, order=ringcoll.Tree(LEAVES))
 
 
 def plain(x: Array, w: Array) -> Array:

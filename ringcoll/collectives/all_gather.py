@@ -12,14 +12,14 @@ from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each
+from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.tree_order import LEAVES
+from ringcoll.collectives.tree_order import Tree
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.hop import Ranks, moved
 from ringcoll.runtime.slicing import LONG, dynamic_slice_in_dim, start_of
 from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, varying
@@ -31,8 +31,8 @@ class AllGather(ScheduledCollective, name="all_gather"):
     """`dims` is the dimension along which the shards are joined."""
 
     collective = "all_gather"
-    in_order = ("gradient_leaves",)
-    stacks = True
+    tree_fields = ("gradient_by_tree",)
+    adds_dim = True
     to: str = "varying"
 
     def __call__(self, *xs: Array) -> list[Array]:
@@ -45,6 +45,9 @@ class AllGather(ScheduledCollective, name="all_gather"):
         return built_in.all_gather(
             x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=self.tiled, to=self.to
         )
+
+    def builtin(self, x: Array, platform: str) -> Array:
+        return moved(self, x, platform)
 
     def widen(self, x: Array) -> Array:
         return x  # nothing is summed here; the gradient is
@@ -100,7 +103,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
         return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
 
     def within(self, axis: Any, x: Array, dim: Any, out: int | None) -> Array:
-        if self.leaves is None or len(self.axes) > 1:
+        if not self.by_tree or len(self.axes) > 1:
             return super().within(axis, x, dim, out)
         wide = self.widen(rounded(x))
         total = summed_along(wide, dim).astype(x.dtype)
@@ -124,8 +127,7 @@ def all_gather(
     to: str = "varying",
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
+    order: Tree | None = None,
     wire: WireLike | None = None,
 ) -> Pytree:
     """Every rank's x on every rank, stacked (or, tiled, end to end) along `axis`.
@@ -156,17 +158,18 @@ def all_gather(
     >>> print(whole(jnp.arange(8)))
     [0 1 2 3 4 5 6 7]
     """
-    arguments = {"axis": axis, "tiled": tiled, "to": to, "order": order, "leaves": leaves}
+    arguments = {"axis": axis, "tiled": tiled, "to": to}
     call = Call("all_gather", axis_name, axis_index_groups, arguments)
-    return each(
+    return bind_leaves(
         call,
         x,
         AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to),
         dims=("axis",),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
+        order=order,
         wire=wire,
-        is_only_lax_s=to == "reduced",
+        force_builtin=to == "reduced",
     )
 
 
@@ -179,8 +182,7 @@ def psum_scatter(
     tiled: bool = False,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
+    order: Tree | None = None,
     wire: WireLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x; rank r keeps block r along `scatter_dimension`.
@@ -214,19 +216,15 @@ def psum_scatter(
     [256 260 260 256]
     [260 260 260 260]
     """
-    arguments = {
-        "scatter_dimension": scatter_dimension,
-        "tiled": tiled,
-        "order": order,
-        "leaves": leaves,
-    }
+    arguments = {"scatter_dimension": scatter_dimension, "tiled": tiled}
     call = Call("psum_scatter", axis_name, axis_index_groups, arguments)
-    return each(
+    return bind_leaves(
         call,
         x,
         PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled),
         dims=("scatter_dimension",),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
+        order=order,
         wire=wire,
     )

@@ -16,16 +16,16 @@ from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each, is_small
+from ringcoll.collectives.front_door import Pytree, bind_leaves, is_small
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
-from ringcoll.collectives.table import LAX, Algorithm, halves
-from ringcoll.collectives.tree_order import LEAVES
+from ringcoll.collectives.table import LAX, Algorithm, Table
+from ringcoll.collectives.tree_order import Tree
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks, as_bits, moved_as_bits
+from ringcoll.runtime.hop import Ranks, as_bits, is_narrow
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.scopes import scope, watched
 from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, sharded_dims, varying
 from ringcoll.schedules.schedule import Schedule
@@ -36,15 +36,18 @@ class AllReduce(ScheduledCollective):
     """Runs a gather's schedule backward and then forward, or runs stage by stage."""
 
     collective = "psum"
-    in_order = ("leaves", "gradient_leaves")
+    tree_fields = ("by_tree", "gradient_by_tree")
     packs = True
-    gathers_as_bits: bool = False  # by "lax_as_bits", after a reduce-scatter by the algorithm
+    gathers_by_lax: bool = False  # after a reduce-scatter by the algorithm
 
-    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+    def lower(self, where: Where, *xs: Array) -> list[Array]:
         """Small operands of one dtype share the messages of a schedule, end to end."""
-        algorithm, gathers_as_bits = halves(self.chosen(xs, where))
-        by = replace(self, algorithm=algorithm, gathers_as_bits=gathers_as_bits)
-        of_one = partial(ScheduledCollective.by_hand, by, where)
+        algorithm = self.resolve(xs, where)
+        is_picked = self.algorithm == "auto" or isinstance(self.algorithm, Table)
+        # There the built-in gather of integers is faster than the ring's.
+        by_lax = is_picked and algorithm == "ring" and where.platform == "cpu" and is_narrow(xs[0])
+        by = replace(self, algorithm=algorithm, gathers_by_lax=by_lax)
+        of_one = partial(ScheduledCollective.lower, by, where)
         if len(xs) == 1 or algorithm == LAX:
             return [y for x in xs for y in of_one(x)]
         (joined,) = of_one(jnp.concatenate([x.reshape(-1) for x in xs]))
@@ -72,9 +75,7 @@ class AllReduce(ScheduledCollective):
 
     def staged(self, x: Array, stages: algorithms.Stages, ranks: Ranks) -> Array:
         """Gather whole vectors and combine them, stage by stage."""
-        return by_stages(
-            x, stages, ranks, self.combine, self.wire, in_order=self.leaves is not None
-        )
+        return by_stages(x, stages, ranks, self.combine, self.wire, by_tree=self.by_tree)
 
     def exchanged(self, x: Array) -> Array:
         n = Ranks.over(self.axes, self.groups).size
@@ -82,7 +83,7 @@ class AllReduce(ScheduledCollective):
         def gathered(x: Array) -> Array:
             bits, back = as_bits(x)
             all_gather = AllGather(axes=self.axes, dims=(0,), groups=self.groups)
-            return back(marked(all_gather.by_lax, bits, self.axes, self.groups))
+            return back(watched(all_gather.by_lax, bits, self.axes, self.groups))
 
         if is_small(x) or sharded_dims(x):  # each rank adds all vectors
             return summed_along(self.widen(gathered(x[None])), 0)
@@ -91,7 +92,7 @@ class AllReduce(ScheduledCollective):
         return gathered(mine)[: x.size].reshape(x.shape)
 
     def within(self, axis: Any, x: Array, dim: int | None, out: int | None) -> Array:
-        if self.leaves is None or len(self.axes) > 1 or dim is None:
+        if not self.by_tree or len(self.axes) > 1 or dim is None:
             return super().within(axis, x, dim, out)
         return summed_along(self.widen(rounded(x)), dim).astype(x.dtype)
 
@@ -115,11 +116,10 @@ class AllReduce(ScheduledCollective):
         with scope("all_gather"):
             if isinstance(schedule, Wire):
                 return as_bytes.gathered(mine, dim, ranks, schedule)
-            if self.gathers_as_bits:
-                if self.wire:
-                    return as_bytes.gathered(mine, dim, ranks, self.wire)
+            if self.gathers_by_lax:
                 all_gather = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
-                return marked(partial(moved_as_bits, all_gather), mine, self.axes, self.groups)
+                send = partial(all_gather.builtin, platform="cpu")
+                return watched(send, mine, self.axes, self.groups)
             return gather_along(mine, dim, schedule, ranks, self.wire)
 
     def under_vmap(self, x: Array, dim: int | None, axis: Any) -> tuple[Array, None]:
@@ -131,7 +131,7 @@ class AllReduce(ScheduledCollective):
 class Psum(AllReduce, name="psum"):
     """The sum. Its transpose sends nothing if types say that all ranks hold the same value."""
 
-    counts = True
+    bools_as_int32 = True
 
     def by_lax(self, x: Array) -> Array:
         return built_in.psum(x, self.axes, axis_index_groups=self.groups)
@@ -151,7 +151,7 @@ class Pmean(Psum):
 
     def __call__(self, *xs: Array) -> list[Array]:
         total, n = Psum(**self.for_transpose()), Ranks.over(self.axes, self.groups).size
-        if self.leaves is not None:
+        if self.by_tree:
             xs = tuple(rounded(x) for x in xs)  # before it is widened
         if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
             return [total / n for total in total(*xs)]
@@ -188,8 +188,7 @@ def psum(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
+    order: Tree | None = None,
     wire: WireLike | None = None,
 ) -> Pytree:
     """The sum of all ranks' x, on every rank, with the same bits.
@@ -207,7 +206,7 @@ def psum(
 
     With a `wire`, "auto" is a `psum_scatter` and an `all_gather` with that wire: contributions are
     encoded once and added in float32 by the owner of the sum, and each sum is encoded once by its
-    owner. With another algorithm, everything is encoded again at each hop. So "torus" has a larger
+    owner. Any other algorithm encodes everything again at each hop. So "torus" has a larger
     error, but sends less over a TPU's links; the model says that it is faster than "auto" there for
     large operands.
 
@@ -226,13 +225,14 @@ def psum(
     >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
     [12. 16.]
     """
-    call = Call("psum", axis_name, axis_index_groups, {"order": order, "leaves": leaves})
-    return each(
+    call = Call("psum", axis_name, axis_index_groups)
+    return bind_leaves(
         call,
         x,
         Psum(axes=call.axes, groups=call.grouped),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
+        order=order,
         wire=wire,
     )
 
@@ -244,8 +244,7 @@ def pmean(
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
-    order: str | None = None,
-    leaves: int = LEAVES,
+    order: Tree | None = None,
     wire: WireLike | None = None,
 ) -> Pytree:
     """The mean of all ranks' x: a `psum`, divided by n.
@@ -262,13 +261,14 @@ def pmean(
     >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
     [65]
     """
-    call = Call("pmean", axis_name, axis_index_groups, {"order": order, "leaves": leaves})
-    return each(
+    call = Call("pmean", axis_name, axis_index_groups)
+    return bind_leaves(
         call,
         x,
         Pmean(axes=call.axes, groups=call.grouped),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
+        order=order,
         wire=wire,
     )
 
@@ -293,7 +293,7 @@ def pmax(
     [4]
     """
     call = Call("pmax", axis_name, axis_index_groups)
-    return each(call, x, Pmax(axes=call.axes, groups=call.grouped), algorithm=algorithm)
+    return bind_leaves(call, x, Pmax(axes=call.axes, groups=call.grouped), algorithm=algorithm)
 
 
 def pmin(
@@ -316,4 +316,4 @@ def pmin(
     [1]
     """
     call = Call("pmin", axis_name, axis_index_groups)
-    return each(call, x, Pmin(axes=call.axes, groups=call.grouped), algorithm=algorithm)
+    return bind_leaves(call, x, Pmin(axes=call.axes, groups=call.grouped), algorithm=algorithm)

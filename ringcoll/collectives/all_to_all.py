@@ -10,13 +10,13 @@ from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each
-from ringcoll.collectives.placing import UNPLACEABLE
+from ringcoll.collectives.front_door import Pytree, bind_leaves
+from ringcoll.collectives.placing import WRITTEN_AS_BITS
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in, engine
-from ringcoll.runtime.hop import Ranks, as_bits
+from ringcoll.runtime.hop import Ranks, as_bits, moved
 from ringcoll.runtime.slicing import dynamic_slice_in_dim, dynamic_update_slice_in_dim, start_of
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.schedules.schedule import AllToAllSchedule
@@ -33,6 +33,9 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         return built_in.all_to_all(
             x, self.axes, split, concat, axis_index_groups=self.groups, tiled=self.tiled
         )
+
+    def builtin(self, x: Array, platform: str) -> Array:
+        return moved(self, x, platform)
 
     def __call__(self, *xs: Array) -> list[Array]:
         if self.tiled:
@@ -54,12 +57,12 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
             return self.by_lax(x)
         if isinstance(schedule, Wire):
             return as_bytes.swapped(x, split, concat, ranks, schedule)
-        bits, back = as_bits(x, UNPLACEABLE, is_placed=True)
+        bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
         sent = x if self.wire else bits
         size = x.shape[split] // schedule.size
         blocks = []
         for d in range(schedule.size):
-            start = start_of(ranks.origin(d, ahead=True), size, 0, x.shape[split])
+            start = start_of(ranks.origin(d, forward=True), size, 0, x.shape[split])
             block = dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
             blocks.append(block)
         shape = [size if d == split else s for d, s in enumerate(x.shape)]
@@ -68,7 +71,7 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         out = empty(shape, bits, ranks.axes)
         for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks, wire=self.wire)):
             at = start_of(ranks.origin(d), width, 0, shape[concat])
-            value = as_bits(block, UNPLACEABLE)[0] if self.wire else block
+            value = as_bits(block, WRITTEN_AS_BITS)[0] if self.wire else block
             out = dynamic_update_slice_in_dim(out, value, at, concat, allow_negative_indices=False)
         return back(out)
 
@@ -114,7 +117,7 @@ def all_to_all(
     call = Call("all_to_all", axis_name, axis_index_groups, arguments)
     exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=tiled)
     dims = ("split_axis", "concat_axis")
-    return each(call, x, exchange, dims, algorithm=algorithm, wire=wire)
+    return bind_leaves(call, x, exchange, dims, algorithm=algorithm, wire=wire)
 
 
 def pswapaxes(
@@ -139,4 +142,4 @@ def pswapaxes(
     """
     call = Call("pswapaxes", axis_name, axis_index_groups, {"axis": axis})
     exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=False)
-    return each(call, x, exchange, ("axis", "axis"), algorithm=algorithm)
+    return bind_leaves(call, x, exchange, ("axis", "axis"), algorithm=algorithm)

@@ -9,7 +9,7 @@ AxisName = Hashable | Sequence[Hashable]
 Groups = Iterable[Iterable[int]] | None
 Grouped = tuple[tuple[int, ...], ...]
 
-_NO_GROUPS = "axis_index_groups is not a list of lists of ranks"
+_NO_GROUPS = "axis_index_groups is not a list of lists of ranks; pass one such as [[0, 1], [2, 3]]"
 
 
 def axes_of(axis_name: AxisName) -> tuple[Hashable, ...]:
@@ -41,7 +41,10 @@ def check_groups(grouped: Grouped, n: int) -> None:
     except TypeError as error:
         raise TypeError(f"{_NO_GROUPS}: {error}") from error
     if not are_all:
-        raise ValueError("axis_index_groups must cover all indices exactly once")
+        raise ValueError(
+            "axis_index_groups must cover all indices exactly once; name every rank of the axis in "
+            "exactly one group"
+        )
     if () in grouped:
         raise ValueError("axis_index_groups has a group of no ranks; leave it out")
 

@@ -13,7 +13,7 @@ from ringcoll import algorithms
 from ringcoll.collectives.all_reduce import AllReduce, Psum
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each
+from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.table import Algorithm
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
@@ -79,7 +79,7 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
         return jnp.where(lax.axis_index(self.axes) == self.source, x, jnp.zeros_like(x))
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
-        # Give it the type of the operand: `where` returns an empty array with another type.
+        # Give it the type of the operand: `where` returns an empty array with a different type.
         totals = [varying(total, self.axes) for total in Psum(**self.for_transpose())(*cts)]
         return [self._at_source(total) for total in totals]
 
@@ -151,6 +151,8 @@ def pbroadcast(
     else:
         rank = call.integer("source")
         if not -n <= rank < n:
-            raise call.refusal(ValueError, f"source={rank} is not a rank of the axis")
+            words = f"source={rank} is not a rank of the axis"
+            cure = f"there are {n} ranks: count from 0, or from the last with -1"
+            raise call.refusal(ValueError, words, cure)
         broadcast = Pbroadcast(axes=call.axes, source=rank % n)
-    return each(call, x, broadcast, algorithm=algorithm)
+    return bind_leaves(call, x, broadcast, algorithm=algorithm)

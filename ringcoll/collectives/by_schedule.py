@@ -17,24 +17,16 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms
-from ringcoll.collectives.table import (
-    BUILT_INS,
-    LAX,
-    LAX_AS_BITS,
-    Algorithm,
-    Table,
-    default_table,
-    halves,
-)
-from ringcoll.runtime.hop import Ranks, moved_as_bits
-from ringcoll.runtime.hosts import OnHosts, Where, on_hosts
+from ringcoll.collectives.choice import adds_by_tree
+from ringcoll.collectives.table import LAX, Algorithm, Table, default_table
+from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.hosts import HostSpread, Where, on_hosts
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.scopes import scope, watched
 from ringcoll.runtime.tree_sums import added, rounded
 from ringcoll.runtime.value_types import empty
 from ringcoll.schedules.registry import EXCHANGES, algorithms_of
 from ringcoll.schedules.schedule import Schedule
-from ringcoll.schedules.tree import is_balanced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,29 +35,27 @@ class ScheduledCollective(Collective):
 
     algorithm: Algorithm = "auto"
     accumulate_dtype: np.dtype | None = None
-    leaves: int | None = None  # the leaves of the tree that adds floats; None for any order
-    gradient_leaves: int | None = None  # the same for the sums of its transpose
+    by_tree: bool = False  # whether floats are added by the balanced tree
+    gradient_by_tree: bool = False  # the same for the sums of its transpose
     collective: ClassVar[str]  # its name in `algorithms` and in the table
-    in_order: ClassVar[tuple[str, ...]] = ("leaves",)  # the fields that `order="tree"` sets
+    tree_fields: ClassVar[tuple[str, ...]] = ("by_tree",)  # the fields that `order` sets
 
-    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
-        algorithm = self.chosen(xs, where)
+    def lower(self, where: Where, *xs: Array) -> list[Array]:
+        algorithm = self.resolve(xs, where)
         by = replace(self, algorithm=algorithm)
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
-        if self.leaves is not None:
+        if self.by_tree:
             x = rounded(x, where.platform)
         with named(call, algorithm, self.collective):
             if 0 in x.shape:  # there is nothing to send, and lax's psum_scatter cannot compile it
                 return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
             if self.wire:
                 y = by.encoded(x, algorithm)
-            elif algorithm == LAX and self.leaves is not None:
+            elif algorithm == LAX and self.by_tree:
                 y = by.exchanged(x) if Ranks.over(self.axes, self.groups).size > 1 else x
             elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
-                y = marked(send, self.widen(x), self.axes, self.groups)
-            elif algorithm == LAX_AS_BITS:
-                y = marked(partial(moved_as_bits, self), x, self.axes, self.groups)
+                y = watched(send, self.widen(x), self.axes, self.groups)
             else:
                 y = by.run(x, *built(self.collective, algorithm, self.axes, self.groups))
             return [y.astype(x.dtype)]
@@ -75,12 +65,12 @@ class ScheduledCollective(Collective):
         ranks = Ranks.over(self.axes, self.groups)
         if self.wire is None or ranks.size == 1:
             return x
-        if algorithm in BUILT_INS:
+        if algorithm == LAX:
             send = partial(self.run, schedule=self.wire, ranks=ranks)
-            return marked(send, x, self.axes, self.groups)
+            return watched(send, x, self.axes, self.groups)
         return self.run(x, *built(self.collective, algorithm, self.axes, self.groups))
 
-    def chosen(self, xs: Sequence[Any], where: Where) -> Algorithm:
+    def resolve(self, xs: Sequence[Any], where: Where) -> Algorithm:
         """The algorithm for operands that share messages: the user's choice, or the table's."""
         nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
         if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
@@ -99,13 +89,10 @@ class ScheduledCollective(Collective):
             nbytes = self.wire.nbytes(sum(math.prod(x.shape) for x in xs))
         call = what, where.platform, n, nbytes, dtype, jax.__version__
         picked = _picked(algorithm, call, placement)
-        if self.leaves is not None:
-            return picked if self._adds_by_tree(halves(picked).reduces) else LAX
-        return "direct" if what != self.collective and picked not in BUILT_INS else picked
-
-    def _adds_by_tree(self, algorithm: str) -> bool:
-        shape = Ranks.over(self.axes, self.groups).shape
-        return algorithm in BUILT_INS or is_balanced(self.collective, algorithm, shape)
+        if self.by_tree:
+            shape = Ranks.over(self.axes, self.groups).shape
+            return picked if adds_by_tree(picked, self.collective, shape) else LAX
+        return "direct" if what != self.collective and picked != LAX else picked
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -119,10 +106,10 @@ class ScheduledCollective(Collective):
         return super().over(axes, x)
 
     def within(self, axis: Any, x: Array, dim: int | None, out: int | None) -> Array:
-        if self.leaves is not None and len(self.axes) > 1:
+        if self.by_tree and len(self.axes) > 1:
             raise NotImplementedError(
-                f"{self.primitive.name} over {self.axes} with order='tree': {axis.name!r} is the "
-                "axis of a vmap, and the others are not; sum over them in separate calls"
+                f"{self.primitive.name} over {self.axes} with order=Tree(...): {axis.name!r} is "
+                "the axis of a vmap, and the others are not; sum over them in separate calls"
             )
         wide = self.widen(x)
         if wide.dtype == x.dtype:  # a cast would lose a weak type
@@ -160,21 +147,19 @@ class ScheduledCollective(Collective):
 
         It is rounded once, to the dtype of `widen`. The schedule decides how many sums follow.
         """
-        add = lax.add if self.leaves is None else added
+        add = added if self.by_tree else lax.add
         return add(self.widen(received), self.widen(mine))
 
     def for_transpose(self) -> dict[str, Any]:
         """The arguments that a collective shares with its transpose."""
         names = ("axes", "groups", "algorithm", "accumulate_dtype", "wire")
         shared = {name: getattr(self, name) for name in names}
-        shared |= {"leaves": self.gradient_leaves, "gradient_leaves": self.leaves}
-        if self.algorithm == LAX_AS_BITS:  # it can only move data, but a transpose may add
-            shared["algorithm"] = "auto"
+        shared |= {"by_tree": self.gradient_by_tree, "gradient_by_tree": self.by_tree}
         return shared
 
 
 @lru_cache(maxsize=1024)
-def _picked(table: Table, call: tuple[str, str, int, int, str, str], placement: OnHosts) -> str:
+def _picked(table: Table, call: tuple[str, str, int, int, str, str], placement: HostSpread) -> str:
     """The algorithm that a table picks. Equal calls are looked up only once."""
     return table.pick(*call, **placement._asdict())
 
@@ -188,7 +173,7 @@ def named(call: str, algorithm: Algorithm, collective: str) -> AbstractContextMa
 def name_of(algorithm: Algorithm, collective: str) -> str:
     """The name of an algorithm that was given as an object; "given" if it has no name."""
     for name, function in algorithms_of(collective).items():
-        if function is algorithm:  # a gather may have another name as an all-reduce
+        if function is algorithm:  # a gather may have a different name as an all-reduce
             return name
     return getattr(algorithm, "__name__", "given")
 

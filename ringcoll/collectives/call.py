@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from jax import lax
 
 from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of
-from ringcoll.collectives.refusals import REFUSALS, cure_of, kind_of, refused
+from ringcoll.collectives.refusals import REFUSALS, bound_axes, kind_of, refused
 
 T = TypeVar("T")
 
@@ -21,8 +21,7 @@ class Call:
     Attributes:
         name: the name of the function.
         axis_name, groups: as the user gave them.
-        arguments: other arguments that a refusal shows, by name. `order` and `leaves` are shown
-            together or not at all.
+        arguments: other arguments that a refusal shows, by name.
         operands: the text for the operands in error messages.
         axes, grouped: the axes and the groups, as tuples.
     """
@@ -40,21 +39,16 @@ class Call:
         if self.groups is not None:  # read groups only once: they may be iterators
             object.__setattr__(self, "grouped", self.ask(as_tuples, self.groups))
 
-    def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
-        """The exception to raise; it names the call, the wrong value and the cure."""
+    def __str__(self) -> str:
         args = {"axis_name": self.axis_name, **self.arguments}
-        if args.get("order") is None:
-            args = {name: args[name] for name in args if name not in ("order", "leaves")}
         if self.groups is not None:
             args["axis_index_groups"] = self.groups
         shown = [self.operands, *(f"{name}={value!r}" for name, value in args.items())]
-        call = ", ".join(filter(None, shown))  # some functions have no operand
-        cure = cure or cure_of(words)
-        words = words or f"not supported by jax.lax.{self.name}"
-        if "{n}" in cure:
-            n = len(self.grouped[0]) if self.grouped else self.rank_count()
-            cure = cure.format(n=n)
-        return refused(kind, f"{self.name}({call})", words, cure)
+        return f"{self.name}({', '.join(filter(None, shown))})"  # some functions have no operand
+
+    def refusal(self, kind: type[Exception], words: str, cure: str = "") -> Exception:
+        """The exception to raise; it names the call, the wrong value and the cure."""
+        return refused(kind, self, words, cure)
 
     def integer(self, name: str, ndim: int | None = None) -> int:
         """The value of an argument that must be a whole number, or a refusal.
@@ -71,22 +65,25 @@ class Call:
             return number
         if not -ndim <= number < ndim:
             words = f"{name}: axis {number} is out of bounds for array of dimension {ndim}"
-            raise self.refusal(ValueError, words)
+            cure = "count dimensions from 0, or from the last with -1"
+            raise self.refusal(ValueError, words, cure)
         return number % ndim
 
     def ask(self, function: Callable[..., T], *args: Any) -> T:
         """`function(*args)`; an exception of lax is raised again as a refusal of this call."""
         try:
             if len(set(self.axes)) < len(self.axes):  # lax may abort the process instead of raising
-                raise ValueError("repeated axis in axis_name")
+                raise ValueError("repeated axis in axis_name; name each axis once")
             return function(*args)
         except REFUSALS as error:
             kind = kind_of(error)
             # lax has no groups under check_vma=True.
             unsupported = kind is NotImplementedError and self.groups is not None
             cure = "pass check_vma=False to jax.shard_map" if unsupported else ""
+            cure = bound_axes() if kind is NameError else cure
             # Some words of lax go on: "To fix this, please call psum under `jax.shard_map`."
             words = str(error).removeprefix("Found an ").partition(". To fix this")[0]
+            words = words or f"not supported by jax.lax.{self.name}"
             raise self.refusal(kind, words, cure) from error
 
     def rank_count(self) -> int:

@@ -9,10 +9,12 @@ from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import jax
 
-from ringcoll.collectives.table import BUILT_INS, LAX, Algorithm, Table, choices, halves, runs
+from ringcoll.collectives.refusals import refused
+from ringcoll.collectives.table import LAX, Algorithm, Table, choices, runs
 from ringcoll.runtime.hop import Ranks
 from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule
@@ -23,8 +25,8 @@ from ringcoll.schedules.tree import balanced_algorithms, is_balanced
 _around = jax.make_user_context(default_value=None)
 
 
-def algorithm(name: str) -> AbstractContextManager[None]:
-    """Collectives and matmuls that say "auto" run by this algorithm: `with algorithm("ring"):`.
+def algorithm(algorithm: str | Table) -> AbstractContextManager[None]:
+    """Collectives and matmuls with "auto" run by this algorithm: `with algorithm("ring"):`.
 
     It applies to all calls that are traced inside, on this thread. `jit` compiles once for each
     choice. A gradient uses the algorithm of its function, even if it is traced later. (But calls
@@ -33,10 +35,11 @@ def algorithm(name: str) -> AbstractContextManager[None]:
     its number of ranks, the call stays "auto". The innermost `with` wins. "auto" sets no algorithm.
 
     Args:
-        name: the name of an algorithm of `ringcoll.algorithms`, "lax", "lax_as_bits" or "auto".
+        algorithm: the name of an algorithm of `ringcoll.algorithms`, "lax" or "auto"; or a `Table`,
+            which picks the algorithm of each collective, and of no matmul.
 
     Raises:
-        TypeError: the name is not a string.
+        TypeError: it is neither a string nor a `Table`.
         ValueError: no collective has an algorithm of this name.
 
     >>> total = ranks(lambda x: ringcoll.psum(x, "x"), out_specs=P())
@@ -45,26 +48,25 @@ def algorithm(name: str) -> AbstractContextManager[None]:
     >>> program.count("collective_permute")  # 3 rounds of a reduce-scatter, 3 of an all-gather
     6
     """
-    if not isinstance(name, str):
-        raise TypeError(
-            f"ringcoll.algorithm({name!r}): takes the name of an algorithm; "
-            "pass a Schedule, a function or a Table to the call itself, as algorithm="
-        )
-    check_known(f"ringcoll.algorithm({name!r})", name)
-    return _around(name)
+    check_name_or_table("algorithm", algorithm)
+    return _around(algorithm)
 
 
-def settled(
+def resolve_algorithm(
     algorithm: Algorithm,
     collective: str,
     axes: Sequence[Hashable],
     groups: tuple[tuple[int, ...], ...] | None = None,
-    leaves: int | None = None,
+    by_tree: bool = False,
+    *,
+    takes_table: bool = False,
 ) -> Algorithm:
     """The algorithm of a call with this `algorithm=`; a name becomes the listed name.
 
+    With `takes_table` it may be a Table that is set around the call.
+
     It is refused if the collective cannot run by it on the ranks over these axes or in groups, or
-    if there are `leaves` but it does not add by the balanced tree.
+    if sums are to be added `by_tree` but it does not add by the balanced tree.
 
     Raises:
         TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
@@ -74,31 +76,33 @@ def settled(
     shape = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str)).shape
     if not isinstance(algorithm, str):
         _check(algorithm, collective, shape)
-    if leaves is not None and algorithm != "auto":
+    if by_tree and algorithm != "auto":
         _check_tree(algorithm, collective, shape)
     if algorithm != "auto":
         return _listed(algorithm, collective, shape) if isinstance(algorithm, str) else algorithm
-    around = _if_it_runs(_around.value or "auto", collective, shape)
-    return around if leaves is None or adds_by_tree(around, collective, shape) else "auto"
+    around = _around.value or "auto"
+    if isinstance(around, Table):
+        return around if takes_table else "auto"
+    around = _if_it_runs(around, collective, shape)
+    return around if not by_tree or adds_by_tree(around, collective, shape) else "auto"
 
 
 def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> bool:
     """Whether a collective adds by the balanced tree; its schedule says so.
 
-    The built-ins do: they exchange contributions, which ringcoll then adds.
+    The built-in does: it exchanges contributions, which ringcoll then adds.
     """
-    reduces = halves(algorithm).reduces
     # An all_gather adds in its gradient, which is a psum_scatter.
     collective = "psum_scatter" if collective == "all_gather" else collective
     return (
-        isinstance(reduces, Table)
-        or reduces in ("auto", *BUILT_INS)
-        or is_balanced(collective, reduces, shape)
+        isinstance(algorithm, Table)
+        or algorithm in ("auto", LAX)
+        or is_balanced(collective, algorithm, shape)
     )
 
 
 def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
-    """Refuse an algorithm that adds by another tree."""
+    """Refuse an algorithm that adds by a different tree."""
     if isinstance(algorithm, str) and listed_name(collective, algorithm) not in choices(collective):
         return  # another check refuses it, and lists the known names
     if adds_by_tree(algorithm, collective, shape):
@@ -106,7 +110,7 @@ def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -
     collective = "psum_scatter" if collective == "all_gather" else collective
     those = ", ".join(("auto", *balanced_algorithms(collective, shape), LAX))
     raise ValueError(
-        f"algorithm={algorithm!r} does not add by the balanced tree of order='tree' on "
+        f"algorithm={algorithm!r} does not add by the balanced tree of order=Tree(...) on "
         f"{prod(shape)} ranks; choose from {those}"
     )
 
@@ -124,8 +128,8 @@ def _listed(name: str, collective: str, shape: tuple[int, ...]) -> str:
     known, listed = ("auto", *choices(collective)), listed_name(collective, name)
     if listed not in known:
         raise ValueError(_unknown(name, known))
-    if (reduces := halves(name).reduces) not in BUILT_INS:
-        _check(reduces, collective, shape)
+    if listed != LAX:
+        _check(name, collective, shape)
     return listed
 
 
@@ -162,8 +166,18 @@ def _known() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for of in COLLECTIVES for name in ("auto", *choices(of))))
 
 
-@lru_cache(maxsize=1024)
-def check_known(what: str, name: str) -> None:
-    """Refuse a name if no collective has an algorithm of this name; `what` begins the message."""
-    if not any(listed_name(collective, name) in _known() for collective in COLLECTIVES):
-        raise ValueError(f"{what}: {_unknown(name, _known())}")
+def check_name_or_table(function: str, algorithm: Any) -> None:
+    """Refuse what is neither a Table nor the name of an algorithm, as an error of `function`.
+
+    Raises:
+        TypeError: it is neither a string nor a Table.
+        ValueError: no collective has an algorithm of this name.
+    """
+    call = f"{function}(algorithm={algorithm!r})"
+    if isinstance(algorithm, Table):
+        return
+    if not isinstance(algorithm, str):
+        cure = "pass a Schedule or a function to the call itself, as algorithm="
+        raise refused(TypeError, call, "it is neither a name nor a Table", cure)
+    if not any(listed_name(collective, algorithm) in _known() for collective in COLLECTIVES):
+        raise refused(ValueError, call, _unknown(algorithm, _known()))

@@ -9,6 +9,7 @@ share messages.
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,21 +24,22 @@ from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import REFUSALS
 from ringcoll.collectives.table import LAX, Algorithm, Table
-from ringcoll.collectives.tree_order import leaves_of_call
+from ringcoll.collectives.tree_order import Tree, check_order
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import typed_alike, varying
 
 Pytree = Any
+_algorithm_of = partial(choice.resolve_algorithm, takes_table=True)
 #: The functions that need no communication for constants.
-_OF_CONSTANTS = ("psum", "pmean")
+_FOLDS_CONSTANTS = ("psum", "pmean")
 #: Leaves of up to this many bytes share messages: up to this size, rounds take longer than the two
 #: copies that sharing needs. Measured on CPU.
 PACK_UP_TO = 1 << 18
 #: The functions for which lax refuses random keys over an axis of a mesh, when it lowers them.
-_OF_NUMBERS = ("psum", "pmax", "pmin", "psum_scatter")
+_REFUSES_KEYS = ("psum", "pmax", "pmin", "psum_scatter")
 
 
-def each(
+def bind_leaves(
     call: Call,
     x: Pytree,
     collective: Collective,
@@ -45,32 +47,33 @@ def each(
     *,
     algorithm: Algorithm = "auto",
     accumulate_dtype: DTypeLike | None = None,
+    order: Tree | None = None,
     wire: wires.WireLike | None = None,
-    is_only_lax_s: bool = False,
+    force_builtin: bool = False,
 ) -> Pytree:
     """The results for every leaf: by ringcoll, or by lax if only lax can do it.
 
     Nothing is sent before all leaves are known to be right.
 
     Args:
-        call: the call as the user wrote it. It says whether sums have an order.
+        call: the call as the user wrote it.
         x: a pytree.
         collective: the collective of this call, still without the options below.
         dims: the names of the arguments that are dimensions; negative dimensions count from the
             last dimension of each leaf.
-        algorithm, accumulate_dtype, wire: as the user gave them.
-        is_only_lax_s: whether only lax can do it, for any leaf.
+        algorithm, accumulate_dtype, order, wire: as the user gave them.
+        force_builtin: whether only lax can do it, for any leaf.
     """
     leaves, structure = jax.tree.flatten(x)
     if call.grouped is not None:
         call.ask(check_groups, call.grouped, call.ask(call.rank_count))
     types = [call.ask(jax.typeof, leaf) for leaf in leaves]
-    adds_keys = call.name in _OF_NUMBERS and any(map(_is_key, types))
+    adds_keys = call.name in _REFUSES_KEYS and any(map(_is_key, types))
     if adds_keys and {*jax.sharding.get_abstract_mesh().manual_axes} & {*call.axes}:
         raise call.refusal(TypeError, "a random key is not a number", "leave it out")
     collectives = [collective] * len(leaves)
     if dims:
-        added = collective.stacks and not collective.tiled
+        added = collective.adds_dim and not collective.tiled
         of_leaves = [[call.integer(name, of.ndim + added) for name in dims] for of in types]
         collectives = [replace(collective, dims=tuple(of_leaf)) for of_leaf in of_leaves]
     try:
@@ -81,15 +84,17 @@ def each(
         settings: dict[str, Any] = {}
         if accumulate_dtype is not None:
             settings["accumulate_dtype"] = wide_dtype(call, accumulate_dtype, *types)
-        tree = None if call.arguments.get("order") is None else leaves_of_call(call, wire)
-        for_lax = [is_only_lax_s or _is_for_lax(call, leaf, algorithm) for leaf in leaves]
+        if order is not None:
+            check_order(call, order, wire)
+        for_lax = [force_builtin or _is_for_lax(call, leaf, algorithm) for leaf in leaves]
         if isinstance(collective, ScheduledCollective):
-            settings |= dict.fromkeys(collective.in_order, tree)
+            by_tree = order is not None
+            settings |= dict.fromkeys(collective.tree_fields, by_tree)
             if not all(for_lax):
-                asked = algorithm, collective.collective, call.axes, call.grouped, tree
-                settings["algorithm"] = call.ask(choice.settled, *asked)
+                asked = algorithm, collective.collective, call.axes, call.grouped, by_tree
+                settings["algorithm"] = call.ask(_algorithm_of, *asked)
         if wire is not None:
-            settings["wire"] = call.ask(wires.settled, wire)
+            settings["wire"] = call.ask(wires.as_wire, wire)
             call.ask(wires.check_operands, leaves, for_lax)
         results: dict[int, Any] = {}
         operands: dict[int, Array] = {}
@@ -99,8 +104,8 @@ def each(
                 results[i] = _by_lax(call, leaf, own, accumulate_dtype)
                 continue
             array = jnp.asarray(leaf)
-            counts = collective.counts and array.dtype == bool
-            operands[i] = varying(array.astype(jnp.int32) if counts else array, call.axes)
+            as_int32 = collective.bools_as_int32 and array.dtype == bool
+            operands[i] = varying(array.astype(jnp.int32) if as_int32 else array, call.axes)
             if len(leaves) == 1 and jax.typeof(operands[i]) != types[i]:
                 _ask_lax(call, leaves, collectives)  # it may refuse an operand that does not vary
             # With a wire, leaves do not share messages: in one message, they would share scales.
@@ -119,7 +124,7 @@ def each(
     return jax.tree.unflatten(structure, [results[i] for i in range(len(leaves))])
 
 
-def together(
+def bind_operands(
     call: Call,
     xs: Sequence[Any],
     collective: ScheduledCollective,
@@ -136,10 +141,10 @@ def together(
     if any(_is_for_lax(call, x, algorithm) for x in xs):
         return call.ask(collective.by_lax, *xs)
     asked = algorithm, collective.collective, call.axes, call.grouped
-    collective = replace(collective, algorithm=call.ask(choice.settled, *asked))
+    collective = replace(collective, algorithm=call.ask(_algorithm_of, *asked))
     if wire is not None:
         call.ask(wires.check_operands, xs[:1], [False])
-        collective = replace(collective, wire=call.ask(wires.settled, wire))
+        collective = replace(collective, wire=call.ask(wires.as_wire, wire))
     return call.ask(collective, *typed_alike(list(map(jnp.asarray, xs)), call.axes))[0]
 
 
@@ -154,7 +159,7 @@ def _ask_lax(call: Call, leaves: Sequence[Any], collectives: Sequence[Collective
     types = {
         (collective.dims, jax.typeof(leaf)): collective
         for leaf, collective in zip(leaves, collectives, strict=True)
-        if call.name not in _OF_CONSTANTS or isinstance(leaf, jax.core.Tracer)
+        if call.name not in _FOLDS_CONSTANTS or isinstance(leaf, jax.core.Tracer)
     }
     for (_, aval), collective in types.items():
         ask_lax(call, collective, aval)
@@ -210,7 +215,7 @@ def is_small(x: Array) -> bool:
 
 def _is_for_lax(call: Call, leaf: Any, algorithm: Algorithm) -> bool:
     """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""
-    if call.name in _OF_CONSTANTS and not isinstance(leaf, jax.core.Tracer):
+    if call.name in _FOLDS_CONSTANTS and not isinstance(leaf, jax.core.Tracer):
         return True
     mat = getattr(jax.typeof(leaf), "mat", None)
     if mat is not None and (mat.unreduced or mat.reduced):  # only lax handles these types

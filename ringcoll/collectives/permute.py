@@ -8,7 +8,7 @@ import jax
 
 from ringcoll.collectives.axes import AxisName, are_all_ranks
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import Pytree, each
+from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Pairs, Ppermute
 
@@ -71,7 +71,8 @@ def pshuffle(
         words = f"`perm` is not a list of ranks: {error}"
         raise call.refusal(TypeError, words, "pass the ranks 0..n-1 in their new order") from error
     if not is_permutation:
-        raise call.refusal(ValueError, f"`perm` does not represent a permutation: {perm}")
+        words = f"`perm` does not represent a permutation: {perm}"
+        raise call.refusal(ValueError, words, "name each of 0..n-1 exactly once")
     return _permute(call, x, tuple((int(source), to) for to, source in enumerate(perm)))
 
 
@@ -86,7 +87,7 @@ def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:
         return x
     call.ask(hash, call.axis_name)  # refuses a list of axes, as lax does
     pairs = call.ask(_among, perm, call.ask(call.rank_count))
-    return each(call, x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
+    return bind_leaves(call, x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
 
 
 def _among(perm: Pairs, n: int) -> Pairs:
@@ -98,15 +99,21 @@ def _among(perm: Pairs, n: int) -> Pairs:
     """
     pairs = tuple((source % n, target % n) for source, target in perm)
     if any(len(set(ends)) < len(ends) for ends in zip(*pairs, strict=True)):
-        raise ValueError(f"ppermute sources and destinations must be unique, got {perm}.")
+        raise ValueError(
+            f"ppermute sources and destinations must be unique, got {perm}.; let every rank send "
+            "once and receive once at most"
+        )
     if unknown := [rank for pair in perm for rank in pair if not -n <= rank < n]:
-        raise IndexError(f"{unknown[0]} in `perm` is not a rank")
+        raise IndexError(
+            f"{unknown[0]} in `perm` is not a rank; there are {n} ranks: count from 0, or from the "
+            "last with -1"
+        )
     return pairs
 
 
 def _pairs(perm: Any) -> Pairs:
     """Read `perm`, which may be anything, as pairs of whole numbers."""
-    words = "`perm` must be a list or a tuple of pairs of ranks"
+    words = "`perm` must be a list or a tuple of pairs of ranks; pass pairs (source, target)"
     try:
         pairs = [tuple(map(operator.index, pair)) for pair in perm]
     except TypeError as error:

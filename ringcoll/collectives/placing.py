@@ -13,7 +13,7 @@ from jax import Array
 from ringcoll.runtime import built_in, engine
 from ringcoll.runtime.contributions import Contributions, Shard, Slot
 from ringcoll.runtime.hop import Ranks, as_bits
-from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.scopes import scope, watched
 from ringcoll.runtime.slicing import (
     Shares,
     concatenated,
@@ -51,7 +51,7 @@ class _Cut(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _cut(aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int) -> _Cut:
     """How lanes divide a shard of `shape`, of an operand of type `aval`."""
-    # Cutting a dimension that is sharded over another axis moves data. Avoid it if possible.
+    # Cutting a dimension that is sharded over a different axis moves data. Avoid it if possible.
     free = [d for d in range(len(shape)) if d not in sharded_dims(aval)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
     starts, sizes = zip(*map(Shares(shape[dim], lanes).of, range(lanes)), strict=True)
@@ -60,20 +60,20 @@ def _cut(aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int) -> _Cut
 
 #: Floats of these widths are written as integers: XLA:CPU would convert the whole buffer for every
 #: shard. (Other floats are written as floats, which saves the copy of a bitcast.)
-UNPLACEABLE = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
+WRITTEN_AS_BITS = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 
 
 def gather_along(
     x: Array, dim: int, schedule: Schedule, ranks: Ranks, wire: Wire | None = None
 ) -> Array:
     """All-gather: every shard that arrives is put in its place."""
-    bits, back = as_bits(x, UNPLACEABLE, is_placed=True)
+    bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
     cut = _cut(jax.typeof(x), x.shape, schedule.lanes)
 
     def visit(out: Array, shards: list[Shard]) -> Array:
         for shard in shards:
             start = cut.start(out, dim, x.shape[dim], shard)
-            value = as_bits(shard.value, UNPLACEABLE)[0] if wire else shard.value
+            value = as_bits(shard.value, WRITTEN_AS_BITS)[0] if wire else shard.value
             out = dynamic_update_slice(out, value, start, allow_negative_indices=False)
         return out
 
@@ -122,7 +122,7 @@ def exchanged_along(x: Array, dim: int, by: Any) -> Array:
         return built_in.all_to_all(x, by.axes, dim, dim, axis_index_groups=by.groups, tiled=True)
 
     bits, back = as_bits(x)
-    blocks = back(marked(send, bits, by.axes, by.groups))
+    blocks = back(watched(send, bits, by.axes, by.groups))
     n = Ranks.over(by.axes, by.groups).size
     shape = (*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :])
     return summed_along(by.widen(blocks.reshape(shape)), dim)
@@ -135,12 +135,12 @@ def by_stages(
     combine: engine.Combine,
     wire: Wire | None = None,
     *,
-    in_order: bool = False,
+    by_tree: bool = False,
 ) -> Array:
     """All-reduce of whole vectors: each stage gathers along a part of the ranks, and combines.
 
-    Every rank combines in the order of the ranks, so all get the same bits. With `in_order` it adds
-    by the balanced tree.
+    Every rank combines in the order of the ranks, so all get the same bits. With `by_tree` it
+    adds by the balanced tree.
     """
     for number, stage in enumerate(stages, 1):
         inner = math.prod(later.size for later in stages[number:])
@@ -148,5 +148,5 @@ def by_stages(
         with scope(f"stage {number}"):
             gathered = gather_along(x[None], 0, stage, part, wire)
         every = [gathered[i] for i in range(stage.size)]
-        x = summed(every, combine) if in_order else functools.reduce(combine, every)
+        x = summed(every, combine) if by_tree else functools.reduce(combine, every)
     return x

@@ -17,13 +17,13 @@ from ringcoll.collectives.all_to_all import AllToAll
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective, named
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import ask_lax, together
+from ringcoll.collectives.front_door import ask_lax, bind_operands
 from ringcoll.collectives.table import LAX, Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.progress import marked
+from ringcoll.runtime.scopes import watched
 from ringcoll.runtime.slicing import LONG
 from ringcoll.runtime.value_types import varying, zeros
 
@@ -55,7 +55,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         ranks = {"axis_name": self.axes, "axis_index_groups": self.groups}
         return built_in.ragged_all_to_all(x, output, at, sends, to, gets, **ranks)
 
-    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+    def lower(self, where: Where, *xs: Array) -> list[Array]:
         operand, output, *integers = xs
         if 0 in operand.shape or 0 in output.shape:
             return [output]
@@ -64,12 +64,12 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         most = len(integers[0]) // (n * self.calls) * fewest  # every slice may have all rows
         bound = fewest if self.max_send is None else min(self.max_send, most)
         sent = jax.ShapeDtypeStruct((n * bound, *operand.shape[1:]), operand.dtype)
-        by = replace(self, algorithm=self.chosen([sent], where))
+        by = replace(self, algorithm=self.resolve([sent], where))
         # TPUs refuse groups of one rank. The built-in cannot send encoded rows that share scales.
         has_built_in = where.platform != "cpu" and n > 1 and not self.wire
         with named(self.collective, by.algorithm, self.collective):
             if by.algorithm == LAX and has_built_in:
-                return marked(lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups)
+                return watched(lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups)
             if max(n * bound, len(operand), len(output)) >= LONG:
                 raise ValueError(
                     f"ringcoll.ragged_all_to_all: {len(operand)} rows to {len(output)}, in {n} "
@@ -80,10 +80,10 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
             if bound < most:
                 at, to = self.checked([at, to], sends.reshape(n, -1), bound, where)
             if not self.adds:
-                (to,) = self.exchange().by_hand(where, to)
+                (to,) = self.exchange().lower(where, to)
             at, sends, to, gets = (x.reshape(n, -1) for x in (at, sends, to, gets))
             algorithm = "auto" if by.algorithm == LAX else by.algorithm
-            exchange = partial(replace(self.exchange(algorithm), wire=self.wire).by_hand, where)
+            exchange = partial(replace(self.exchange(algorithm), wire=self.wire).lower, where)
             if self.wire:
                 (blocks,) = exchange(
                     rows.blank(rows.taken(operand, at, sends, bound), sends, bound)
@@ -208,8 +208,8 @@ def ragged_all_to_all(
     collective, and so is "auto", unless your table says otherwise. Any other algorithm is one of
     `all_to_all`, and sends a block of `max_send` rows to every rank.
 
-    `max_send` is the most rows that one rank has for another; by default, the rows of `operand` or
-    of `output`, whichever are fewer. If the slices of a rank for another have more rows together,
+    `max_send` is the most rows that a rank sends to one rank; by default, the rows of `operand` or
+    of `output`, whichever are fewer. If the slices of a rank for one rank have more rows together,
     all ranks raise an exception on CPU. Elsewhere the rows that do not fit arrive as NaN, or as the
     largest or smallest integer. lax's own collective needs no `max_send`. As in lax, a single slice
     must fit into `operand` and `output`; no platform checks that.
@@ -254,7 +254,7 @@ def ragged_all_to_all(
     _check(call, *types)
     if max_send is not None:
         collective = replace(collective, max_send=call.integer("max_send"))
-    return together(call, xs, collective, algorithm=algorithm, wire=wire)
+    return bind_operands(call, xs, collective, algorithm=algorithm, wire=wire)
 
 
 def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:

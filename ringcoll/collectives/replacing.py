@@ -25,6 +25,7 @@ from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
+from ringcoll.collectives.refusals import refused
 from ringcoll.collectives.table import Table
 from ringcoll.runtime import built_in
 
@@ -51,20 +52,18 @@ _in_effect = jax.make_user_context(default_value=())
 def _dispatcher(ours: Callable[..., Any]) -> Callable[..., Any]:
     """Calls ringcoll's function if an open region names it, otherwise lax's of the same name."""
     name = ours.__name__
-    theirs, parameters = getattr(built_in, name), inspect.signature(ours).parameters
-    # Permutations have an `algorithm` only to refuse it.
-    takes = parameters.keys() - ({"algorithm"} if parameters["algorithm"].default is None else ())
+    theirs = getattr(built_in, name)
+    takes_dtype = "accumulate_dtype" in inspect.signature(ours).parameters
 
     @wraps(theirs)
     def dispatcher(*args: Any, **kwargs: Any) -> Any:
         region = next((region for region in _in_effect.value if name in region.names), None)
         if region is None:
             return theirs(*args, **kwargs)
-        settings = region._asdict()
-        # A name is set as a context: if the function cannot run by it, the call stays "auto".
-        is_named = region.algorithm != "auto" and isinstance(region.algorithm, str)
-        with choice.algorithm(settings.pop("algorithm")) if is_named else nullcontext():
-            return ours(*args, **{k: v for k, v in settings.items() if k in takes} | kwargs)
+        options = {"accumulate_dtype": region.accumulate_dtype} if takes_dtype else {}
+        # As a context: if the function cannot run by this algorithm, the call stays "auto".
+        with nullcontext() if region.algorithm == "auto" else choice.algorithm(region.algorithm):
+            return ours(*args, **options | kwargs)
 
     return dispatcher
 
@@ -132,9 +131,10 @@ def replacing(
     6
     """
     names = _checked_names(only)
-    options = _checked_algorithm(algorithm), _checked_dtype(accumulate_dtype)
+    choice.check_name_or_table("replacing", algorithm)
+    dtype = _checked_dtype(accumulate_dtype)
     attributes = [pair for each in (module, *modules) for pair in _attributes(each, names)]
-    region = _Region(tuple(attributes), names, *options)
+    region = _Region(tuple(attributes), names, algorithm, dtype)
     try:
         _change(region, opens=True)
         yield
@@ -162,44 +162,30 @@ def _change(region: _Region, *, opens: bool) -> None:
 def _attributes(module: ModuleType, names: Collection[str]) -> list[tuple[ModuleType, str]]:
     """The attributes of a module that are these functions of jax.lax, under any name."""
     if not isinstance(module, ModuleType):
-        raise TypeError(
-            f"ringcoll.replacing({module!r}): is not a module; pass one such as jax.lax"
-        )
+        raise refused(TypeError, f"replacing({module!r})", "not a module", "pass jax.lax")
     named = ((key, _NAMES.get(id(value))) for key, value in vars(module).items())
     found = [(module, key) for key, name in named if name is not None and name in names]
     if not found:
-        raise ValueError(
-            f"ringcoll.replacing({module.__name__}): the module has none of jax.lax's "
-            f"{', '.join(names)}; pass jax.lax, or a module that has `from jax.lax import psum`"
-        )
+        words = f"the module has none of jax.lax's {', '.join(names)}"
+        cure = "pass jax.lax, or a module that has `from jax.lax import psum`"
+        raise refused(ValueError, f"replacing({module.__name__})", words, cure)
     return found
 
 
 def _checked_names(only: str | Iterable[str] | None) -> tuple[str, ...]:
     names = tuple(_DISPATCHERS) if only is None else (only,) if isinstance(only, str) else (*only,)
     for name in names:
+        call = f"replacing(only={name!r})"
         if not isinstance(name, str):
-            raise TypeError(f"ringcoll.replacing: only has {name!r}; pass names, such as 'psum'")
+            raise refused(TypeError, call, "a name is a string", "pass one such as 'psum'")
         if name not in _DISPATCHERS:
-            known = ", ".join(_DISPATCHERS)
-            raise ValueError(f"ringcoll.replacing: only={name!r} is no collective; pass {known}")
+            raise refused(ValueError, call, "not a collective", f"pass {', '.join(_DISPATCHERS)}")
     return names
-
-
-def _checked_algorithm(algorithm: str | Table) -> str | Table:
-    if isinstance(algorithm, str):
-        choice.check_known(f"ringcoll.replacing: algorithm={algorithm!r}", algorithm)
-    elif not isinstance(algorithm, Table):
-        raise TypeError(
-            f"ringcoll.replacing: algorithm={algorithm!r} is neither a name nor a Table; "
-            "other collectives could not run by it"
-        )
-    return algorithm
 
 
 def _checked_dtype(dtype: DTypeLike | None) -> np.dtype | None:
     try:
         return None if dtype is None else jnp.dtype(dtype)
     except TypeError as error:
-        words = f"ringcoll.replacing: accumulate_dtype={dtype!r} is not a dtype; pass jnp.float32"
-        raise TypeError(words) from error
+        call = f"replacing(accumulate_dtype={dtype!r})"
+        raise refused(TypeError, call, "not a dtype", "pass one such as jnp.float32") from error

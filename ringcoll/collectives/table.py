@@ -12,11 +12,8 @@ Bounds are as in `range`: the first value is included, the last is not, and null
 host is a process of JAX: ranks of one process share its memory; between processes there is a
 network.
 
-Two of the algorithms are not schedules. "lax" is the built-in collective. "lax_as_bits" is the
-built-in collective on the operand's bits, for collectives that only move data: where XLA would
-promote a narrow float, it sends integers of the same width (see `ringcoll.runtime.hop.as_bits`). An
-all-reduce may be "ring+lax_as_bits": a reduce-scatter by the ring, then an all-gather by
-"lax_as_bits".
+On CPU, if a table picks "ring" for an all-reduce of narrow floats, only its reduce-scatter is a
+ring: the built-in all-gather of integers is faster (see `ringcoll.runtime.hop.moved`).
 """
 
 import json
@@ -25,7 +22,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ringcoll import algorithms
 from ringcoll.io.bounds import Bounds, checked, within
@@ -40,51 +37,24 @@ from ringcoll.io.strict_json import (
     shown,
     version,
 )
-from ringcoll.schedules.registry import ALL_REDUCES, STAGED, build, listed_name, names
+from ringcoll.schedules.registry import build, listed_name, names
 from ringcoll.schedules.schedule import SizeError
 
 #: The environment variable that names another file for `default_table`.
 VARIABLE = "RINGCOLL_TABLE"
 PLATFORMS = ("cpu", "gpu", "tpu", "*")
 
-LAX, LAX_AS_BITS = BUILT_INS = ("lax", "lax_as_bits")
-#: The suffix of an all-reduce's name: a reduce-scatter, then an all-gather by "lax_as_bits".
-GATHERED_AS_BITS = "+" + LAX_AS_BITS
+#: The name of the built-in collective.
+LAX = "lax"
 
 
 def choices(collective: str) -> tuple[str, ...]:
-    """The names of the algorithms of a collective: its schedules, and the built-ins.
+    """The names of the algorithms of a collective: its schedules, and the built-in.
 
     Raises:
         ValueError: there is no such collective.
     """
-    as_bits: tuple[str, ...] = ()
-    if collective in ("all_gather", "all_to_all"):
-        as_bits = (LAX_AS_BITS,)
-    elif collective in ALL_REDUCES:
-        gathers = (name for name in names(collective) if name not in STAGED)
-        as_bits = tuple(name + GATHERED_AS_BITS for name in gathers)
-    return (*names(collective), LAX, *as_bits)
-
-
-class Halves(NamedTuple):
-    """The algorithms of the two halves of an all-reduce.
-
-    Attributes:
-        reduces: the algorithm; if `gathers_as_bits`, only that of the reduce-scatter.
-        gathers_as_bits: whether an all-reduce gathers by "lax_as_bits".
-    """
-
-    reduces: Any
-    gathers_as_bits: bool
-
-
-def halves(algorithm: Any) -> Halves:
-    """The halves of a name such as "ring+lax_as_bits"; any other algorithm does both halves."""
-    if not isinstance(algorithm, str):
-        return Halves(algorithm, False)
-    reduces = algorithm.removesuffix(GATHERED_AS_BITS)
-    return Halves(reduces, reduces != algorithm)
+    return (*names(collective), LAX)
 
 
 @dataclass(frozen=True)
@@ -266,7 +236,7 @@ class Table:
         return cls(tuple(rows), table.get("measured_on", ""))
 
 
-#: What a caller may pass as `algorithm=`: an algorithm (as a string also "auto" or a built-in),
+#: What a caller may pass as `algorithm=`: an algorithm (as a string also "auto" or "lax"),
 #: or a table that picks one.
 Algorithm = algorithms.Algorithm | Table
 
@@ -293,11 +263,10 @@ def default_table() -> Table:
 
 def runs(collective: str, algorithm: str, shape: tuple[int, ...]) -> bool:
     """Whether a collective can run by this algorithm on axes of these sizes."""
-    reduces = halves(algorithm).reduces
-    if reduces in BUILT_INS:
+    if algorithm == LAX:
         return True
     try:
-        build(collective, reduces, shape)
+        build(collective, algorithm, shape)
     except SizeError:  # only this: a wrong algorithm must not be silently replaced
         return False
     return True

@@ -1,55 +1,69 @@
-"""Check a call with `order="tree"`."""
+"""The order of a sum whose bits do not depend on the number of ranks: `order=Tree(8)`."""
 
-from operator import index
+import operator
+from dataclasses import dataclass
 from typing import Any
 
 from ringcoll.collectives.call import Call
 
-#: The number of leaves of the tree, if the caller gives none.
-LEAVES = 8
 
+@dataclass(frozen=True)
+class Tree:
+    """Floats are added by one balanced binary tree: `psum(x, "x", order=Tree(8))`.
 
-def leaves_of_tree(order: Any, leaves: Any, ranks: int, wire: Any) -> int:
-    """The leaves of the tree by which floats are added.
+    The bits of a sum then do not depend on how many ranks share its leaves. The number of ranks is
+    a power of two, and divides the number of leaves. The leaves of a rank are consecutive, and its
+    operand is their sum, added by pairs. An algorithm that adds by a different tree is refused, and
+    so is a `wire`.
 
-    Args:
-        order, leaves: as the caller gave them.
-        ranks: the number of ranks that share the leaves.
-        wire: what messages hold; None for floats.
+    Attributes:
+        leaves: the number of leaves, a power of two.
 
     Raises:
-        ValueError: there is no such order; it is combined with a wire; or the number of leaves is
-            not a power of two, or not divisible by the number of ranks.
+        ValueError: the number of leaves is not a power of two.
+
+    >>> total = ranks(lambda x: ringcoll.psum(x, "x", order=ringcoll.Tree(8)), out_specs=P())
+    >>> print(total(jnp.arange(4.0)))  # (0 + 1) + (2 + 3)
+    [6.]
     """
-    if order != "tree":
-        raise ValueError(f"order={order!r}; choose from None, 'tree'")
+
+    leaves: int = 8
+
+    def __post_init__(self) -> None:
+        try:
+            count = operator.index(self.leaves)
+        except TypeError:
+            count = 0
+        if count < 1 or count & (count - 1):
+            raise ValueError(
+                f"ringcoll.Tree: leaves={self.leaves!r} is not a power of two; pass one, such as 8"
+            )
+
+
+def check_order(call: Call, order: Any, wire: Any) -> None:
+    """Refuse an order in which a call cannot add.
+
+    Raises:
+        TypeError: it is not a `Tree`.
+        ValueError: it is combined with a wire; no axis is named; groups have several sizes; or the
+            number of leaves is not divisible by the number of ranks.
+    """
+    if not isinstance(order, Tree):
+        words = f"order={order!r} is not an order"
+        raise call.refusal(TypeError, words, "pass ringcoll.Tree(8), or leave it out")
     if wire is not None:
-        raise ValueError(
-            "order='tree' with a wire: ranks round codes, so bits would depend on how many ranks "
-            "there are; leave order out, or the wire"
-        )
-    try:
-        count = index(leaves)
-    except TypeError:
-        count = 0
-    if count < 1 or count & (count - 1):
-        raise ValueError(f"leaves={leaves!r} is not a power of two; pass one, such as 8")
-    if count % ranks:
-        raise ValueError(
-            f"leaves={leaves} are not divisible by {ranks} ranks; pass as many leaves as the most "
-            "ranks that are to give the same bits"
-        )
-    return count
-
-
-def leaves_of_call(call: Call, wire: Any) -> int:
-    """`leaves_of_tree` for a call with `order` and `leaves`; refusals are those of the call."""
-    order, leaves = call.arguments["order"], call.arguments["leaves"]
+        words = f"order={order} with a wire: bits of codes depend on the number of ranks"
+        raise call.refusal(ValueError, words, "leave order out, or the wire")
     if any(isinstance(axis, int) for axis in call.axes) or not call.axes:
-        words = f"order='tree' over {call.axis_name!r}"
+        words = f"order={order} over {call.axis_name!r}"
         raise call.refusal(ValueError, words, "name an axis of the mesh or of a vmap")
     if call.grouped and len(set(map(len, call.grouped))) > 1:
-        words = "order='tree' needs axis_index_groups of one size"
+        words = f"order={order} needs axis_index_groups of one size"
         raise call.refusal(ValueError, words, "pass groups of one size")
-    n = len(call.grouped[0]) if call.grouped else call.ask(call.rank_count)
-    return call.ask(leaves_of_tree, order, leaves, n, wire)
+    ranks = len(call.grouped[0]) if call.grouped else call.ask(call.rank_count)
+    if order.leaves % ranks:
+        raise call.refusal(
+            ValueError,
+            f"order={order}: {order.leaves} leaves are not divisible by {ranks} ranks",
+            "pass as many leaves as the most ranks that are to give the same bits",
+        )

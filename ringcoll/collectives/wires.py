@@ -13,7 +13,7 @@ from ringcoll.runtime.value_types import sharded_dims
 WireLike = str | Wire
 
 
-def settled(wire: Any) -> Wire:
+def as_wire(wire: Any) -> Wire:
     """The `Wire` that a caller means.
 
     Raises:

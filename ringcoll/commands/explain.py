@@ -139,13 +139,13 @@ def in_full(name: str, codes: str | None = None) -> Iterator[str]:
 
 
 def _additions(schedule: Schedule | Stages) -> str:
-    """The tree by which rank 0 adds, and whether `order="tree"` takes it."""
+    """The tree by which rank 0 adds, and whether `order=Tree(...)` takes it."""
     try:
         check_balanced(schedule)
     except ScheduleError:
-        ends = 'not balanced, so order="tree" refuses it'
+        ends = "not balanced, so order=Tree(...) refuses it"
     else:
-        ends = 'balanced, so order="tree" takes it'
+        ends = "balanced, so order=Tree(...) takes it"
     return f"At n = {SHOWN} the sum of rank 0 is {tree(schedule)}: {ends}."
 
 

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.tree_util import keystr, tree_leaves_with_path
 
 from ringcoll.collectives.by_schedule import ScheduledCollective, built, name_of
-from ringcoll.collectives.table import BUILT_INS, halves
+from ringcoll.collectives.table import LAX
 from ringcoll.debug import program
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
@@ -33,7 +33,7 @@ _OWN_FLAGS = ("--xla_dump_", "--xla_force_host_platform_device_count")
 _SILENT = ("axis_index", "pvary", "pcast")
 #: Parameters that hold the axes of a collective.
 _AXES = ("axes", "axis_name")
-#: Parameters that the list at the end of a line leaves out; some have another place in the line.
+#: Parameters that the list at the end of a line leaves out; some have their own place in the line.
 _LEFT_OUT = (*_AXES, "axis_size", "algorithm", "is_hop")
 
 
@@ -170,12 +170,11 @@ def _algorithm(
     words = []
 
     def choose() -> None:
-        chosen = collective.chosen(avals, where)
+        chosen = collective.resolve(avals, where)
         is_named = isinstance(chosen, str)
         words.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
-        half = halves(chosen).reduces
-        if half not in BUILT_INS:
-            schedule, _ = built(collective.collective, half, collective.axes, collective.groups)
+        if chosen != LAX:
+            schedule, _ = built(collective.collective, chosen, collective.axes, collective.groups)
             words.append(f" (schedule {_digest(repr(schedule))})")
 
     # Trace it, so that the axes have the same sizes as in the program.

@@ -13,7 +13,8 @@ from typing import NoReturn
 
 import jax
 
-from ringcoll.runtime import progress
+from ringcoll.debug import progress
+from ringcoll.runtime.scopes import around_messages
 
 #: The exit status of a process that a deadline has ended, like that of `timeout`.
 STATUS = 124
@@ -44,7 +45,7 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     Functions are traced again inside the block, and are slower: each round makes two callbacks to
     this process; over several processes, one more and a small gather. Results are the same, bit
     by bit. Only collectives of ringcoll are marked, and only where every axis of the mesh is
-    manual. If another collective hangs, the text names the last mark before it; messages of other
+    manual. If any other collective hangs, the text names the last mark before it; messages of other
     collectives are not compared.
     Callbacks need JAX's CPU backend too (`JAX_PLATFORMS=cuda,cpu`).
 
@@ -70,7 +71,7 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     watch = _Watch(seconds, grace)
     watch.start()
     try:
-        with progress.watching(True):
+        with around_messages(progress.noted):
             yield
             jax.block_until_ready(jax.live_arrays())
             jax.effects_barrier()

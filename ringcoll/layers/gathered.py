@@ -16,7 +16,7 @@ from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.table import Algorithm
-from ringcoll.collectives.wires import Wire, WireLike, settled
+from ringcoll.collectives.wires import Wire, WireLike, as_wire
 from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
 from ringcoll.layers.parameters import (
     axes_in,
@@ -105,7 +105,7 @@ def gather(
     """
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
-    encoded, back = (None if of is None else settled(of) for of in (wire, gradient_wire))
+    encoded, back = (None if of is None else as_wire(of) for of in (wire, gradient_wire))
     check_bound("fsdp.gather", axis_name)
     check_bound("fsdp.gather", replicas, "replicas")
 

@@ -13,7 +13,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
-from ringcoll.collectives.refusals import cure_of, kind_of, refused, renamed
+from ringcoll.collectives.refusals import bound_axes, kind_of, refused, renamed
 
 _MISSING: Any = object()
 
@@ -39,7 +39,7 @@ def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exce
 
 def errors_of(function: str) -> AbstractContextManager[None]:
     """Errors of collectives and matmuls that are called inside name this layer."""
-    return renamed(lambda kind, words, cure: refusal(kind, function, words, cure))
+    return renamed(f"layers.{function}")
 
 
 def check_bound(function: str, axis_name: AxisName, argument: str = "axis_name") -> None:
@@ -49,7 +49,7 @@ def check_bound(function: str, axis_name: AxisName, argument: str = "axis_name")
             lax.axis_size(axis)
         except (NameError, TypeError) as error:
             words = f"{argument}={axis_name!r}: {error}"
-            raise refusal(kind_of(error), function, words, cure_of(str(error))) from error
+            raise refusal(kind_of(error), function, words, bound_axes()) from error
 
 
 def array_of(function: str, name: str, value: Any) -> Array:

@@ -57,7 +57,7 @@ def matmul_all_reduce(
     if not fused:
         exact = {"precision": precision, "preferred_element_type": preferred_element_type}
         own = call.ask(partial(jnp.matmul, **exact), x, w)
-        with renamed(call.refusal):
+        with renamed(call):
             total = psum(
                 own,
                 axis_name,
@@ -96,7 +96,7 @@ def matmul_all_reduce(
         wide = max((k for k in kinds if k is not None), key=lambda k: jnp.dtype(k).itemsize)
         return jnp.matmul(x, w, precision=precision, preferred_element_type=wide)
 
-    with renamed(call.refusal):
+    with renamed(call):
         if is_checked():
             return _replicated(reduced_and_gathered, wide_product, x, w)
         return reduced_and_gathered(x, w)

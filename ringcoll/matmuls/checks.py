@@ -41,7 +41,7 @@ class FactorsCall(Call):
             cure = "pass a name, a Schedule, or a function that makes one"
             raise self.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
         # It adds by a schedule, so it has the same algorithms as psum_scatter.
-        algorithm = self.ask(choice.settled, algorithm, "psum_scatter", self.axes)
+        algorithm = self.ask(choice.resolve_algorithm, algorithm, "psum_scatter", self.axes)
         wide = None if accumulate_dtype is None else wide_dtype(self, accumulate_dtype)
         return Options(self.axes, algorithm, precision, wide, residuals == "save")
 
@@ -52,7 +52,7 @@ class FactorsCall(Call):
         """
         if wire is None:
             return None
-        settled = self.ask(wires.settled, wire)
+        settled = self.ask(wires.as_wire, wire)
         self.ask(wires.check_operands, factors, [False] * len(factors))
         return settled if self.rank_count() > 1 else None
 

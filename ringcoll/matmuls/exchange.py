@@ -24,7 +24,7 @@ from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.matmuls.work import SURE, are_known
 from ringcoll.runtime import built_in
-from ringcoll.runtime.progress import marked
+from ringcoll.runtime.scopes import watched
 from ringcoll.runtime.value_types import device_kind, explicit_spec
 
 #: The name of this form, used like that of an algorithm.
@@ -45,7 +45,7 @@ def swapped(options: Options, x: Array, labels: str, split: str, joined: str) ->
     """An all-to-all that gives every rank a part of one dimension, and all of another."""
     dims = labels.index(split), labels.index(joined)
     swap = partial(built_in.all_to_all, split_axis=dims[0], concat_axis=dims[1], tiled=True)
-    return marked(lambda x: swap(x, options.axes), x, options.axes)
+    return watched(lambda x: swap(x, options.axes), x, options.axes)
 
 
 def in_place_of(gather: Gather, product: Product, other: Any) -> Gather | Scatter | None:

@@ -244,7 +244,7 @@ def all_gather_matmul(
     if dimension not in (-1, -2) or len(of) < -dimension:
         words = f"dimension {dimension} is not one of the last two of a matrix"
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
-    with renamed(call.refusal):
+    with renamed(call):
         return all_gather_einsum(
             spec,
             x,
@@ -290,8 +290,8 @@ def matmul_reduce_scatter(
     dim = call.integer("scatter_dimension")
     if not -len(out) <= dim < len(out):
         words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
-        raise call.refusal(ValueError, words)
-    with renamed(call.refusal):
+        raise call.refusal(ValueError, words, "count dimensions from 0, or from the last with -1")
+    with renamed(call):
         return einsum_reduce_scatter(
             spec,
             x,

@@ -39,7 +39,7 @@ from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.progress import marked
+from ringcoll.runtime.scopes import watched
 from ringcoll.runtime.slicing import concatenated
 from ringcoll.runtime.value_types import empty, explicit_spec
 
@@ -130,7 +130,7 @@ def _gather_and_multiply(
         gathered = empty(times_as_long(x.shape, dim, prod(options.sizes())), x, options.axes)
     else:
         with named("all_gather_einsum", LAX, "all_gather"):
-            gathered = marked(send, x, options.axes)
+            gathered = watched(send, x, options.axes)
     results = [
         multiplied(options, gather.moving, p, gathered, other)
         for p, other in zip(gather.products, others, strict=True)
@@ -189,7 +189,7 @@ def multiply_and_scatter(
             if 0 in total.shape:  # as for a gather
                 shard = total.shape[dim] // prod(options.sizes())
                 return lax.slice_in_dim(total, 0, shard, axis=dim).astype(dtype)
-            return marked(scatter_sum, total, options.axes).astype(dtype)
+            return watched(scatter_sum, total, options.axes).astype(dtype)
     with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
         mine = scatter_by_rounds(options, scatter, factors)
     return concatenated(mine, dim).astype(dtype)

@@ -64,9 +64,10 @@ the other, under the product |
     [[ 6. 22. 38. 54.]]
     """
 
-    def refusal(words: str, kind: type[Exception] = ValueError, cure: str = "") -> Exception:
-        call = f"sharded_matmul(a, b, {a_spec}, {b_spec}, {out_spec})"
-        return refused(kind, call, words, cure)
+    call = f"sharded_matmul(a, b, {a_spec}, {b_spec}, {out_spec})"
+
+    def refusal(words: str, kind: type[Exception] = ValueError) -> Exception:
+        return refused(kind, call, words)
 
     for name, x in (("a", a), ("b", b)):
         ndim = getattr(x, "ndim", None)
@@ -112,7 +113,7 @@ the other, under the product |
         own["residuals"] = residuals
     elif function is matmul_all_reduce:
         own["fused"] = fused
-    with renamed(lambda kind, words, cure: refusal(words, kind, cure)):
+    with renamed(call):
         return function(
             a,
             b,

@@ -304,7 +304,7 @@ class _Sums:
         (moves, sent, arrived), name = steps[0], f"rounds {first} to {first + len(steps) - 1}"
         every = [key for step in steps for key in chain(*step.sent)]
         stacks = None
-        if not self.partial.keys().isdisjoint(every):  # sums from rounds along another axis
+        if not self.partial.keys().isdisjoint(every):  # sums from rounds along a different axis
             self.want(every)
             of_moves = zip(*(step.sent for step in steps), strict=True)
             stacks = [message(self.partial, of_move) for of_move in of_moves]
@@ -337,7 +337,7 @@ class _Sums:
 
 
 def tour(
-    tour: Tour,
+    path: Tour,
     ranks: Ranks,
     own: Sequence[Array],
     visit: Callable[[Carry, list[Shard]], tuple[Carry, Sequence[Array]]],
@@ -349,7 +349,7 @@ def tour(
     """Gather shards, and bring the sum of all ranks' contributions for a shard to its owner.
 
     Args:
-        tour: the two gathers, which run in step.
+        path: the two gathers, which run in step.
         ranks, own, carry: as for `gather`.
         visit: `(carry, shards) -> (carry, contributions)`; for each shard, a contribution with as
             many rows.
@@ -363,12 +363,12 @@ def tour(
     own = [varying(x, ranks.axes) for x in own]
     held = {Key(lane, 0): x for lane, x in enumerate(own)}
     came, sums = list[Key](), dict[Key, Array]()
-    there, home = planned(tour.out), planned(tour.back)[::-1]
-    last = max(tour.rounds, 1)
+    there, home = planned(path.out), planned(path.back)[::-1]
+    last = max(path.rounds, 1)
     of_own: list[list[Array]] = [[] for _ in own]
     for time in range(1, last + 1):
         out = there[time - 1] if time <= len(there) else None
-        back = home[time - 1 - tour.delay] if 0 < time - tour.delay <= len(home) else None
+        back = home[time - 1 - path.delay] if 0 < time - path.delay <= len(home) else None
         arriving: list[Array] = []
         received: list[Array] = []
         if out:

@@ -17,11 +17,16 @@ from jax import Array, lax
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.progress import marked, scope
+from ringcoll.runtime.scopes import scope, watched
 from ringcoll.runtime.wire import Wire, decode, encode
 from ringcoll.schedules.schedule import Round
 
 Pairs = tuple[tuple[int, int], ...]
+
+
+def is_narrow(x: Array, widths: tuple[int, ...] = (8, 16)) -> bool:
+    """Whether x has floats of these widths."""
+    return jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits in widths
 
 
 def as_bits(
@@ -40,8 +45,7 @@ def as_bits(
             the last placement is fused with the bitcast back, which copies it.
     """
     dtype = x.dtype
-    is_float = jnp.issubdtype(dtype, jnp.floating)
-    if floats is not None and not (is_float and jnp.finfo(dtype).bits in floats):
+    if floats is not None and not is_narrow(x, floats):
         return x, lambda y: y
     if dtype == jnp.bool_:
         return x.astype(jnp.uint8), lambda y: y.astype(jnp.bool_)
@@ -58,9 +62,9 @@ def multiply_add(index: Array, factor: int, addend: int = 0) -> Array:
     return lax.add(index, number(addend)) if addend else index
 
 
-def moved_as_bits(collective: Collective, x: Array) -> Array:
-    """The result of a collective by jax.lax, if it only moves data; x travels as integers."""
-    bits, back = as_bits(x)
+def moved(collective: Collective, x: Array, platform: str) -> Array:
+    """The result by jax.lax of a collective that only moves data; on CPU x travels as integers."""
+    bits, back = as_bits(x) if platform == "cpu" else (x, lambda y: y)
     return back(collective.by_lax(bits))
 
 
@@ -68,7 +72,7 @@ def in_mesh_order(axes: Sequence[Hashable], pairs: Pairs) -> tuple[tuple[Hashabl
     """Several axes in the order of the mesh, and the pairs of ranks renumbered for that order.
 
     `ppermute` over a tuple of axes counts ranks in the order of the mesh, even if the axes have
-    another order (JAX 0.10 does so silently; 0.12 raises an error). So it gets them in mesh order.
+    a different order (JAX 0.10 does so silently; 0.12 raises an error). So it gets mesh order.
     """
     mesh = jax.sharding.get_abstract_mesh().axis_names
     order = [*mesh, *(a for a in axes if a not in mesh)]  # the axis of a vmap is not in the mesh
@@ -99,12 +103,12 @@ class Ppermute(Collective, name="ppermute"):
         axes, pairs = in_mesh_order(self.axes, self.pairs)
         return built_in.ppermute(x, axes, pairs)
 
-    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
-        send = partial(moved_as_bits, self) if where.platform == "cpu" else self.by_lax
+    def lower(self, where: Where, *xs: Array) -> list[Array]:
+        send = partial(moved, self, platform=where.platform)
         if self.is_hop:
             return [send(x) for x in xs]
         with scope("ringcoll.ppermute"):
-            return [marked(send, x, self.axes, to=self.pairs) for x in xs]
+            return [watched(send, x, self.axes, to=self.pairs) for x in xs]
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(*cts)
@@ -165,16 +169,16 @@ class Ranks:
         return jnp.asarray([place[rank] for rank in range(len(place))], jnp.int32)[index]
 
     def origin(
-        self, offset: int, axis: int = 0, further: Array | None = None, *, ahead: bool = False
+        self, offset: int, axis: int = 0, extra: Array | None = None, *, forward: bool = False
     ) -> Array:
-        """The number, within the shape, of the rank at this rank - offset - further (along axis).
+        """The number, within the shape, of the rank at this rank - offset - extra (along axis).
 
-        With `ahead`, it is that of this rank + offset + further.
+        With `forward`, it is that of this rank + offset + extra.
         """
         # Python's // and % become many operations of XLA. With numbers that are not negative, one
         # operation is enough, and some digits need none. Every shard has such an index, so these
         # operations are half of a program.
-        number, moved, sign = self.number(), [], 1 if ahead else -1
+        number, moved, sign = self.number(), [], 1 if forward else -1
         all_ranks = len(self.groups[0]) if self.groups else prod(self.sizes)
         for i, n in enumerate(self.shape):
             n32 = np.int32(n)  # with jax_enable_x64, a Python int would be an int64
@@ -184,8 +188,8 @@ class Ranks:
             if inner * n < all_ranks:  # otherwise there is no higher digit to remove
                 digit = lax.rem(digit, n32)
             by: Array | np.int32 = np.int32(sign * (offset // stride) % n)
-            if i == axis and further is not None:
-                by += sign * further % n
+            if i == axis and extra is not None:
+                by += sign * extra % n
             if isinstance(by, Array) or by:
                 digit = lax.rem(lax.add(digit, by), n32)
             moved.append(multiply_add(digit, stride))
@@ -219,7 +223,7 @@ class Ranks:
             if wire and len(sent) > 1:
                 # Without the barrier, a compiler runs one lane to its end before the next begins.
                 sent = lax.optimization_barrier(sent)
-            came = marked(send, sent, self.axes, self.groups, to=shifts)
+            came = watched(send, sent, self.axes, self.groups, to=shifts)
             if wire is None:
                 return came
             wide = [jnp.promote_types(x.dtype, jnp.float32) for x in messages]

@@ -24,7 +24,7 @@ from ringcoll.runtime.value_types import device_kind
 T = TypeVar("T")
 
 
-class OnHosts(NamedTuple):
+class HostSpread(NamedTuple):
     """How the ranks of a collective are spread over hosts, for `Table.pick`.
 
     Attributes:
@@ -46,7 +46,7 @@ class Where(NamedTuple):
 @lru_cache(maxsize=512)
 def on_hosts(
     known: Any, axes: tuple[Hashable, ...], groups: tuple[tuple[int, ...], ...] | None = None
-) -> OnHosts:
+) -> HostSpread:
     """How the ranks along some axes, or in each group of them, are spread over hosts.
 
     If the ranks along the axes differ from place to place, or groups differ, each number is the
@@ -59,7 +59,7 @@ def on_hosts(
     """
     mesh = getattr(known, "mesh", known)
     if not isinstance(mesh, Mesh):
-        return OnHosts(1, None)
+        return HostSpread(1, None)
     hosts = np.vectorize(lambda device: device.process_index, otypes=[int])(mesh.devices)
     places = [mesh.axis_names.index(axis) for axis in axes]
     ranks = np.moveaxis(hosts, places, range(-len(axes), 0))
@@ -67,7 +67,7 @@ def on_hosts(
     if groups:
         ranks = ranks[:, np.array(groups)].reshape(-1, len(groups[0]))
     counts = [Counter(some.tolist()).values() for some in np.unique(ranks, axis=0)]
-    return OnHosts(max(map(len, counts)), max(map(max, counts)))
+    return HostSpread(max(map(len, counts)), max(map(max, counts)))
 
 
 def are_cpu_processes() -> bool:

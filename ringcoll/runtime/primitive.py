@@ -7,7 +7,7 @@ a primitive. An instance is a collective with all its arguments but the operand.
 - `by_lax`: JAX's own collective. It is traced for the *type* of the result, and run only if the
   built-in is chosen or an axis is a `vmap`. So ringcoll's result has lax's shape, dtype, weak type,
   sharding and varying axes, by definition and in every version of JAX;
-- `by_hand`: ringcoll's own code for the ranks. It is traced when the program is lowered: then the
+- `lower`: ringcoll's own code for the ranks. It is traced when the program is lowered: then the
   platform is known, and the type of the result is fixed;
 - `transpose`: the collective of the cotangent, by the same algorithm;
 - `under_vmap`: the same collective if one of its axes is a `vmap` and not an axis of a mesh.
@@ -53,9 +53,9 @@ class Collective:
     #: Whether it works element by element, so that several operands may share messages.
     packs: ClassVar[bool] = False
     #: Whether booleans are counted as int32, as lax does in a sum.
-    counts: ClassVar[bool] = False
+    bools_as_int32: ClassVar[bool] = False
     #: Whether, if not `tiled`, the result has one more dimension; `dims` then count in the result.
-    stacks: ClassVar[bool] = False
+    adds_dim: ClassVar[bool] = False
 
     def __init_subclass__(cls, name: str | None = None, differentiable: bool = True) -> None:
         if name is not None:
@@ -69,7 +69,7 @@ class Collective:
         """The result by `jax.lax`."""
         raise NotImplementedError
 
-    def by_hand(self, where: Where, *xs: Array) -> list[Array]:
+    def lower(self, where: Where, *xs: Array) -> list[Array]:
         """The results by ringcoll, for one operand or, if it `packs`, for several."""
         raise NotImplementedError
 
@@ -180,5 +180,5 @@ def _lower(ctx, *xs, collective: Collective, platform: str):
     module = ctx.module_context
     if list(module.platforms) == ["cpu"]:
         loops.keep_apart(module.module)
-    by_hand = partial(collective.by_hand, Where(platform, module.axis_context))
-    return mlir.lower_fun(by_hand, multiple_results=True)(ctx, *xs)
+    lower = partial(collective.lower, Where(platform, module.axis_context))
+    return mlir.lower_fun(lower, multiple_results=True)(ctx, *xs)

@@ -117,10 +117,9 @@ def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> A
     # takes the one that makes more other operations ready (`kCreatesMoreReadyNodes` in its
     # latency_hiding_scheduler.cc). That is a matmul with its own index, so both permutes of a round
     # start before its two matmuls. If a later round uses the same index, there is a tie, and one
-    # permute of each round starts between the matmuls (v5e:4x2, libtpu 0.0.52: 2728 us, 7 %
-    # exposed, instead of 2549 and 0 %). Along the last dimension, these operations would hide from
-    # the compiler that an index is a multiple of a tile's width, and matmuls would write more
-    # slowly (gathered columns of w: 22495 us instead of 21650).
+    # permute of each round starts between the matmuls, and is exposed. Along the last dimension,
+    # these operations would hide from the compiler that an index is a multiple of a tile's width,
+    # and matmuls would write more slowly.
     # On CPUs they gain nothing. With jax 0.10 they would round some sums differently in one process
     # than in several.
     may_be_negative = dim < whole.ndim - 1 and device_kind() != "cpu"

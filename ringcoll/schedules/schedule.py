@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-Ranks = TypeVar("Ranks", int, np.ndarray)
+RankOrArray = TypeVar("RankOrArray", int, np.ndarray)
 _WHOLE = (int, np.integer)
 _NOT_WHOLE = "not a whole number; pass an int (n // 2, not n / 2)"
 
@@ -108,7 +108,7 @@ class Schedule:
         """The number of ranks."""
         return prod(self.shape)
 
-    def step(self, rank: Ranks, axis: int, shift: int) -> Ranks:
+    def step(self, rank: RankOrArray, axis: int, shift: int) -> RankOrArray:
         """The rank that is `shift` ahead along `axis`; an array of ranks gives an array."""
         stride = prod(self.shape[axis + 1 :])
         digit = rank // stride % self.shape[axis]

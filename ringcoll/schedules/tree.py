@@ -17,11 +17,11 @@ from typing import Any
 from ringcoll.schedules.registry import AS_ALL_REDUCE, GATHERS, STAGED, Algorithm, Stages, build
 from ringcoll.schedules.schedule import Schedule, ScheduleError, digits
 
-#: A rank, or a sum of two trees. The tree with the lowest rank is the first.
-Tree = int | tuple[Any, Any]
+#: A tree of additions: a rank, or a sum of two trees. The one with the lowest rank is the first.
+Additions = int | tuple[Any, Any]
 
 
-def balanced(ranks: int, first: int = 0) -> Tree:
+def balanced(ranks: int, first: int = 0) -> Additions:
     """The balanced tree over consecutive ranks.
 
     Raises:
@@ -38,7 +38,7 @@ def balanced(ranks: int, first: int = 0) -> Tree:
     return balanced(half, first), balanced(ranks - half, first + half)
 
 
-def tree(schedule: Schedule | Stages, rank: int = 0, lane: int = 0) -> Tree:
+def tree(schedule: Schedule | Stages, rank: int = 0, lane: int = 0) -> Additions:
     """The additions of a reduce-scatter by a schedule, or an all-reduce by stages.
 
     Args:
@@ -63,7 +63,7 @@ def tree(schedule: Schedule | Stages, rank: int = 0, lane: int = 0) -> Tree:
         raise ValueError(f"tree: rank {rank}, lane {lane} of {size} ranks and {lanes} lanes")
     if isinstance(schedule, Schedule):
         return _backward(schedule, rank, lane)
-    sums: list[Tree] = list(range(size))
+    sums: list[Additions] = list(range(size))
     inner = size
     for stage in schedule:
         inner //= stage.size
@@ -77,8 +77,8 @@ def check_balanced(schedule: Schedule | Stages) -> Schedule | Stages:
     Then 1, 2, 4 and 8 ranks, which hold 8, 4, 2 and 1 leaves each, add 8 leaves by the same tree.
 
     Raises:
-        ScheduleError: a rank has another tree, which the message shows; or the number of ranks is
-            not a power of two.
+        ScheduleError: the tree of a rank differs, and the message shows it; or the number of ranks
+            is not a power of two.
 
     >>> costs.check_balanced(algorithms.recursive_doubling(8)).size
     8
@@ -122,9 +122,9 @@ def balanced_algorithms(collective: str, shape: tuple[int, ...]) -> tuple[str, .
     return tuple(name for name in (*names, *staged) if is_balanced(collective, name, shape))
 
 
-def _backward(schedule: Schedule, rank: int, lane: int) -> Tree:
+def _backward(schedule: Schedule, rank: int, lane: int) -> Additions:
     """Run the schedule backward on symbols: `sums[o]` is the partial sum at rank + o."""
-    sums: dict[int, Tree] = {o: _further(schedule, rank, o) for o in range(schedule.size)}
+    sums: dict[int, Additions] = {o: _further(schedule, rank, o) for o in range(schedule.size)}
     for moves in reversed(schedule.rounds):
         before = dict(sums)
         for move in moves:
@@ -141,24 +141,24 @@ def _further(schedule: Schedule, rank: int, offset: int) -> int:
     return rank
 
 
-def _of_stage(sums: list[Tree], rank: int, size: int, inner: int) -> Tree:
+def _of_stage(sums: list[Additions], rank: int, size: int, inner: int) -> Additions:
     """The sum over the ranks that differ from this one only in the digit of this stage."""
     first = rank - rank // inner % size * inner
     return _in_pairs([sums[first + i * inner] for i in range(size)])
 
 
-def _in_pairs(trees: list[Tree]) -> Tree:
+def _in_pairs(trees: list[Additions]) -> Additions:
     while len(trees) > 1:
         odd = trees[len(trees) // 2 * 2 :]
         trees = [_added(a, b) for a, b in zip(trees[::2], trees[1::2], strict=False)] + odd
     return trees[0]
 
 
-def _added(a: Tree, b: Tree) -> Tree:
+def _added(a: Additions, b: Additions) -> Additions:
     return (a, b) if _lowest(a) < _lowest(b) else (b, a)
 
 
-def _lowest(subtree: Tree) -> int:
+def _lowest(subtree: Additions) -> int:
     while isinstance(subtree, tuple):
         subtree = subtree[0]
     return subtree

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 from sent import price
 from support import make_mesh
 
-from ringcoll import Table, algorithms
+from ringcoll import Table, Tree, algorithms
 from ringcoll.collectives.choice import adds_by_tree
-from ringcoll.collectives.table import LAX, LAX_AS_BITS, TableRow
+from ringcoll.collectives.table import LAX, TableRow
 
 SUMS = ("psum", "pmean", "psum_scatter")
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
@@ -36,11 +36,11 @@ AXES = {"x": ("x",), "xy": ("x", "y"), "yx": ("y", "x"), "y of two": ("y",), "no
 #: What "auto" picks here. No two collectives do the same, nor do all dtypes of one.
 AUTO = Table(
     (
-        TableRow("all_gather", "cpu", "lax_as_bits", dtypes=("bfloat16", "float8")),
+        TableRow("all_gather", "cpu", "lax", dtypes=("bfloat16", "float8")),
         TableRow("all_gather", "cpu", "two_ended"),
         TableRow("psum_scatter", "cpu", "bruck", dtypes=("bfloat16", "float8", "int")),
         TableRow("psum_scatter", "cpu", "ring"),
-        TableRow("psum", "cpu", "ring+lax_as_bits", dtypes=("bfloat16", "float8")),
+        TableRow("psum", "cpu", "ring", dtypes=("bfloat16", "float8")),
         TableRow("psum", "cpu", "recursive_doubling", dtypes=("float", "int")),
         TableRow("pbroadcast", "cpu", "direct"),
         TableRow("all_to_all", "cpu", "pairwise", dtypes=("float32",)),
@@ -98,7 +98,7 @@ class Call:
     size: str = "usual"
     algorithm: str | None = None
     accumulate: str | None = None
-    order: str | None = None
+    order: Tree | None = None
     mode: str = "plain"
     derivative: str = "reverse"
     check_vma: bool = False
@@ -249,8 +249,6 @@ class Call:
     def picked(self, collective: str, dtype: str) -> Any:
         """The algorithm by which a collective of this call runs on operands of this dtype."""
         given = self.given()
-        if given == LAX_AS_BITS and collective not in ("all_gather", "all_to_all"):
-            given = "auto"  # the transpose adds
         table = AUTO if given == "auto" else given
         if not isinstance(table, Table):
             return given
@@ -293,9 +291,11 @@ class Call:
             if back and collective != self.case.collective:  # the operand has the result's size
                 n = prod(self.shape)
                 size = {"psum_scatter": size * n, "all_gather": size // n}.get(collective, size)
-            by = self.picked(collective, dtype)
+            by, sent = self.picked(collective, dtype), collective
+            if by == "ring" != self.algorithm and sent in ALL_REDUCES and is_float and itemsize < 4:
+                sent = "psum_scatter"  # after it there is a built-in
             for _ in range(parts):
-                paid.update(price(collective, by, self.shape, size, itemsize // parts, wide))
+                paid.update(price(sent, by, self.shape, size, itemsize // parts, wide))
         return paid
 
 

@@ -7,7 +7,7 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 from ringcoll import algorithms, costs
-from ringcoll.collectives.table import BUILT_INS, halves
+from ringcoll.collectives.table import LAX
 
 PERMUTE = "collective_permute"
 BUILT_IN = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_broadcast")
@@ -74,18 +74,15 @@ def price(
     this, an all-reduce pads it.
 
     Args:
-        collective, algorithm, shape: as for `costs.price`; the algorithm may be a built-in.
+        collective, algorithm, shape: as for `costs.price`; the algorithm may be the built-in.
         elements, itemsize: of the operand.
         wide: bytes of an element of a partial sum, if they are others.
     """
-    reduces, gathers_as_bits = halves(algorithm)
-    if reduces in BUILT_INS or not elements:
+    if algorithm == LAX or not elements:
         return Counter(messages=0, bytes=0)
-    if gathers_as_bits:  # after it there is a built-in
-        collective = "psum_scatter"
     cut = 1 if collective == "all_gather" else prod(shape)
-    is_staged = isinstance(algorithms.build(collective, reduces, tuple(shape)), tuple)
+    is_staged = isinstance(algorithms.build(collective, algorithm, tuple(shape)), tuple)
     shard = elements / cut if is_staged else ceil(elements / cut)
-    paid = costs.price(collective, reduces, shape)
-    size = costs.wire_bytes(collective, reduces, shape, shard, itemsize, wide)
+    paid = costs.price(collective, algorithm, shape)
+    size = costs.wire_bytes(collective, algorithm, shape, shard, itemsize, wide)
     return Counter(messages=paid.messages, bytes=round(size))

@@ -25,10 +25,11 @@ from support import assert_same, every_rank, exists, make_mesh, runnable
 
 import ringcoll
 import ringcoll.lax
+from ringcoll import Tree
 from ringcoll.collectives import by_schedule
-from ringcoll.collectives.table import LAX, Table, TableRow, choices, halves
+from ringcoll.collectives.table import LAX, Table, TableRow, choices
 from ringcoll.runtime import engine
-from ringcoll.runtime.hosts import OnHosts
+from ringcoll.runtime.hosts import HostSpread
 from ringcoll.runtime.value_types import varying
 
 #: "mixed" is a tree with whole numbers, and with booleans if lax takes them.
@@ -48,7 +49,7 @@ OWN = ["own schedule", "own table"]
 WIDE = {
     "axes": [*AXES],
     "accumulate": [None, "float32", "float64"],
-    "order": [None, "tree"],
+    "order": [None, Tree(8)],
 }
 
 
@@ -57,13 +58,12 @@ def of(*names: str) -> list[Case]:
 
 
 def by(collective: str, *own: str) -> list[str]:
-    """The names of algorithms; of those that gather as bits, only the ring's."""
-    named = [name for name in choices(collective) if "+" not in name or name.startswith("ring+")]
-    return ["auto", *named, *own]
+    """The names of algorithms."""
+    return ["auto", *choices(collective), *own]
 
 
 #: Of all-reduces that are like psum: one of each kind; in the exhaustive tier, all.
-FEW = ["auto", LAX, "ring", "halving_doubling", "one_shot", "ring+lax_as_bits"]
+FEW = ["auto", LAX, "ring", "halving_doubling", "one_shot"]
 
 #: The factors of each function, or of functions that are alike; those of `COMMON` too.
 TABLES: dict[str, dict[str, Sequence[Any]]] = {
@@ -370,7 +370,7 @@ def check_names(call: Call, sent: list, names: Sequence[str]) -> None:
     picked = {call.picked(call.case.collective, dtype) for dtype in dtypes}
     if all(isinstance(each, str) for each in picked):
         found = {re.search(r"ringcoll\.\w+\(([^()]+)\)", message.name)[1] for message in sent}
-        assert found <= {halves(each).reduces for each in picked}
+        assert found <= picked
     built_in = {message.dtype for message in sent if message.kind != PERMUTE}
     if picked == {LAX} and call.accumulate and call.case.name in SUMS and not call.order:
         assert built_in <= {{"float32": "f32", "float64": "f64"}[call.accumulate], "i32"}
@@ -422,7 +422,7 @@ def test_nothing_is_nothing_on_whatever_axis(name):
 
 @pytest.mark.parametrize(("hosts", "algorithm"), [(1, "ring"), (2, "direct")])
 def test_a_table_is_told_of_hosts(hosts, algorithm, monkeypatch):
-    monkeypatch.setattr(by_schedule, "on_hosts", lambda *_: OnHosts(hosts, None))
+    monkeypatch.setattr(by_schedule, "on_hosts", lambda *_: HostSpread(hosts, None))
     rows = (TableRow("psum", "cpu", "direct", hosts=(2, None)), TableRow("psum", "cpu", "ring"))
     mapped = every_rank(
         make_mesh(3), lambda x: ringcoll.psum(x, "x", algorithm=Table(rows)), check_vma=False

@@ -7,7 +7,7 @@ import pytest
 from cases import MAIN
 from support import data, make_mesh, per_rank
 
-from ringcoll import Table, algorithms, lax
+from ringcoll import algorithms, lax
 from ringcoll.collectives import all_gather
 
 N = 3
@@ -21,107 +21,44 @@ def attempt(function, shape=(N, 2), check_vma=False):
     return caught.value
 
 
-# Calls that both refuse: name, call by either module, words besides lax's.
+# Calls that both refuse, by either module. A name begins with that of the function.
 REFUSED_BY_LAX = {
-    "all_gather axis": (
-        lambda L, x: L.all_gather(x, "x", axis=3),  # of 3
-        ("all_gather", "axis=3", "count dimensions from 0"),
-    ),
-    "all_gather to": (
-        lambda L, x: L.all_gather(x, "x", to="replicated"),
-        ("all_gather", "to='replicated'", "to='varying'"),
-    ),
-    "psum_scatter stacked": (
-        lambda L, x: L.psum_scatter(x, "x", scatter_dimension=1),
-        ("psum_scatter", "scatter_dimension=1", f"make that dimension {N}"),
-    ),
-    "psum_scatter tiled": (
-        lambda L, x: L.psum_scatter(x, "x", scatter_dimension=1, tiled=True),
-        ("psum_scatter", "scatter_dimension=1", f"multiple of {N}"),
-    ),
-    "all_to_all stacked": (
-        lambda L, x: L.all_to_all(x, "x", 1, 0),
-        ("all_to_all", "split_axis=1", f"make that dimension {N}"),
-    ),
-    "all_to_all tiled": (
-        lambda L, x: L.all_to_all(x, "x", 1, 0, tiled=True),
-        ("all_to_all", "split_axis=1", f"multiple of {N}"),
-    ),
-    "pswapaxes": (
-        lambda L, x: L.pswapaxes(x, "x", 1),
-        ("pswapaxes", "axis=1", f"make that dimension {N}"),
-    ),
-    "pmean of random keys": (
-        lambda L, x: L.pmean(jax.random.wrap_key_data(x.astype(jnp.uint32)), "x"),
-        ("pmean",),
-    ),
-    "psum groups": (
-        lambda L, x: L.psum(x, "x", axis_index_groups=[[0, 1], [1, 2]]),
-        ("psum", "axis_index_groups=[[0, 1], [1, 2]]", "exactly one group"),
-    ),
-    "psum groups, each rank twice": (
-        lambda L, x: L.psum(x, "x", axis_index_groups=[[0, 1], [2, 0], [1, 2]]),
-        ("psum", "axis_index_groups=[[0, 1], [2, 0], [1, 2]]", "exactly one group"),
-    ),
-    "pmean groups": (
-        lambda L, x: L.pmean(x, "x", axis_index_groups=[[0, 2]]),
-        ("pmean", "axis_index_groups=[[0, 2]]", "exactly one group"),
+    "all_gather axis": lambda L, x: L.all_gather(x, "x", axis=3),  # of 3
+    "all_gather to": lambda L, x: L.all_gather(x, "x", to="replicated"),
+    "psum_scatter stacked": lambda L, x: L.psum_scatter(x, "x", scatter_dimension=1),
+    "psum_scatter tiled": lambda L, x: L.psum_scatter(x, "x", scatter_dimension=1, tiled=True),
+    "all_to_all stacked": lambda L, x: L.all_to_all(x, "x", 1, 0),
+    "all_to_all tiled": lambda L, x: L.all_to_all(x, "x", 1, 0, tiled=True),
+    "pswapaxes": lambda L, x: L.pswapaxes(x, "x", 1),
+    "pmean of random keys": lambda L, x: L.pmean(
+        jax.random.wrap_key_data(x.astype(jnp.uint32)), "x"
     ),
     **{
-        f"pmax groups {groups}": (
-            lambda L, x, groups=groups: L.pmax(x, "x", axis_index_groups=groups),
-            ("pmax", f"axis_index_groups={groups!r}", cure),
-        )
-        for groups, cure in [
-            ("abc", "exactly one group"),
-            ([[0, 1], [2, None]], "exactly one group"),
-            ([[0, 1, -1]], "exactly one group"),
-            (5, "pass one such as [[0, 1], [2, 3]]"),
-            ([0, 1, 2], "pass one such as [[0, 1], [2, 3]]"),
-            ([[[0], [1], [2]]], "pass one such as [[0, 1], [2, 3]]"),
-            ([[0.0, 1.0, 2.0]], "pass one such as [[0, 1], [2, 3]]"),
-        ]
-    },
-    "ppermute twice": (
-        lambda L, x: L.ppermute(x, "x", [(0, 1), (0, 2)]),
-        ("ppermute", "perm=[(0, 1), (0, 2)]", "send once"),
-    ),
-    **{
-        f"ppermute to nobody {pair}": (
-            lambda L, x, pair=pair: L.ppermute(x, "x", [pair]),
-            ("ppermute", f"perm=[{pair}]", "is not a rank", f"there are {N} ranks"),
-        )
-        for pair in [(0, N), (9, 0), (0, -N - 1)]
-    },
-    **{
-        f"ppermute {perm}": (
-            lambda L, x, perm=perm: L.ppermute(x, "x", perm),
-            ("ppermute", f"perm={perm}", "a list of pairs (source, target)"),
-        )
-        for perm in (None, 5, [0, 1], [(0.0, 1.0)], [((0, 1), (1, 2))], [(0, 1, 2)], [(0, None)])
-    },
-    **{
-        f"pshuffle {perm}": (
-            lambda L, x, perm=perm: L.pshuffle(x, "x", perm),
-            ("pshuffle", f"perm={perm}", "is not a list of ranks", "pass the ranks 0..n-1"),
-        )
-        for perm in (None, 5, [0.0, 1.0, 2.0], [[0], [1], [2]])
-    },
-    "pshuffle": (
-        lambda L, x: L.pshuffle(x, "x", [0, 0, 1]),
-        ("pshuffle", "perm=[0, 0, 1]", "exactly once"),
-    ),
-    **{
-        f"{name} unbound": (
-            lambda L, x, name=name: getattr(L, name)(x, "typo"),
-            (name, "axis_name='typo'", "the axes here are 'x'"),
-        )
+        f"{name} unbound": lambda L, x, name=name: getattr(L, name)(x, "typo")
         for name in ("psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter")
     },
     **{
-        f"{case.name} over a set": (
-            lambda L, x, case=case: case.ours(L, jnp.ones(case.shape(N)), {"x"}, N),
-            (case.name, "axis_name={'x'}", "type: 'set'; pass a name, or a tuple of names"),
+        f"psum groups {groups}": lambda L, x, g=groups: L.psum(x, "x", axis_index_groups=g)
+        for groups in ([[0, 1], [1, 2]], [[0, 1], [2, 0], [1, 2]], [[0, 2]])
+    },
+    **{
+        f"pmax groups {groups}": lambda L, x, g=groups: L.pmax(x, "x", axis_index_groups=g)
+        for groups in ("abc", [[0, 1], [2, None]], [[0, 1, -1]], 5, [0, 1, 2], [[0.0, 1.0, 2.0]])
+    },
+    **{
+        f"ppermute {perm}": lambda L, x, perm=perm: L.ppermute(x, "x", perm)
+        for perm in (
+            *([(0, 1), (0, 2)], [(0, N)], [(9, 0)], [(0, -N - 1)], None, 5, [0, 1], [(0.0, 1.0)]),
+            *([((0, 1), (1, 2))], [(0, 1, 2)], [(0, None)]),
+        )
+    },
+    **{
+        f"pshuffle {perm}": lambda L, x, perm=perm: L.pshuffle(x, "x", perm)
+        for perm in ([0, 0, 1], None, 5, [0.0, 1.0, 2.0], [[0], [1], [2]])
+    },
+    **{
+        f"{case.name} over a set": lambda L, x, case=case: case.ours(
+            L, jnp.ones(case.shape(N)), {"x"}, N
         )
         for case in MAIN
     },
@@ -133,19 +70,17 @@ WITHOUT_WORDS = [
     for name in REFUSED_BY_LAX
     if name.startswith(("ppermute ", "pshuffle ", "pmax groups")) or name.endswith("over a set")
 ]
-WITHOUT_WORDS.remove("ppermute twice")
 
 
 @pytest.mark.parametrize("case", REFUSED_BY_LAX)
-def test_our_refusal_is_lax_s_with_the_call_and_the_cure(case):
-    call, words = REFUSED_BY_LAX[case]
+def test_our_refusal_has_the_type_and_the_words_of_lax(case):
+    call = REFUSED_BY_LAX[case]
     theirs = attempt(lambda x: call(jax.lax, x))
     ours = attempt(lambda x: call(lax, x))
     assert type(ours) is type(theirs)
     own_words = str(theirs).removeprefix("Found an ").partition(". To fix")[0]
     assert own_words in str(ours) or case in WITHOUT_WORDS
-    for word in ("ringcoll.", *words):
-        assert word in str(ours)
+    assert str(ours).startswith(f"ringcoll.{case.split()[0]}(")
 
 
 # Calls that only we refuse: lax fails later, or without words, or not at all.
@@ -164,11 +99,6 @@ REFUSED_BY_US = {
         ValueError,
         lambda x: lax.psum(x, "x", algorithm="rign"),
         ("ringcoll.psum", "no algorithm 'rign'", "choose from auto, ring, "),
-    ),
-    "an algorithm of all-reduces": (
-        ValueError,
-        lambda x: lax.all_gather(x, "x", algorithm="one_shot"),
-        ("ringcoll.all_gather", "no algorithm 'one_shot'", "choose from"),
     ),
     "no power of two": (
         ValueError,
@@ -189,16 +119,6 @@ REFUSED_BY_US = {
         ValueError,
         lambda x: lax.psum(x.astype(jnp.bfloat16), "x", accumulate_dtype=jnp.float16),
         ("accumulate_dtype=float16 cannot hold every bfloat16",),
-    ),
-    "groups that leave a rank out": (
-        ValueError,
-        lambda x: lax.all_gather(x, "x", axis_index_groups=[[0, 2]]),
-        ("ringcoll.all_gather", "axis_index_groups=[[0, 2]]", "exactly one group"),
-    ),
-    "a dtype of another kind": (
-        ValueError,
-        lambda x: lax.psum(x, "x", accumulate_dtype=jnp.complex64),
-        ("accumulate_dtype=complex64 cannot hold every float32",),
     ),
     "a source that is not a rank": (
         ValueError,
@@ -235,11 +155,6 @@ REFUSED_BY_US = {
         lambda x: lax.pbroadcast(x, "x", x.sum()),
         ("ringcoll.pbroadcast", "source is float32[]", "pass one integer"),
     ),
-    "several sources": (
-        TypeError,
-        lambda x: lax.pbroadcast(x, "x", lax.axis_index("x")[None]),
-        ("ringcoll.pbroadcast", "source is int32[1]", "pass one integer"),
-    ),
     "a dimension that is not an integer": (
         TypeError,
         lambda x: lax.all_gather(x, "x", axis="0"),
@@ -249,16 +164,6 @@ REFUSED_BY_US = {
         TypeError,
         lambda x: lax.psum(x, "x", accumulate_dtype="wide"),
         ("ringcoll.psum", "accumulate_dtype='wide' is not a dtype", "such as jnp.float32"),
-    ),
-    "bits that would have to be added": (
-        ValueError,
-        lambda x: lax.psum(x, "x", algorithm="lax_as_bits"),
-        ("ringcoll.psum", "no algorithm 'lax_as_bits'", "choose from auto, ring"),
-    ),
-    "no groups": (
-        ValueError,
-        lambda x: lax.pmean(x, "x", axis_index_groups=[]),
-        ("ringcoll.pmean", "axis_index_groups=[]", "exactly one group"),
     ),
     "a group of nobody": (
         ValueError,
@@ -271,7 +176,7 @@ REFUSED_BY_US = {
             lambda x, junk=junk: lax.psum(x, "x", algorithm=junk),
             ("ringcoll.psum", f"algorithm={junk!r} is not an algorithm", "pass a name, a Table"),
         )
-        for junk in (None, 5, np.array([1, 2]), np.array([]), ["ring"], b"ring", {})
+        for junk in (None, np.array([1, 2]), ["ring"])
     },
     "an algorithm without a hash": (
         TypeError,
@@ -287,11 +192,6 @@ REFUSED_BY_US = {
         TypeError,
         lambda x: lax.ppermute(x, "x", [(0, 1)], algorithm="ring"),
         ("ringcoll.ppermute", "algorithm='ring'", "one hop", "leave it out"),
-    ),
-    "a shuffle by an algorithm": (
-        TypeError,
-        lambda x: lax.pshuffle(x, "x", [0, 1, 2], algorithm="ring"),
-        ("ringcoll.pshuffle", "algorithm='ring'", "one hop", "leave it out"),
     ),
     "no list of pairs": (
         TypeError,
@@ -346,21 +246,6 @@ def test_nothing_is_sent_by_a_call_that_is_refused(monkeypatch):
     both = lambda x: lax.psum_scatter([x, x[:2]], "x", tiled=True, algorithm="ring")  # noqa: E731
     assert "must be divisible by shard_count 3" in str(attempt(both))
     assert not sent
-
-
-def test_a_table_of_one_s_own_is_taken():
-    ring = Table.from_json(
-        '{"rows": [{"collective": "psum", "platform": "cpu", "algorithm": "ring"}]}'
-    )
-    mapped = jax.shard_map(
-        lambda x: lax.psum(x, "x", algorithm=ring),
-        mesh=MESH,
-        in_specs=jax.P("x"),
-        out_specs=jax.P(),
-    )
-    text = jax.jit(mapped).lower(jnp.ones((N, 3))).as_text()
-    assert text.count("collective_permute") == 2 * (N - 1)
-    assert "all_reduce" not in text
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_ours_take_what_lax_takes_and_more_by_keyword_only(name):
     for argument, parameter in theirs.items():
         assert (ours[argument].kind, ours[argument].default) == (parameter.kind, parameter.default)
     for argument in list(ours)[len(theirs) :]:
-        own = ("algorithm", "accumulate_dtype", "max_send", "wire", "order", "leaves")
+        own = ("algorithm", "accumulate_dtype", "max_send", "wire", "order")
         assert argument in own
         assert ours[argument].kind is inspect.Parameter.KEYWORD_ONLY
 

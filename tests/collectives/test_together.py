@@ -18,18 +18,6 @@ N = 4
 MESH = make_mesh(N)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "lax", "auto"])
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_a_leaf_that_is_not_batched_stays_so_beside_one_that_is(algorithm, check_vma):
-    def program(a, b):
-        both = lambda a, b: lax.psum((a, b), "x", algorithm=algorithm)  # noqa: E731
-        return jax.vmap(both, in_axes=(0, None), out_axes=(0, None))(a, b)
-
-    a, b = data((N, 3, 2)), data((N, 5))
-    ours = per_rank(MESH, program, a, b, check_vma=check_vma)
-    assert_same(ours, tuple(np.broadcast_to(x.sum(0), x.shape) for x in (a, b)))
-
-
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_a_leaf_that_is_not_differentiated_stays_so_beside_one_that_is(check_vma):
     def loss(module):
@@ -99,16 +87,6 @@ def test_the_size_of_a_group_is_a_number(groups, check_vma):
     per_rank(MESH, program, data((N, 1)), check_vma=check_vma)
     assert sizes == [sizes[1]] * 3
     assert type(sizes[0]) is int
-
-
-@pytest.mark.parametrize("source", [2, np.int32(2)])
-def test_a_random_key_is_broadcast(source):
-    def program(number):
-        key = jax.random.key(number)
-        return jax.random.key_data(lax.pbroadcast(key, "x", source, algorithm="ring"))
-
-    keys = [jax.random.key_data(jax.random.key(2))] * N
-    assert_same(per_rank(MESH, program, np.arange(N)), np.stack(keys))
 
 
 def test_an_algorithm_of_one_s_own_sees_every_axis():

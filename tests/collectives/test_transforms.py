@@ -31,48 +31,6 @@ def ours_and_theirs(case, axes, n):
     return lambda x: case.ours(ringcoll.lax, x, axes, n, **extra), theirs
 
 
-def while_loop(function, x):
-    """The number of rounds is equal on all ranks, but the compiler does not know it."""
-    rounds = lax.psum(jnp.ones((), jnp.int32), "x")
-    start = jnp.zeros_like(function(x))
-    return lax.while_loop(
-        lambda state: state[0] < rounds,
-        lambda state: (state[0] + 1, state[1] + function(x + state[0])),
-        (jnp.int32(0), start),
-    )[1]
-
-
-def twice(function, x):
-    """A batch of batches, the last two dimensions of operands."""
-    batch = jnp.stack([jnp.stack([x, x + 1], -1)] * 3, -1)
-    return jax.vmap(jax.vmap(function, -1), -1)(batch)
-
-
-def sum_of_three(case, x):
-    return sum(case.expected(x + k) for k in range(3))
-
-
-def of_both(case, x):
-    return np.stack([np.stack([case.expected(x), case.expected(x + 1)], 1)] * 3, 1)
-
-
-#: One case of each kind: it adds, it moves a dimension, it permutes.
-KINDS = [case for case in MAIN if case.name in ("psum_scatter", "psum", "all_to_all", "ppermute")]
-
-
-@pytest.mark.parametrize(("transform", "right"), [(while_loop, sum_of_three), (twice, of_both)])
-def test_transforms(transform, right):
-    mesh = make_mesh(3)
-
-    def program(operands):
-        functions = {str(case): ours_and_theirs(case, "x", 3)[0] for case in KINDS}
-        return {name: transform(functions[name], x) for name, x in operands.items()}
-
-    xs = {str(case): operand(case, mesh, 3) for case in KINDS}
-    expected = {str(case): right(case, xs[str(case)]) for case in KINDS}
-    assert_same(per_rank(mesh, program, xs), expected)
-
-
 @pytest.mark.parametrize("case", REPLICATING, ids=str)
 def test_vmap_of_some_leaves(case):
     """The result of a leaf that is not mapped is not mapped, so `out_axes=None` takes it."""
@@ -132,13 +90,6 @@ def test_permuting_over_vmapped_and_mesh_axes_is_refused():
 
     with pytest.raises(NotImplementedError, match="'v' is the axis of a vmap; permute one axis"):
         per_rank(make_mesh(2), program, data((2, 3)), check_vma=False)
-
-
-def test_pmap():
-    for case in KINDS:
-        x, (ours, _) = operand(case, make_mesh(3), 3), ours_and_theirs(case, "x", 3)
-        result = jax.pmap(ours, axis_name="x", devices=jax.devices()[:3])(x)
-        assert_same(result, case.expected(x))
 
 
 def over_one_of_two_axes(axis_type, check_vma, shardings):

@@ -1,4 +1,4 @@
-"""`order="tree"`: the bits of a sum do not depend on how many ranks share its leaves."""
+"""`order=Tree(8)`: the bits of a sum do not depend on how many ranks share its leaves."""
 
 from functools import reduce
 from itertools import groupby
@@ -11,6 +11,7 @@ from covering import SEEDS, covering
 from support import assert_same, make_mesh, per_rank, python
 
 import ringcoll
+from ringcoll import Tree
 
 LEAVES = 8
 NORMAL = np.random.default_rng(0).standard_normal((LEAVES, 16, 4), np.float32)
@@ -28,7 +29,6 @@ FACTORS = {
     "function": ["psum", "pmean", "psum_scatter", "gradient of all_gather"],
     "algorithm": ["auto", "lax", "halving_doubling", "one_shot"],
     "dtype": ["float32", "bfloat16", "complex64"],
-    "leaves": [None, 8, np.int64(8)],
     "place": [*PLACES],
     "check_vma": [True, False],
 }
@@ -68,8 +68,7 @@ def leaves_of(case):
 
 def run(case, x):
     _, axes, groups, devices = PLACES[case["place"]]
-    options = {"algorithm": case["algorithm"], "order": "tree"}
-    options |= {} if case["leaves"] is None else {"leaves": case["leaves"]}
+    options = {"algorithm": case["algorithm"], "order": Tree(LEAVES)}
     options |= {"axis_index_groups": groups} if groups else {}
     n = len(devices[0])
     if options["algorithm"] == "halving_doubling" and case["function"] not in ("psum", "pmean"):
@@ -123,9 +122,9 @@ def test_the_tree_is_not_the_order_of_the_leaves():
 
 def test_axis_of_a_vmap():
     x = jnp.asarray(NORMAL)
-    total = jax.vmap(lambda x: ringcoll.psum(x, "v", order="tree"), axis_name="v")(x)
+    total = jax.vmap(lambda x: ringcoll.psum(x, "v", order=Tree()), axis_name="v")(x)
     mine = jax.vmap(
-        lambda x: ringcoll.psum_scatter(x, "v", tiled=True, order="tree"), axis_name="v"
+        lambda x: ringcoll.psum_scatter(x, "v", tiled=True, order=Tree()), axis_name="v"
     )
     assert_same(np.asarray(total[0]), of_tree(NORMAL))
     assert_same(np.asarray(mine(x)).reshape(16, 4), of_tree(NORMAL))
@@ -135,18 +134,25 @@ def test_axis_of_a_vmap():
     ("options", "words"),
     [
         ({"algorithm": "ring"}, "choose from auto, halving_doubling, one_shot, lax"),
-        ({"leaves": 4}, "leaves=4 are not divisible by 8 ranks"),
-        ({"leaves": 6}, "leaves=6 is not a power of two"),
-        ({"wire": "int8"}, "order='tree' with a wire: .*; leave order out, or the wire"),
-        ({"order": "ring"}, "order='ring'; choose from None, 'tree'"),
+        ({"order": Tree(4)}, "4 leaves are not divisible by 8 ranks"),
+        ({"wire": "int8"}, "order=Tree.* with a wire: .*; leave order out, or the wire"),
+        ({"order": "tree"}, r"order='tree' is not an order; pass ringcoll.Tree\(8\)"),
+        ({"order": 8}, r"order=8 is not an order; pass ringcoll.Tree\(8\)"),
     ],
 )
 def test_refused(options, words):
     def total(x):
-        return ringcoll.psum(x, "x", **{"order": "tree", **options})
+        return ringcoll.psum(x, "x", **{"order": Tree(), **options})
 
-    with pytest.raises(ValueError, match=words):
+    kind = ValueError if isinstance(options.get("order", Tree()), Tree) else TypeError
+    with pytest.raises(kind, match=words):
         per_rank(make_mesh(8), total, NORMAL)
+
+
+@pytest.mark.parametrize("leaves", [6, 0, -8, 8.0, "8"])
+def test_leaves_that_are_not_a_power_of_two_are_refused(leaves):
+    with pytest.raises(ValueError, match=r"leaves=.* is not a power of two; pass one, such as 8"):
+        Tree(leaves)
 
 
 DEFAULT_FLAGS = """
@@ -163,7 +169,7 @@ for n in (1, 2, 8):
         while p.shape[0] > 1:
             p = jnp.where(jnp.isnan(p), 0, p)
             p = p[::2] + p[1::2]
-        return ringcoll.psum(p[0], "x", order="tree", algorithm="halving_doubling")
+        return ringcoll.psum(p[0], "x", order=ringcoll.Tree(), algorithm="halving_doubling")
     mesh = jax.make_mesh((n,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:n])
     f = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P()))
     seen.add(np.asarray(f(x, y)).tobytes())

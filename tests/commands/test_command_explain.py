@@ -51,7 +51,9 @@ def test_one_algorithm_is_printed_in_full(capsys):
     assert "  (+1, [0])\n  (+2, [0, 1])\n" in printed
     assert "  (+1, [1, 3])\n  (+2, [2, 3])\n" in printed
     assert "ceil(log2 n) alpha + (n-1)/n B beta" in printed
-    assert 'the sum of rank 0 is ((0, 2), (1, 3)): not balanced, so order="tree" refuses' in printed
+    assert (
+        "the sum of rank 0 is ((0, 2), (1, 3)): not balanced, so order=Tree(...) refuses" in printed
+    )
     assert main(["explain", "torus"]) == 0
     assert "  (+1, [0]) in lane 0  (-1, [0]) in lane 1\n" in capsys.readouterr().out
 

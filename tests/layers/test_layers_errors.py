@@ -150,7 +150,6 @@ CALLS = {
         ),
         "segment_ids are [1, 3]; pass [1, 4]": lambda: attend(segment_ids=ones(1, 3, dtype=int)),
         "'rings'": lambda: attend(algorithm="rings"),
-        "no algorithm 'lax_as_bits'": lambda: attend(algorithm="lax_as_bits"),
         "for 1 axes; pass one for each axis": lambda: attend(algorithm=("ring", "lax")),
         "name one gather, and 'ulysses'": lambda: attend(
             axis_name=("x", "y"), algorithm=("ring", "lax")
@@ -265,7 +264,7 @@ OF_AXES = {
 
 
 UNBOUND = NameError, "unbound axis name: nope; the axes here are 'x', 'y'"
-UNHASHABLE = TypeError, "unhashable type: 'set'; pass a name, or a tuple of names"
+UNHASHABLE = TypeError, "unhashable type: 'set'; the axes here are 'x', 'y'"
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,6 @@ REFUSED = {
         gather(algorithm="rign"),
         (GATHER, "no algorithm 'rign'", "choose from auto, ring, bidirectional_ring"),
     ),
-    "bits, where products are added": (
-        ValueError,
-        gather(algorithm="lax_as_bits"),
-        (GATHER, "no algorithm 'lax_as_bits'", "choose from auto"),
-    ),
     "no power of two": (
         ValueError,
         scatter(algorithm="recursive_doubling"),
@@ -137,12 +132,12 @@ REFUSED = {
     "no array": (
         TypeError,
         lambda x, w: gather()(None, w),
-        (GATHER, "not a valid JAX type", "pass an array"),
+        (GATHER, "not a valid JAX type"),
     ),
     "several to gather": (
         TypeError,
         lambda x, w: gather()([x, x], w),
-        (GATHER, "<class 'list'>", "pass an array"),
+        (GATHER, "<class 'list'>"),
     ),
     "keys": (ValueError, lambda x, w: gather()(keys(x), w), (GATHER, "key<fry>")),
     "accumulation in no dtype": (

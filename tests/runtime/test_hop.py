@@ -62,7 +62,7 @@ def test_ranks_against_numpy(mesh, axes, cuts):
             cut = replace(ranks, shape=digits)
             results[digits] = (
                 [cut.origin(offset) for offset in range(cut.size)],
-                [cut.origin(offset, ahead=True) for offset in range(cut.size)],
+                [cut.origin(offset, forward=True) for offset in range(cut.size)],
                 [cut.origin(1 % cut.size, axis, x * 0 + 3) for axis in range(len(digits))],
                 [hop(cut, x, axis, shift) for axis, shift in hops(digits)],
             )

@@ -12,7 +12,7 @@ from support import make_mesh
 from ringcoll import lax
 from ringcoll.collectives.table import Table, TableRow
 from ringcoll.runtime import hosts
-from ringcoll.runtime.hosts import OnHosts, by_hosts, on_hosts
+from ringcoll.runtime.hosts import HostSpread, by_hosts, on_hosts
 
 FOUR_OF_TWO = np.arange(8).reshape(4, 2) // 2
 
@@ -83,7 +83,7 @@ def test_unknown_devices_are_one_host():
 )
 def test_by_hosts(processes, lie, is_between, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    monkeypatch.setattr(hosts, "on_hosts", lambda known, axes: OnHosts(lie, None))
+    monkeypatch.setattr(hosts, "on_hosts", lambda known, axes: HostSpread(lie, None))
 
     def call(x):
         return by_hosts(("x",), lambda x: x, lambda x: -x, x)

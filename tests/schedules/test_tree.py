@@ -60,7 +60,7 @@ def test_additions_are_printed(capsys):
     )
     assert capsys.readouterr().out.splitlines()[3] == "rank 3: ((0, 1), (2, 3))"
     assert main(["explain", "halving_doubling"]) == 0
-    assert 'is ((0, 1), (2, 3)): balanced, so order="tree" takes it' in capsys.readouterr().out
+    assert "is ((0, 1), (2, 3)): balanced, so order=Tree(...) takes it" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def attention(
     gathers = [name for name in per_axis if name != ULYSSES]
     gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
     gather = gathers[0] if gathers else "ring"  # a ring of one rank, which has no rounds
-    chosen = call.ask(choice.settled, gather, OF_SUMS, gathered)
+    chosen = call.ask(choice.resolve_algorithm, gather, OF_SUMS, gathered)
 
     ids = [] if segment_ids is None else [_ids(segment_ids, call.axes, sizes, exchanged)]
     q, k, v, *ids = typed_alike([q, k, v, *ids], call.axes)
@@ -327,7 +327,7 @@ def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
         cure = f"pass a name, a Schedule, {ULYSSES!r}, or one for each axis"
         raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
     if algorithm == "auto":  # unless `ringcoll.algorithm` names one for all calls
-        algorithm = call.ask(choice.settled, algorithm, OF_SUMS, call.axes)
+        algorithm = call.ask(choice.resolve_algorithm, algorithm, OF_SUMS, call.axes)
     return None if algorithm == "auto" else (algorithm,) * len(call.axes)
 
 

@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh
 
 import ringcoll
-from ringcoll.runtime import progress
-from ringcoll.runtime.progress import LOG, watching
+from ringcoll.debug import progress
+from ringcoll.debug.progress import LOG, noted
+from ringcoll.runtime.scopes import around_messages
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def test_messages_of_every_dtype_are_marked(processes, monkeypatch):
 
     plain = mapped(program, make_mesh(4))(xs)
     assert not LOG.last
-    with watching(True):
+    with around_messages(noted):
         watched = mapped(program, make_mesh(4))(xs)
     assert_same(numbers(watched), numbers(plain))
     names = {where.removeprefix("ringcoll.") for _, _, where in LOG.times}
@@ -78,7 +79,7 @@ def test_marks_in_groups_over_two_axes_and_under_vmap(monkeypatch):
     runs = [(in_groups, make_mesh(4), "x"), (over_both, make_mesh(2, 2), ("x", "y"))]
     for run, mesh, axes in runs:
         plain = mapped(run, mesh, axes)(x)
-        with watching(True):
+        with around_messages(noted):
             assert_same(mapped(run, mesh, axes)(x), plain)
     of_both = {(axes, rank) for axes, rank, _ in LOG.times if len(axes) > 1}
     assert of_both == {((("x", 2), ("y", 2)), rank) for rank in range(4)}

@@ -1,26 +1,22 @@
-"""Note the progress of every rank: names for profiles and, if asked, marks for a watch.
+"""Note the progress of every rank in the collectives of ringcoll.
 
-A `scope` names the operations that are traced in it. In a program that is traced under
-`watching(True)` (by `ringcoll.debug.deadline`), every message passes a callback that notes the
-scope, before it is sent and after it has arrived. The callback returns a condition that selects
-between the message and zeros, so that nothing is sent before it is noted. Other programs get no
-extra instruction.
+In a program that is traced under `around_messages(noted)`, every message passes a callback that
+notes its scope, before it is sent and after it has arrived. The callback returns a condition that
+selects between the message and zeros, so that nothing is sent before it is noted.
 
 Processes may run different programs. So their ranks first tell each other what they are about to
-exchange, and stop if they differ: a network carries bytes, and would not notice another dtype or
-another call.
+exchange, and stop if they differ: a network carries bytes, and would not notice a wrong dtype or
+call.
 """
 
 import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from math import prod
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +24,9 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.runtime import built_in
+from ringcoll.runtime.scopes import Arrays
 
 Axes = tuple[tuple[str, int], ...]
-#: An array, or a list of them.
-Arrays = TypeVar("Arrays")
-
-#: Whether messages that are traced get marks. It is a part of the key of `jit`'s programs.
-watching = jax.make_user_context(default_value=False)
-_path: ContextVar[tuple[str, ...]] = ContextVar("path", default=())
 _DIGEST, _TAG = 8, 128  # bytes that ranks send each other: those of the digest, and all bytes
 
 
@@ -97,40 +88,22 @@ class Log:
 LOG = Log()
 
 
-@contextmanager
-def scope(name: str) -> Iterator[None]:
-    """Name the operations that are traced inside, for profiles and marks."""
-    token = _path.set((*_path.get(), name))
-    try:
-        with jax.named_scope(name):
-            yield
-    finally:
-        _path.reset(token)
-
-
-def marked(
+def noted(
     send: Callable[[Arrays], Arrays],
     messages: Arrays,
     over: Sequence[Hashable],
-    groups: Sequence[Sequence[int]] | None = None,
-    to: object = "",
+    groups: Sequence[Sequence[int]] | None,
+    to: object,
+    where: str,
 ) -> Arrays:
-    """`send(messages)`; under a watch, every rank notes when it begins and when it is done.
+    """`send(messages)`; every rank notes when it begins and when it is done.
 
     JAX has callbacks only if every axis of the mesh is manual.
-
-    Args:
-        send: the function that sends.
-        messages: an array, or a list of arrays.
-        over: the axes whose ranks, all or in `groups`, take part.
-        groups: as for a collective.
-        to: which rank sends to which, if the name of the scope does not say so.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = tuple(mesh.shape.items())
-    if not watching.value or not axes or set(mesh.axis_names) != set(mesh.manual_axes):
+    if not axes or set(mesh.axis_names) != set(mesh.manual_axes):
         return send(messages)
-    where = "/".join(_path.get())
     begun = _noted(messages, axes, where, is_done=False)
     if jax.process_count() > 1:
         types = ", ".join(f"{x.dtype}[{','.join(map(str, x.shape))}]" for x in _leaves(messages))
