@@ -24,7 +24,7 @@ from benchmarks.compiled import (
     matmul,
     overlap,
 )
-from benchmarks.hosts import cluster, failures, skew, wire
+from benchmarks.hosts import cluster, failures, wire
 from benchmarks.machines import fit, measured
 from benchmarks.referee import referee
 from benchmarks.soak import soak
@@ -49,7 +49,6 @@ COMMANDS = {
     "referee": referee,
     "cluster": cluster,
     "wire": wire,
-    "skew": skew,
     "failures": failures,
     "soak": soak,
 }

@@ -8,9 +8,7 @@ x k x f, are those of `python -m benchmarks overlap`, in float32. With --wire in
 messages hold codes run in turn with the others, forward only; their errors must be within the
 wire's bound.
 
-With --trace, the profiler measures how long a rank sends messages in a call, how long it computes,
-and how much of the shorter of the two overlaps. For several processes, start the command in each,
-or let `python -m benchmarks cluster` do so.
+For several processes, start the command in each, or let `python -m benchmarks cluster` do so.
 """
 
 import argparse
@@ -33,7 +31,7 @@ from benchmarks.compiled.programs import (
     program,
     with_gradient,
 )
-from benchmarks.measuring import files, options, processes, report, trace
+from benchmarks.measuring import files, options, processes, report
 from benchmarks.measuring.data import count_outside, count_wrong, exact
 from benchmarks.measuring.measure import Ready, interleave, sharing
 from benchmarks.measuring.row import Quartiles
@@ -52,7 +50,6 @@ class Overlapped:
         over_plain: seconds over those of plain in the same round.
         temporaries: bytes; None if the compiler does not say.
         chunk: bytes.
-        busy: the result of a trace; None without one.
     """
 
     form: str
@@ -64,7 +61,6 @@ class Overlapped:
     over_plain: Quartiles
     temporaries: int | None
     chunk: int
-    busy: trace.Busy | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_wire(parser)
     options.add_machine(parser, budget=120, rounds=30)
     processes.add_arguments(parser)
-    add("--trace", action="store_true", help="measure how much of the messages overlaps with work")
     options.add_json(parser)
 
 
@@ -150,7 +145,6 @@ def _measured(
             Quartiles.of(times[name] / times[PLAIN]),
             one.temporaries,
             travels.nbytes // mesh.size,
-            trace.busy(one.program, one.compiled) if args.trace else None,
         )
         for name, one in ready.items()
     ]
@@ -203,18 +197,13 @@ def _wrong(result: jax.Array, truth: np.ndarray, allowed: float) -> int:
 
 def _print(found: list[Overlapped]) -> None:
     heads = ("form\n", "direction\n", "shape\n", "algorithm\n")
-    traced = ("wire\nms", "work\nms", "hidden\n") if any(one.busy for one in found) else ()
-    table = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", *traced, "#wrong\n", left=4)
+    table = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", "#wrong\n", left=4)
     for one in found:
-        is_plain, cells = one.algorithm == PLAIN, list[str]()
-        if one.busy:
-            cells = [f"{seconds * 1e3:.4g}" for seconds in (one.busy.wire, one.busy.work)]
-            cells.append(f"{one.busy.hidden:.0%}")
+        is_plain = one.algorithm == PLAIN
         table.add_row(
             *(one.form, one.direction, one.shape, one.algorithm),
             *report.beside_plain(one.seconds, one.over_plain, one.temporaries, is_plain),
             "-" if one.temporaries is None else f"{one.temporaries / one.chunk:.2f}",
-            *cells,
             report.wrong_cell(one.wrong, "-"),
         )
     report.show("Collective matmuls against gather-then-multiply, multiply-then-scatter", table)

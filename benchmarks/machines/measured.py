@@ -3,7 +3,6 @@
     python -m benchmarks measured
     python -m benchmarks measured --device h100,gb300
     python -m benchmarks measured --points
-    python -m benchmarks measured --plot measured.svg
     python -m benchmarks measured --write
 
 The model is `ringcoll.costs.predict`. There are three comparisons: the model as it is; models that
@@ -22,9 +21,7 @@ from typing import Any, NamedTuple
 from benchmarks.machines import fit, points, wheel
 from benchmarks.machines.points import PublishedPoint
 from benchmarks.measuring import report
-from benchmarks.measuring.plot import PictureFile, PlotLine, plot
 from ringcoll import costs
-from ringcoll.commands.arguments import writing
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.io.files import write
 from ringcoll.io.text import bytes_in_words, seconds_in_words
@@ -52,8 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--device", metavar="LIST", help="only these machines")
     add("--points", action="store_true", help="print a row for each measurement")
     add("--write", action="store_true", help=f"write the tables of {PAGE.name}")
-    where = "plot measured points, and the lines of the model (svg, png)"
-    add("--plot", type=PictureFile, metavar="FILE", help=where)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,9 +68,6 @@ def run(args: argparse.Namespace) -> int:
         _show(table)
     if args.write:
         write(PAGE, written(PAGE.read_text(encoding="utf-8"), tables(measured), notes))
-    if args.plot:
-        with writing(args, "plot"):
-            _plot(args.plot, measured)
     return 0
 
 
@@ -210,24 +202,6 @@ def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
         pairs += 1
         right += (by_ring < modelled(one)) == (ring < one.seconds)
     return right, pairs
-
-
-def _plot(path: str, measured: Sequence[PublishedPoint]) -> None:
-    """Plot all-gathers and all-reduces of the most ranks that each machine has on one host."""
-    lines = []
-    for name, some in grouped(measured, lambda one: (one.device, one.collective)).items():
-        if name[1] not in ("all_gather", "psum"):
-            continue
-        most = max(one.ranks for one in some)
-        chosen = sorted((one for one in some if one.ranks == most), key=lambda one: one.bytes)
-        if len(chosen) < 4:
-            continue
-        sizes = [one.bytes for one in chosen]
-        label = f"{name[0]} {name[1]}, {most} ranks"
-        times = [one.seconds for one in chosen]
-        lines.append(PlotLine(label, sizes, [modelled(one) for one in chosen], times))
-    title = "measured (points) and modelled (lines)"
-    plot(path, title, lines)
 
 
 def everything() -> tuple[list[PublishedPoint], list[str]]:

@@ -208,14 +208,12 @@ class Ready:
 
     Attributes:
         program: runs it until it is done.
-        compiled: the compiled program.
         temporaries: bytes that one rank holds besides operands and results; None if the compiler
             does not say.
     """
 
     program: Callable[[], Any]
     operands: tuple[Any, ...]
-    compiled: jax.stages.Compiled
     temporaries: int | None
 
     @staticmethod
@@ -225,7 +223,6 @@ class Ready:
         return Ready(
             lambda: jax.block_until_ready(compiled(*operands)),
             operands,
-            compiled,
             None if memory is None else memory.temp_size_in_bytes,
         )
 

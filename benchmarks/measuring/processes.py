@@ -72,11 +72,6 @@ def everyones(own: np.ndarray) -> np.ndarray:
     return np.asarray(gathered).reshape(jax.process_count(), -1)
 
 
-def last_says(value: float) -> float:
-    """The largest value of any process."""
-    return float(everyones(np.array([value], np.float32)).max())
-
-
 def meet() -> None:
     """Wait for all processes, so that no time includes a late start of another."""
     if jax.process_count() > 1:

@@ -16,7 +16,7 @@ from support import check_doubling, doubling_times, mostly_exhaustive
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import AXIS, CASES, LAX
 from benchmarks.compiled import matmul, programs
-from benchmarks.measuring import measure, model, options, trace
+from benchmarks.measuring import measure, model, options
 from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
@@ -268,14 +268,6 @@ def test_matmuls_are_compared_and_timed(monkeypatch, tmp_path, capsys):
     assert {row["wrong"] for row in rows} == {0}
     chunks = {row["form"]: row["chunk"] for row in rows}  # of float32, on each of two ranks
     assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2
-
-
-def test_overlapping_spans_count_once():
-    wire, work = trace.union([(4, 6), (0, 2), (1, 3)]), trace.union([(2, 5)])
-    assert wire == [(0, 3), (4, 6)]
-    assert trace.length(wire) == 5
-    assert trace.both(wire, work) == [(2, 3), (4, 5)]
-    assert trace.Busy(5, 3, 3, 2).hidden == 2 / 3
 
 
 @pytest.mark.parametrize(

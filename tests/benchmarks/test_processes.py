@@ -50,15 +50,12 @@ def test_collectives_over_processes_are_right(devices, collectives, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_matmuls_over_processes_are_right_and_traced(tmp_path):
+def test_matmuls_over_processes_are_right(tmp_path):
     path = tmp_path / "matmul.json"
-    options = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 --trace -J"
-    assert "hidden" in together((1, 1), "-m", "benchmarks", *options.split(), path)[0]
+    options = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 -J"
+    together((1, 1), "-m", "benchmarks", *options.split(), path)
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert [row["wrong"] for row in rows] == [0] * 4  # plain and ours, forward and both
-    for busy in (row["busy"] for row in rows):
-        assert 0 <= busy["both"] <= busy["shorter"] <= min(busy["wire"], busy["work"])
-        assert busy["shorter"] > 0
 
 
 @pytest.mark.exhaustive

@@ -118,8 +118,8 @@ def test_without_an_address_the_first_cell_asks_for_a_wheel(path, monkeypatch):
 
 
 def test_links_are_those_of_the_site():
-    text = "[a](docs/limits.md) ![b](benchmarks/pages/measured.svg) [c](ringcoll/lax.py) [d](#e)"
-    wanted = "[a](limits.md) ![b](evidence/measured.svg) {} [d](#e)"
+    text = "[a](docs/limits.md) ![b](benchmarks/pages/timeline.svg) [c](ringcoll/lax.py) [d](#e)"
+    wanted = "[a](limits.md) ![b](evidence/timeline.svg) {} [d](#e)"
     assert links.rewritten(text, "README.md", "") == wanted.format("c")
     there = "[c](https://host/us/blob/main/ringcoll/lax.py)"
     assert links.rewritten(text, "README.md", "https://host/us") == wanted.format(there)
