@@ -55,13 +55,13 @@ class Cell(NamedTuple):
 
     def programs(self) -> list[dict[str, str]]:
         """Its programs, as the arguments of `program`."""
-        of = {
-            "topology": self.topology,
-            "form": self.form,
-            "direction": self.direction,
-            "shape": f"{self.rows}x{K}x{self.width}",
-        }
-        return [{**of, "algorithm": algorithm} for algorithm in (AUTO, *OTHERS)]
+        return compiling.every(
+            topology=[self.topology],
+            form=[self.form],
+            direction=[self.direction],
+            shape=[f"{self.rows}x{K}x{self.width}"],
+            algorithm=(AUTO, *OTHERS),
+        )
 
 
 class Times(NamedTuple):
@@ -96,7 +96,7 @@ def cells(
     topologies: Sequence[str],
     forms: Sequence[str],
     directions: Sequence[str],
-    shapes: Sequence[str] = (),
+    shapes: Sequence[str],
 ) -> list[Cell]:
     """The cells of the grid; if shapes are given, only the cells of these."""
     every = [
@@ -124,9 +124,8 @@ def program(
 
 def run(args: argparse.Namespace) -> int:
     """Compile the cells that are asked for, write the page; return 1 if a program was refused."""
-    shapes = args.shape.split(",") if args.shape else ()
     topologies = args.topology.split(",") if args.topology else TOPOLOGIES
-    asked = cells(topologies, args.form or tuple(FORMS), args.direction, shapes)
+    asked = cells(topologies, args.form or tuple(FORMS), args.direction, args.shape or ())
     every = [one for cell in asked for one in cell.programs()]
     todo = [one for one in every if tuple(one.values()) not in ABORTING]
     found, failed = compiling.find_all(args, todo, program)
@@ -153,7 +152,7 @@ def _times(rows: Sequence[Mapping]) -> dict[Cell, Times]:
     """The times of every cell of the grid."""
     totals = {tuple(row["which"].items()): row["total"] for row in rows}
     found = {}
-    for cell in cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS):
+    for cell in cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS, shapes=()):
         auto, plain, *by_compiler = (totals.get(tuple(one.items())) for one in cell.programs())
         known = [time for time in by_compiler if time is not None]
         found[cell] = Times(auto, plain, min(known, default=None))

@@ -39,7 +39,7 @@ from ringcoll.commands.arguments import in_a_line
 from ringcoll.costs import error_bound
 from ringcoll.costs.wire import Wire
 
-SHAPES = ("256x512x512", "1024x1024x1024")
+SHAPES = "256x512x512,1024x1024x1024"
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
     known = ", ".join(OURS)
     add("--algorithm", type=listed(*OURS), default="all", metavar="LIST", help=known)
-    add(
-        "--shape",
-        type=options.shapes(3),
-        default=",".join(SHAPES),
-        metavar="LIST",
-        help="m x k x f",
-    )
+    add("--shape", type=options.shapes(3), default=SHAPES, metavar="LIST", help="m x k x f")
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
     options.add_wire(parser)
     options.add_machine(parser, budget=120, rounds=30)
@@ -91,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     report.print_header(header)
     todo = [
         (form, direction, shape)
-        for shape in args.shape.split(",")
+        for shape in args.shape
         for form in args.form
         for direction in args.direction
     ]
@@ -197,12 +191,17 @@ def _wrong(result: jax.Array, truth: np.ndarray, allowed: float) -> int:
 
 def _print(found: list[Overlapped]) -> None:
     heads = ("form\n", "direction\n", "shape\n", "algorithm\n")
-    table = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", "#wrong\n", left=4)
+    figures = ("time\nus", "±\n", "over\nplain", "±\n", "temp\nMiB", "temp\nchunks", "#wrong\n")
+    table = report.table(*heads, *figures, left=4)
     for one in found:
         is_plain = one.algorithm == PLAIN
         table.add_row(
             *(one.form, one.direction, one.shape, one.algorithm),
-            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, is_plain),
+            report.microseconds(one.seconds.median),
+            f"{one.seconds.spread:.0%}",
+            "" if is_plain else report.ratio(one.over_plain),
+            "" if is_plain else f"{one.over_plain.spread:.0%}",
+            "-" if one.temporaries is None else f"{one.temporaries / 2**20:.2f}",
             "-" if one.temporaries is None else f"{one.temporaries / one.chunk:.2f}",
             report.wrong_cell(one.wrong, "-"),
         )

@@ -5,12 +5,12 @@ are those of its row, its column and the table's `where`, all together. If a fla
 values, the cell shows the fastest of these programs. Besides flags, rows and columns have a
 `title`, and a column may have:
 
-  cell      a format with the names of `_fields`, instead of the table's own
+  cell      a format with the names of `_fields`, instead of the table's
   over      flags of other programs: {ratio} is the least time of these over the time of the cell
 
-A table has a `page` and a `run` (the command), and may have `bold` ("row" or "column": the least
-time in it), `head` (above the titles of rows), `without` (flags of programs that do not exist or
-cannot be compiled) and `headline` (flags of the programs that CI compiles again).
+A table has a `page`, a `run` (the command) and a `cell` (a format). It may have `bold` ("row" or
+"column": the least time in it), `without` (flags of programs that do not exist or cannot be
+compiled) and `headline` (flags of the programs that CI compiles again).
 
 A page of `docs` may also have, up to `<!-- end -->`, the tables of algorithms after
 `<!-- algorithms -->` (as `python -m ringcoll explain --markdown` prints them), and a drawing after
@@ -36,7 +36,6 @@ ROOT = FILE.parents[2]
 ALGORITHMS = re.compile(r"(?<=<!-- algorithms -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _DRAWING = re.compile(r"(<!-- draw (\w+) (\w+) (\d+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _NO_FLAGS = ("title", "cell", "over")
-_CELL = "{total} us, {exposed} %"
 
 Flags = Mapping[str, Any]
 
@@ -52,8 +51,7 @@ class PageTable:
     rows: Sequence[Flags]
     where: Flags
     jax: str
-    cell: str = _CELL
-    head: str = ""
+    cell: str
     bold: str = ""
     headline: Flags = field(default_factory=dict)
     without: Sequence[Flags] = ()
@@ -85,7 +83,7 @@ class PageTable:
         Raises:
             KeyError: a program has no claim.
         """
-        head = [self.head, *(column["title"] for column in self.columns)]
+        head = ["", *(column["title"] for column in self.columns)]
         lines = [head, ["---"] * len(head)]
         for row in self.rows:
             cells = [self._written(row, column, claims) for column in self.columns]

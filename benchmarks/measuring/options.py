@@ -76,15 +76,14 @@ def algorithms(known: Mapping[str, Sequence[str]]):
     return parse
 
 
-def shapes(*axes: int):
-    """A type for argparse: shapes with this many sizes, with commas between; returns the text."""
+def shapes(axes: int):
+    """A type for argparse: the texts of shapes with this many sizes, with commas between."""
 
-    def parse(text: str) -> str:
+    def parse(text: str) -> list[str]:
         for one in text.split(","):
-            if len(shape(one)) not in axes:
-                wanted = " or ".join(map(str, axes))
-                raise argparse.ArgumentTypeError(f"{one!r} is not of {wanted} sizes")
-        return text
+            if len(shape(one)) != axes:
+                raise argparse.ArgumentTypeError(f"{one!r} is not of {axes} sizes")
+        return text.split(",")
 
     return parse
 

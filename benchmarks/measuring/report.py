@@ -257,23 +257,6 @@ def ratio(of: Quartiles | None) -> str:
     return f"[yellow]{text}[/yellow]" if of.low > SLOWER else text
 
 
-#: The columns of `beside_plain`.
-BESIDE_PLAIN = ("time\nus", "±\n", "over\nplain", "±\n", "temp\nMiB")
-
-
-def beside_plain(
-    seconds: Quartiles, over_plain: Quartiles, temporaries: int | None, is_plain: bool
-) -> tuple[str, ...]:
-    """The cells of a program's time, its ratio to plain, and its temporaries."""
-    return (
-        microseconds(seconds.median),
-        f"{seconds.spread:.0%}",
-        "" if is_plain else ratio(over_plain),
-        "" if is_plain else f"{over_plain.spread:.0%}",
-        "-" if temporaries is None else f"{temporaries / 2**20:.2f}",
-    )
-
-
 def microseconds(seconds: float) -> str:
     """Seconds as microseconds."""
     return f"{seconds * 1e6:.1f}"

@@ -166,6 +166,7 @@ def test_update_saves_claims_and_writes_the_page(monkeypatch, tmp_path, capsys):
         page="page.md",
         run="collectives",
         jax=jax.__version__,
+        cell="{total} us, {exposed} %",
         columns=[
             {"title": "ring", "algorithm": "ring"},
             {"title": "both", "algorithm": ["ring", "torus"]},
