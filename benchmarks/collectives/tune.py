@@ -117,7 +117,7 @@ def _measured(point: Point, seconds: float, rounds: int) -> list[Measurement]:
     end = time.perf_counter() + seconds
     tried = {name: _one_call(point, name) for name in _worth_trying(point)}
     few = nsmallest(FEW, tried, key=lambda name: tried[name])
-    return measure(point, few, end - time.perf_counter(), rounds, warmup=1, checks=True)
+    return measure(point, few, end - time.perf_counter(), rounds, checks=True)
 
 
 def _worth_trying(point: Point) -> list[str]:

@@ -4,11 +4,8 @@ First all results are compared with NumPy's; sums of small integers are exact. T
 run in turn. A ratio to plain compares times of the same round. Temporaries are the memory of one
 rank besides operands and results, as the compiler counts it. A chunk is one rank's part of the
 array that is sent (its shard of x or w, or its block of the result). The forms and their shapes, m
-x k x f, are those of `python -m benchmarks overlap`, in float32. With --wire int8, gathers whose
-messages hold codes run in turn with the others, forward only; their errors must be within the
-wire's bound.
-
-For several processes, start the command in each, or let `python -m benchmarks cluster` do so.
+x k x f, are those of `python -m benchmarks overlap`, in float32. For several processes, start the
+command in each, or let `python -m benchmarks cluster` do so.
 """
 
 import argparse
@@ -21,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks.collectives.cases import name_and_options
 from benchmarks.compiled.programs import (
     DIRECTIONS,
     FORMS,
@@ -32,12 +28,10 @@ from benchmarks.compiled.programs import (
     with_gradient,
 )
 from benchmarks.measuring import files, options, processes, report
-from benchmarks.measuring.data import count_outside, count_wrong, exact
+from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Ready, interleave, sharing
 from benchmarks.measuring.row import Quartiles
 from ringcoll.commands.arguments import in_a_line
-from ringcoll.costs import error_bound
-from ringcoll.costs.wire import Wire
 
 SHAPES = "256x512x512,1024x1024x1024"
 
@@ -71,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--algorithm", type=listed(*OURS), default="all", metavar="LIST", help=known)
     add("--shape", type=options.shapes(3), default=SHAPES, metavar="LIST", help="m x k x f")
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
-    options.add_wire(parser)
     options.add_machine(parser, budget=120, rounds=30)
     processes.add_arguments(parser)
     options.add_json(parser)
@@ -114,8 +107,6 @@ def _measured(
     """Measure plain and the algorithms, side by side."""
     end = time.perf_counter() + seconds
     names = [PLAIN, *algorithms_of(form, args.algorithm)]
-    if args.wire and direction == "forward" and FORMS[form].gathers:
-        names += [f"{name}:{args.wire}" for name in names[1:] if "/" not in name]
     operands = _operands(form, shape)
     ready = {name: _ready(mesh, form, direction, shape, name, operands) for name in names}
     programs = {name: one.program for name, one in ready.items()}
@@ -131,10 +122,7 @@ def _measured(
             direction,
             shape,
             name,
-            sum(
-                _wrong(*pair, _allowed(form, name, x, w, mesh.size))
-                for pair in zip(results[name], truths, strict=True)
-            ),
+            sum(map(_wrong, results[name], truths)),
             Quartiles.of(times[name]),
             Quartiles.of(times[name] / times[PLAIN]),
             one.temporaries,
@@ -168,24 +156,9 @@ def _operands(form: str, shape: str) -> list[np.ndarray]:
     return [exact(size, np.int8, 127 // 2).astype(np.float32) - 1 for size in sizes]
 
 
-def _allowed(form: str, algorithm: str, x: np.ndarray, w: np.ndarray, n: int) -> float:
-    """How far off a result with a wire may be: the bound of its collective; 0 without a wire."""
-    name, options = name_and_options(algorithm)
-    if "wire" not in options:
-        return 0.0
-    wire = Wire(options["wire"])
-    name = "direct" if name == "auto" else name  # shards are encoded once
-    eps = float(np.finfo(np.float32).eps)
-    moving, still, axis = (x, w, 0) if FORMS[form].travels == 0 else (w, x, 1)
-    bound = error_bound("all_gather", name, (n,), eps, wire=wire)
-    return bound * float(np.abs(moving).max() * np.abs(still).sum(axis).max())
-
-
-def _wrong(result: jax.Array, truth: np.ndarray, allowed: float) -> int:
+def _wrong(result: jax.Array, truth: np.ndarray) -> int:
     """The number of wrong elements, over all processes. (+ 0: a zero may have either sign.)"""
     pairs = [(np.asarray(part.data), truth[part.index]) for part in result.addressable_shards]
-    if allowed:
-        return processes.total(sum(count_outside(*pair, allowed) for pair in pairs))
     return processes.total(sum(count_wrong(mine + 0, true + 0) for mine, true in pairs))
 
 

@@ -127,7 +127,7 @@ def _measure(
     for (case, dtype, size), share in report.progress(shares, len(points), "wire", report.point):
         point = Point(case, dtype, size, mesh)
         names = case.with_options(algorithms[case.name], dtype, mesh.size, args.wire, args.order)
-        some = measure(point, names, share, args.iters, args.warmup_iters, True)
+        some = measure(point, names, share, args.iters, checks=True)
         by_link = [network.sent_by(point.program(row.algorithm)) for row in some]
         rows += some
         sent += by_link

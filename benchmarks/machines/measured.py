@@ -2,7 +2,6 @@
 
     python -m benchmarks measured
     python -m benchmarks measured --device h100,gb300
-    python -m benchmarks measured --points
     python -m benchmarks measured --write
 
 The model is `ringcoll.costs.predict`. There are three comparisons: the model as it is; models that
@@ -24,7 +23,7 @@ from benchmarks.measuring import report
 from ringcoll import costs
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.io.files import write
-from ringcoll.io.text import bytes_in_words, seconds_in_words
+from ringcoll.io.text import bytes_in_words
 
 MIB = 2**20
 PAGE = Path(__file__).parents[1] / "pages" / "measured.md"
@@ -47,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     add("--device", metavar="LIST", help="only these machines")
-    add("--points", action="store_true", help="print a row for each measurement")
     add("--write", action="store_true", help=f"write the tables of {PAGE.name}")
 
 
@@ -61,9 +59,6 @@ def run(args: argparse.Namespace) -> int:
             args.error(f"--device {args.device}: no measurement is of it")
     for note in notes:
         print(note)
-    if args.points:
-        names = ("device", "collective", "ranks", "hosts", "bytes", "measured", "off by")
-        _show(PageTable("modelled over measured", names, [row(one) for one in measured]))
     for table in tables(measured):
         _show(table)
     if args.write:
@@ -236,13 +231,6 @@ def modelled_on(one: PublishedPoint, device: str | Device) -> float:
 def off(one: PublishedPoint) -> float:
     """How far the model is off, as a share of the measured time."""
     return abs(modelled(one) / one.seconds - 1)
-
-
-def row(one: PublishedPoint) -> tuple[str, ...]:
-    took = seconds_in_words(one.seconds)
-    ratio = f"{modelled(one) / one.seconds:.2f}"
-    size = bytes_in_words(round(one.bytes))
-    return one.device, one.collective, str(one.ranks), str(one.hosts), size, took, ratio
 
 
 def errors(some: Sequence[PublishedPoint]) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ def check(point: Point, algorithm: str) -> Measurement:
 
 
 def measure(
-    point: Point, algorithms: Sequence[str], seconds: float, rounds: int, warmup: int, checks: bool
+    point: Point, algorithms: Sequence[str], seconds: float, rounds: int, *, checks: bool
 ) -> list[Measurement]:
     """Check and time the algorithms side by side with lax, whose row comes first.
 
@@ -177,18 +177,15 @@ def measure(
         algorithms: algorithms of ringcoll; "auto" is one.
         seconds: the time for everything; `FEWEST` rounds, or `LEAST_SECONDS`, may take longer.
         rounds: the most rounds of timing.
-        warmup: rounds before the timing; at least 1, in which programs compile.
         checks: whether results are compared.
     """
     end = time.perf_counter() + seconds
     programs = {name: point.program(name) for name in (LAX, *algorithms)}
     wrong: dict[str, int | None] = dict.fromkeys(programs)
     for name, program in programs.items():
-        result = program()
+        result = program()  # the first call compiles
         if checks:
             wrong[name] = point.wrong(name, result)
-        for _ in range(warmup - 1):
-            program()
     times = interleave(programs, rounds, max(end, time.perf_counter() + LEAST_SECONDS))
     return [
         point.row(

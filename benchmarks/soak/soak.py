@@ -171,40 +171,29 @@ def _watch(samples: list[memory.MemorySample], calls: int) -> None:
     """Take a sample of memory. Some are printed, for readers of the log of an unfinished run."""
     samples.append(memory.sample(calls))
     if len(samples) == 1:
-        _say("     calls  resident MiB  live MiB  bytes a call  Python's blocks  arrays")
+        _say("     calls  live MiB  bytes a call  Python's blocks  arrays")
     if len(samples) % SHOWN == 1:
         before, now = samples[-SHOWN - 1 :][0], samples[-1]
         growth = f"{memory.growth([before, now], 'live'):.0f}" if now is not before else ""
-        _say(
-            f"{now.calls:10} {_mebi(now.resident):>13} {_mebi(now.live):>9} {growth:>13} "
-            f"{now.blocks:16} {now.arrays:7}"
-        )
+        _say(f"{now.calls:10} {_mebi(now.live):>9} {growth:>13} {now.blocks:16} {now.arrays:7}")
 
 
 def _judge(samples: Sequence[memory.MemorySample]) -> bool:
     """Print how memory developed; return whether live memory grows."""
     if not memory.is_judged(samples):
-        why = "too few calls" if memory.is_known() else "no /proc/self/statm, or no mallinfo2"
+        why = "too few calls" if memory.is_known() else "no mallinfo2"
         _say(f"memory: {why} to say whether it is flat")
         return False
     flat, late = memory.is_flat(samples), memory.last_half(samples)
     _say(
-        f"{_course(samples, 'resident')}\n{_course(samples, 'live')}\n"
+        f"live {_mebi(samples[0].live)} MiB after {samples[0].calls} calls, "
+        f"{_mebi(samples[-1].live)} at the end, {_mebi(max(s.live for s in samples))} at most\n"
         f"over the last half {memory.growth(late, 'live'):.0f} live bytes and "
         f"{memory.growth(late, 'blocks'):.1f} of Python's blocks a call: "
         f"{'flat' if flat else 'not flat'} "
         f"(below {memory.LIMIT} and {memory.BLOCKS}, and no more arrays)"
     )
     return not flat
-
-
-def _course(samples: Sequence[memory.MemorySample], of: str) -> str:
-    """The size of memory at the start and at the end, and its largest size."""
-    sizes = [getattr(s, of) for s in samples]
-    return (
-        f"{of} {_mebi(sizes[0])} MiB after {samples[0].calls} calls, "
-        f"{_mebi(sizes[-1])} at the end, {_mebi(max(sizes))} at most"
-    )
 
 
 def _mebi(size: int) -> str:

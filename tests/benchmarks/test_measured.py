@@ -71,7 +71,7 @@ def test_the_model_carries_to_what_was_not_fitted():
 def test_the_command_prints_errors(capsys):
     from benchmarks.__main__ import main
 
-    assert main(["measured", "--device", "v5p,gloo", "--points"]) == 0
+    assert main(["measured", "--device", "v5p,gloo"]) == 0
     printed = capsys.readouterr().out
     assert "error by machine" in printed
     assert "v5p" in printed
