@@ -1,4 +1,4 @@
-"""The table of the collectives: a row has everything that a benchmark knows about one of them.
+"""The table of the collectives: a row describes one of them to the benchmarks.
 
 Sizes are those of nccl-tests. `count` is the count in a call of NCCL: the elements of one block if
 blocks are gathered, scattered or exchanged, else of the whole vector. `size` is the bytes of a

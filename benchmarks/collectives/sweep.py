@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     start = args.start
     mesh = options.mesh(args)
     points = _to_time(args)
-    if not args.json and processes.leads():
+    if not args.json and processes.is_first():
         args.json = RESULTS
         with writing(args, "json"):
             os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
@@ -100,9 +100,9 @@ def run(args: argparse.Namespace) -> int:
     report.print_models(fitted)
     if not args.interrupted:
         report.print_skipped(args.budget, points, skipped, len(checks), len(programs))
-    report.say(verdict(rows, header))
+    report.print_text(verdict(rows, header))
     status = report.print_verdict([*checks, *rows])
-    if processes.leads():
+    if processes.is_first():
         files.write_json(args, files.everything(header, checks, rows, fitted))
         paths = [f"numbers: {args.json}"]
         if rows and not is_stream(args.json):
@@ -154,7 +154,7 @@ def _check_all(programs: Sequence[tuple[Point, str]], end: float, rows: list[Mea
         return f"{point.case.name} {point.dtype.name} {algorithm}"
 
     for point, name in report.progress(programs, len(programs), "checking", named):
-        if processes.first_says(time.perf_counter() > end):
+        if processes.first_value(time.perf_counter() > end):
             return
         rows.append(check(point, name))
 

@@ -34,7 +34,7 @@ from ringcoll.runtime.hosts import on_hosts
 
 #: How many algorithms are timed in many rounds, after one call of each algorithm.
 FEW = 3
-#: From this many bytes, an algorithm is not tried if it sends more than twice what another sends.
+#: From this many bytes, an algorithm is not tried if it sends more than twice as much as the best.
 LARGE = 2**20
 #: The choice at the previous size is kept if it takes at most this many times as long as the
 #: fastest.
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         + (f", {header['processes']} processes" if header["processes"] > 1 else "")
         + (f", {len(rows_of)} of {len(points)} points" if args.interrupted else ""),
     )
-    if processes.leads():
+    if processes.is_first():
         with writing(args, "table"):
             written.save(args.table)
         if table.Table.load(args.table) != written:
@@ -135,7 +135,7 @@ def _one_call(point: Point, name: str) -> float:
     processes.meet()
     start = time.perf_counter()
     program()
-    return processes.first_says(time.perf_counter() - start)
+    return processes.first_value(time.perf_counter() - start)
 
 
 def choose(rows: Sequence[Measurement], before: str = LAX) -> Measurement:

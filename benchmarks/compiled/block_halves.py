@@ -35,7 +35,7 @@ def half(
     Args:
         name: one of `FORMS`.
         shape: tokens x features of a token x features inside, such as "8192x8192x28672".
-        algorithm: "auto" or another algorithm of ringcoll, or one of `programs.BUILT_IN`.
+        algorithm: an algorithm of ringcoll, such as "auto", or one of `programs.BUILT_IN`.
         mesh: a mesh with one axis, x.
         dtype: the dtype of x and weights.
     """

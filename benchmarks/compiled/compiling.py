@@ -101,7 +101,7 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
         print_timed(timed)
     if counted := [one for one in found if not one.timed or is_named(one.which["topology"])]:
         print_counted(counted)
-    return tell_failed(failed)
+    return print_failed(failed)
 
 
 def find_all(
@@ -123,7 +123,7 @@ def find_all(
     return found, failed
 
 
-def tell_failed(failed: Sequence[str]) -> int:
+def print_failed(failed: Sequence[str]) -> int:
     """Print a line for each refused program, and return the exit status."""
     for line in failed:
         report.console().print(f"[red]failed[/red] {line}")

@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         write(data, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
         write(args.page, page(rows))
     print(summary(rows))
-    return compiling.tell_failed(failed)
+    return compiling.print_failed(failed)
 
 
 def merged(kept: Sequence[Mapping], found: Sequence[Figures]) -> list[Mapping]:

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             except ValueError as error:  # the ranks do not divide the sizes
                 args.error(f"--shape {shape}: {in_a_line(error)}")
     _print(found)
-    if processes.leads():
+    if processes.is_first():
         rows = [asdict(one) for one in found]
         files.write_json(args, {"measured_on": header, "rows": rows})
     return 1 if any(one.wrong for one in found) else 0

@@ -40,7 +40,7 @@ def sent_by(program: Callable[[], Any]) -> np.ndarray:
     processes.meet()
     sent = [count - before[name] for name, count in sorted(counters().items())][:_MOST]
     mine = np.array(sent + [0] * (_MOST - len(sent)), np.float32)
-    return processes.everyones(mine) / _CALLS
+    return processes.all_values(mine) / _CALLS
 
 
 def tcp_rate() -> tuple[float, bool]:
@@ -50,11 +50,11 @@ def tcp_rate() -> tuple[float, bool]:
     """
     with socket.create_server((socket.gethostbyname(socket.gethostname()), 0)) as server:
         address, port = server.getsockname()
-        everywhere = processes.everyones(np.array([*map(int, address.split(".")), port], np.int32))
+        everywhere = processes.all_values(np.array([*map(int, address.split(".")), port], np.int32))
         *to, at = everywhere[(jax.process_index() + 1) % jax.process_count()].tolist()
         following = ".".join(map(str, to)), at
         rates = [_rate(server, following) for _ in range(_TRIES)]
-    slowest = processes.everyones(np.array(rates, np.float32)).min(axis=0)
+    slowest = processes.all_values(np.array(rates, np.float32)).min(axis=0)
     return float(slowest.max()), len(np.unique(everywhere[:, :-1], axis=0)) == len(everywhere)
 
 

@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     _print(rows, found)
     _print_auto(rows)
     report.print_models(fitted)
-    if processes.leads():
+    if processes.is_first():
         everything = {
             "measured_on": header,
             "wire": asdict(wire),

@@ -6,7 +6,7 @@
 
 The model is `ringcoll.costs.predict`. There are three comparisons: the model as it is; models that
 were fitted without the measurements that they are compared with (those of a source, or of a number
-of ranks); and whether the model knows which of two measured ways is faster.
+of ranks); and whether the model predicts which of two measured ways is faster.
 """
 
 import argparse
@@ -147,7 +147,7 @@ def held_out(
 ) -> dict[tuple[str, str], list[tuple[PublishedPoint, Device]]]:
     """Points, each with a machine that was fitted without the points of its source or its ranks.
 
-    A source is left out only if another source measured the machine too. A number of ranks is left
+    A source is left out only if a second source measured the machine. A number of ranks is left
     out only if others remain for the collective. If no measurement on several hosts remains, these
     are priced from one host and the network between hosts.
     """
@@ -177,7 +177,7 @@ def _is_known(one: PublishedPoint, fitted: Device) -> bool:
 
 
 def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
-    """In how many cases the model knows the faster of a ring of permutes and the built-in.
+    """In how many cases the model predicts the faster of a ring of permutes and the built-in.
 
     It returns the number of right cases and of all cases: both were measured on one machine. A ring
     of n ranks takes n-1 permutes of 1/n of the bytes; an all-reduce twice as many.

@@ -36,7 +36,7 @@ class PublishedPoint:
         if "NVLS_ENABLE=0" in self.notes or "NVLS off" in self.notes:
             return "NVLS was switched off"
         if re.search(r"one way|pairs", self.notes):
-            return "a permute of another pattern than a ring"
+            return "a permute whose pattern is no ring"
         return ""
 
 

@@ -236,7 +236,7 @@ def interleave(
     order = list(programs)
     times: dict[str, list[float]] = {name: [] for name in order}
     for number in range(max(rounds, 1)):
-        if number >= FEWEST and processes.first_says(time.perf_counter() > end):
+        if number >= FEWEST and processes.first_value(time.perf_counter() > end):
             break
         for name in order if number % 2 == 0 else reversed(order):
             processes.meet()
@@ -245,7 +245,7 @@ def interleave(
             times[name].append(time.perf_counter() - start)
         if number % 2:
             order = [*order[1:], order[0]]
-    return {name: processes.first_say(np.array(seconds)) for name, seconds in times.items()}
+    return {name: processes.first_values(np.array(seconds)) for name, seconds in times.items()}
 
 
 def sharing(items: Sequence[T], seconds: float, weigh: Callable[[T], float]) -> Iterator[tuple]:
@@ -261,7 +261,7 @@ def sharing(items: Sequence[T], seconds: float, weigh: Callable[[T], float]) -> 
         start = time.perf_counter()
         fits = end - start > weights[i] * min(paces, default=0)
         share = (end - start) * weights[i] / sum(weights[i:]) if fits else 0
-        share = processes.first_says(share)
+        share = processes.first_value(share)
         yield item, share
         if share:
             paces.append((time.perf_counter() - start) / weights[i])

@@ -92,7 +92,7 @@ def test_a_program_is_compiled_again_only_if_it_is_another(monkeypatch, tmp_path
 
     assert made() == 1
     assert made() == 0
-    assert made(lambda y: y + 1) == 0  # the same program by another name
+    assert made(lambda y: y + 1) == 0  # the same program, with a different name
     assert made(lambda x: x + 2) == 1
     assert made(topology="v5e:4x1") == 1
     assert made(option="on") == 1

@@ -41,19 +41,6 @@ def test_sizes_grow_by_a_factor():
     assert options.sizes(args) == [1024, 4096, 16384]
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["-g", "99"], "JAX_NUM_CPU_DEVICES=99"),
-        (["-b", "2K", "-e", "1K"], "no sizes"),
-        (["-f", "1"], "give 2 or more"),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused(flags, words):
-    with pytest.raises(SystemExit, match=words):
-        main(["-c", "0", "--collective", "psum", *flags])
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
 def test_data_sums_exactly_in_any_order_and_differs_by_rank(dtype):
     x = exact((8, 256), jnp.dtype(dtype), 8)
@@ -167,26 +154,14 @@ def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
     assert ring["predicted"] > 0
 
 
-@pytest.mark.parametrize(
-    ("processes", "ratio", "words"),
-    [
-        (1, 2.0, "so named algorithms are slower than lax, as expected, in 2 of 2 rows (faster in"),
-        (1, 0.5, "Named algorithms are slower than lax in 0 of 2 rows (faster in 2); `auto` took"),
-        (
-            4,
-            2.0,
-            "`auto` took lax in 1 of 2 rows; in the others it took ring, at 2.00",
-        ),
-    ],
-)
-def test_a_verdict_is_in_words(processes, ratio, words):
+@pytest.mark.parametrize(("ratio", "slower", "faster"), [(2.0, 2, 0), (0.5, 0, 2)])
+def test_a_verdict_counts_rows(ratio, slower, faster):
     rows = [made_row("ring", ratio), made_row("bruck", ratio), made_row("auto", 1.0)]
     rows.append(replace(made_row("auto", ratio), resolved="ring"))
-    header = {"devices": 8, "platform": "cpu", "processes": processes}
-    said = verdict([made_row(LAX, 1.0), *rows], header)
-    assert words in said
-    assert said.endswith("python -m benchmarks cluster") == (processes == 1)
-    assert "JAX_NUM_CPU_DEVICES=8" in verdict(rows, {"devices": 1})
+    header = {"devices": 8, "platform": "cpu", "processes": 4}
+    words = verdict([made_row(LAX, 1.0), *rows], header)
+    assert f"in {slower} of 2 rows (faster in {faster})" in words
+    assert f"lax in 1 of 2 rows; in the others it took ring, at {ratio:.2f}" in words
 
 
 def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
@@ -214,7 +189,7 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
         ("--wire int8", "psum,pmax,all_to_all --algorithm ring,pairwise,auto", 3,
          {"psum": ("lax", "auto", "ring"), "all_to_all": ("lax", "auto", "pairwise")},
          "bit by bit, or with a wire within its bound"),
-        # A ring adds in another order.
+        # A ring adds in a different order.
         ("--order tree", "psum,pmax,all_gather --algorithm ring,halving_doubling,auto", 4,
          {"psum": ("lax", "auto", "halving_doubling")}, "bit by bit\n"),
     ],

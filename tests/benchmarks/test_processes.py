@@ -5,7 +5,6 @@ import json
 import pytest
 from processes import together
 
-from benchmarks.__main__ import main
 from ringcoll.collectives.table import Table
 
 SHORT = "-b 1K -e 1K -n 3 --budget 200 -d bfloat16"
@@ -68,18 +67,3 @@ def test_processes_choose_alike_and_write_one_table(tmp_path):
     assert "3 processes" in table.measured_on
     for row in table.rows:
         assert (row.ranks, row.hosts, row.ranks_a_host) == ((3, 4), (3, 4), (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        ("--num-processes 2", "--coordinator, --process-id: give all of --coordinator, --num-"),
-        (
-            "--coordinator localhost:1 --num-processes 2 --process-id 2",
-            "--process-id 2: the processes are 0 to 1",
-        ),
-    ],
-)
-def test_processes_that_cannot_be_are_refused(flags, complaint):
-    with pytest.raises(SystemExit, match=complaint):
-        main(flags.split())
