@@ -232,7 +232,7 @@ def _in_equal_slices(lib: Any, x: Array, **options: Any) -> Array:
     count = len(x) // n
     if lib is our_lax:
         options["max_send"] = count
-    return ragged.called(lib, x, AXIS, [[count] * n] * n, **options)
+    return ragged.call(lib, x, AXIS, [[count] * n] * n, **options)
 
 
 def _to_the_next(n: int) -> list[tuple[int, int]]:

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         with writing(args, "json"):
             os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
             RESULTS.check()
-    header = options.described(mesh)
+    header = options.describe(mesh)
     report.print_header(header)
     programs = _to_check(args, mesh) if args.check else []
     checks: list[Measurement] = []

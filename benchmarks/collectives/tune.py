@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, choose, write, and return the exit status: 1 if any result was wrong."""
     processes.start(args)
     mesh = options.mesh(args)
-    header = options.described(mesh)
+    header = options.describe(mesh)
     report.print_header(header)
     sizes = options.sizes(args)
     points = [

@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.compiled.block import Linear, constrained, gathered, scattered
+from benchmarks.compiled.block import Linear, by_constraints, gather_matmul, matmul_scatter
 from benchmarks.compiled.programs import BUILT_IN, COMPILER, TUNED, by_shardings, options_of
 from ringcoll.layers import tensor_parallel as tp
 
@@ -52,10 +52,10 @@ def half(
     x = operand((1, m, k), x_spec)
     algorithm = algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
-        function = partial(_by_parts, name, *constrained(mesh, None, ("x",)))
+        function = partial(_by_parts, name, *by_constraints(mesh, None, ("x",)))
         return by_shardings(function, (x, weights)), (x, weights)
     if algorithm in BUILT_IN:
-        moves = partial(gathered, ("x",)), partial(scattered, ("x",))
+        moves = partial(gather_matmul, ("x",)), partial(matmul_scatter, ("x",))
         function = partial(_by_parts, name, *moves)
     else:
         function = partial(_ours, name, options_of(algorithm))

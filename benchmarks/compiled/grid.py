@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     found, failed = compiling.find_all(args, todo, program)
     data = args.page.with_suffix(".json")
     kept = json.loads(data.read_text(encoding="utf-8")) if data.exists() else []
-    rows = merged(kept, found)
+    rows = merge(kept, found)
     with writing(args, "page"):
         write(data, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
         write(args.page, page(rows))
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     return compiling.print_failed(failed)
 
 
-def merged(kept: Sequence[Mapping], found: Sequence[Figures]) -> list[Mapping]:
+def merge(kept: Sequence[Mapping], found: Sequence[Figures]) -> list[Mapping]:
     """The kept rows, with new figures in place of those of the same programs."""
     rows = {tuple(row["which"].items()): row for row in kept}
     for one in found:

@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare, time, report; return 1 if anything was wrong."""
     processes.start(args)
     mesh = options.mesh(args)
-    header = options.described(mesh)
+    header = options.describe(mesh)
     report.print_header(header)
     todo = [
         (form, direction, shape)

@@ -33,13 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
     every = (*known, *ENCODED, *SWITCH_FORMS)
-    add(
-        "--algorithm",
-        type=listed(*every),
-        default=",".join(known),
-        metavar="LIST",
-        help=", ".join(every),
-    )
+    names = listed(*every)
+    add("--algorithm", type=names, default=",".join(known), metavar="LIST", help=", ".join(every))
     add("--shape", type=options.shapes(3), metavar="LIST", help="m x k x f")
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
     grid.add_arguments(parser)

@@ -86,7 +86,7 @@ class PageTable:
         head = ["", *(column["title"] for column in self.columns)]
         lines = [head, ["---"] * len(head)]
         for row in self.rows:
-            cells = [self._written(row, column, claims) for column in self.columns]
+            cells = [self._cell_text(row, column, claims) for column in self.columns]
             lines.append([row["title"], *cells])
         return [*(_line(line) for line in lines), "", *self._caption(claims)]
 
@@ -96,7 +96,7 @@ class PageTable:
         by = ", ".join([f"jax {self.jax}", *sorted({claims[w].compiler for w in self.programs()})])
         return [f"*Compiled*, {by}; by the compiler's estimates:", f"{again}."]
 
-    def _written(self, row: Flags, column: Flags, claims: Mapping[ClaimedProgram, Claim]) -> str:
+    def _cell_text(self, row: Flags, column: Flags, claims: Mapping[ClaimedProgram, Claim]) -> str:
         which = self._cell(row, column)
         if not which:
             return ""
@@ -157,7 +157,7 @@ def headline(tables: Iterable[PageTable]) -> Iterator[ClaimedProgram]:
                 yield which
 
 
-def written(
+def page_text(
     page: str, tables: Sequence[PageTable], claims: Sequence[Claim]
 ) -> tuple[str, dict[str, int]]:
     """The text of a page, with its tables written again.
@@ -196,12 +196,12 @@ def write_pages(
     """Write the tables into their pages, including the tables of algorithms and the drawings.
 
     Returns:
-        The pages that changed; and missing claims, as `written`.
+        The pages that changed; and missing claims, as `page_text`.
     """
     changed: list[str] = []
     unclaimed: dict[str, int] = {}
     for page in dict.fromkeys(table.page for table in tables):
-        text, missing = written(page, tables, claims)
+        text, missing = page_text(page, tables, claims)
         unclaimed |= missing
         if text != (ROOT / page).read_text(encoding="utf-8"):
             write(ROOT / page, text)
@@ -217,10 +217,10 @@ def write_pages(
 def with_algorithms(text: str) -> str:
     """The text of a page, with its tables and drawings of algorithms made again."""
     lines = "\n".join(explain.markdown()).strip() + "\n"
-    return _DRAWING.sub(_drawn, ALGORITHMS.sub(lambda _: lines, text))
+    return _DRAWING.sub(_drawing, ALGORITHMS.sub(lambda _: lines, text))
 
 
-def _drawn(found: re.Match[str]) -> str:
+def _drawing(found: re.Match[str]) -> str:
     mark, collective, algorithm, n = found.groups()
     drawing = draw.as_text(draw.plan(collective, algorithm, (int(n),)))
     return f"{mark}```text\n{drawing.strip()}\n```\n"

@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     end = time.perf_counter() + args.budget
     mesh = options.mesh(args)
     local = mesh.size // hosts
-    algorithms = chosen(args.collective, args.algorithm, hosts, local)
-    header = options.described(mesh)
+    algorithms = choose_algorithms(args.collective, args.algorithm, hosts, local)
+    header = options.describe(mesh)
     report.print_header(header)
     tcp, counts = network.tcp_rate()
     wire = HostLinks(hosts, local, args.links, args.rate or tcp, tcp, counts)
@@ -133,7 +133,7 @@ def _measure(
         sent += by_link
 
 
-def chosen(
+def choose_algorithms(
     collectives: Sequence[str], asked: str | None, hosts: int, local: int
 ) -> dict[str, list[str]]:
     """The algorithms of each collective that were asked for; by default the hand-written ones.

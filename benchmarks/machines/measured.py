@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     for table in tables(measured):
         _show(table)
     if args.write:
-        write(PAGE, written(PAGE.read_text(encoding="utf-8"), tables(measured), notes))
+        write(PAGE, page_text(PAGE.read_text(encoding="utf-8"), tables(measured), notes))
     return 0
 
 
@@ -82,14 +82,16 @@ def tables(measured: Sequence[PublishedPoint]) -> list[PageTable]:
             (title, *names),
             [
                 (str(name), str(len(some)), *errors(some))
-                for name, some in grouped(measured, key).items()
+                for name, some in group_by(measured, key).items()
             ],
         )
         for title, key in BY.items()
     ]
     rows = []
     for (device, without), some in held_out(measured).items():
-        errors_of = [(p.bytes, abs(modelled_on(p, fitted) / p.seconds - 1)) for p, fitted in some]
+        errors_of = [
+            (p.bytes, abs(model_seconds_on(p, fitted) / p.seconds - 1)) for p, fitted in some
+        ]
         rows.append((device, without, str(len(some)), *_medians(errors_of)))
     columns = ("machine", "fitted without", *names[:-1])
     found.append(PageTable("judged on what was not fitted", columns, rows))
@@ -124,12 +126,12 @@ def of_matmuls(devices: Iterable[str]) -> list[tuple[str, ...]]:
 
 def _matmul_error(fitted: list[wheel.Matmul], judged: Sequence[wheel.Matmul]) -> float:
     """Fit to the matmuls `fitted`; return the median error on the matmuls `judged`."""
-    ((rate,),) = fit.fitted_matmuls(fitted).values()
+    ((rate,),) = fit.fit_matmuls(fitted).values()
     start, per_second = rate["start_seconds"], rate["flops_per_second"]
     return median(abs((start + one.flops / per_second) / one.seconds - 1) for one in judged)
 
 
-def written(page: str, found: Sequence[PageTable], notes: Sequence[str]) -> str:
+def page_text(page: str, found: Sequence[PageTable], notes: Sequence[str]) -> str:
     """The text of a page, with these tables in place of those between its marks."""
     lines = [f"- {note}" for note in notes]
     for table in found:
@@ -156,11 +158,11 @@ def held_out(
         ("source", lambda one: one.source),
         ("ranks", lambda one: one.ranks),
     ]
-    for name, of_device in grouped(measured, lambda one: one.device).items():
+    for name, of_device in group_by(measured, lambda one: one.device).items():
         if MACHINES[name].ranks_a_host < 2:
             continue
         for kind, key in kinds:
-            for value, judged in grouped(of_device, key).items():
+            for value, judged in group_by(of_device, key).items():
                 rest = [one for one in of_device if key(one) != value]
                 fitted = fit.device(name, rest)
                 known = [one for one in judged if _is_known(one, fitted)]
@@ -195,7 +197,7 @@ def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
         ring = (one.ranks - 1) * permute * (1 + (one.collective == "psum"))
         by_ring = costs.predict(one.collective, one.bytes, one.ranks, one.device, "ring")
         pairs += 1
-        right += (by_ring < modelled(one)) == (ring < one.seconds)
+        right += (by_ring < model_seconds(one)) == (ring < one.seconds)
     return right, pairs
 
 
@@ -208,19 +210,19 @@ def everything() -> tuple[list[PublishedPoint], list[str]]:
         inside = wheel.points()
     except wheel.TableError as error:
         notes.append(f"without the table of GB200 and GB300: {error}")
-    found = points.merged(published, inside)
+    found = points.merge(published, inside)
     left = Counter(one.why_left_out for one in found if one.why_left_out)
     notes += [f"left out: {number}, {why}" for why, number in left.items()]
     return [one for one in found if not one.why_left_out], notes
 
 
 @cache
-def modelled(one: PublishedPoint) -> float:
+def model_seconds(one: PublishedPoint) -> float:
     """The seconds by the model. They are computed once, because every table needs them."""
-    return modelled_on(one, one.device)
+    return model_seconds_on(one, one.device)
 
 
-def modelled_on(one: PublishedPoint, device: str | Device) -> float:
+def model_seconds_on(one: PublishedPoint, device: str | Device) -> float:
     """The seconds by the model of a device."""
     call = one.collective, one.bytes, one.ranks, device
     if one.device in costs.DEVICES:
@@ -230,12 +232,12 @@ def modelled_on(one: PublishedPoint, device: str | Device) -> float:
 
 def off(one: PublishedPoint) -> float:
     """How far the model is off, as a share of the measured time."""
-    return abs(modelled(one) / one.seconds - 1)
+    return abs(model_seconds(one) / one.seconds - 1)
 
 
 def errors(some: Sequence[PublishedPoint]) -> tuple[str, ...]:
     """The median errors of all points, of those from 1 MiB, of those below; the median ratio."""
-    ratio = median(modelled(one) / one.seconds for one in some)
+    ratio = median(model_seconds(one) / one.seconds for one in some)
     return (*_medians([(one.bytes, off(one)) for one in some]), f"{ratio:.3f}")
 
 
@@ -246,7 +248,7 @@ def _medians(errors: Sequence[tuple[float, float]]) -> tuple[str, ...]:
     return tuple(f"{median(some):.1%}" if some else "-" for some in (every, large, small))
 
 
-def grouped(
+def group_by(
     some: Iterable[PublishedPoint], key: Callable[[PublishedPoint], Any]
 ) -> dict[Any, list[PublishedPoint]]:
     groups: dict[Any, list[PublishedPoint]] = defaultdict(list)

@@ -121,9 +121,8 @@ def sizes(args: argparse.Namespace) -> list[int]:
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
     """Declare -g."""
-    parser.add_argument(
-        "-g", "--devices", type=int, metavar="N", help="the number of devices to use (all)"
-    )
+    what = "the number of devices to use (all)"
+    parser.add_argument("-g", "--devices", type=int, metavar="N", help=what)
 
 
 def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) -> None:
@@ -132,14 +131,8 @@ def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) 
     add = parser.add_argument
     what = f"the most rounds ({rounds})"
     add("-n", "--iters", type=int, default=rounds, metavar="N", help=what)
-    add(
-        "--budget",
-        type=float,
-        default=budget,
-        metavar="SECONDS",
-        help=f"the time for everything; if it is short, there are fewer rounds, then fewer sizes "
-        f"({budget})",
-    )
+    what = f"the time for everything; a short one means fewer rounds, then fewer sizes ({budget})"
+    add("--budget", type=float, default=budget, metavar="SECONDS", help=what)
 
 
 def add_wire_and_order(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +173,7 @@ def mesh(args: argparse.Namespace) -> Mesh:
     return Mesh(np.array(devices[:n]), (AXIS,))
 
 
-def described(mesh: Mesh) -> dict[str, Any]:
+def describe(mesh: Mesh) -> dict[str, Any]:
     """A description of the machine and the versions, for a measurement."""
     device = mesh.devices.flat[0]
     return {

@@ -29,7 +29,7 @@ def draw(path: str, header: Mapping[str, Any], rows: Sequence[Measurement]) -> N
 
     Args:
         path: the file, an SVG.
-        header: the machine, as `options.described` returns it.
+        header: the machine, as `options.describe` returns it.
         rows: measurements with times, from small sizes to large.
     """
     algorithms = list(dict.fromkeys(row.algorithm for row in rows))

@@ -13,7 +13,7 @@ def verdict(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
 
     Args:
         rows: measurements with times.
-        header: the machine, as `options.described` returns it.
+        header: the machine, as `options.describe` returns it.
     """
     if header["devices"] == 1:
         return (

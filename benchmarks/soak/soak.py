@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     processes.start(args)
     mesh = options.mesh(args)
     if args.program is not None:
-        report.print_header(options.described(mesh))
+        report.print_header(options.describe(mesh))
         wrong = _try_step(args.seed, args.program, mesh.size)
         if not wrong:
             _print(f"right: {steps.draw(args.seed, args.program, mesh.size)}")
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.seed is None:
         args.seed = int(processes.first_value(secrets.randbits(24)))
     which = args.only or range(args.count)
-    report.print_header(options.described(mesh))
+    report.print_header(options.describe(mesh))
     _print(f"{len(which)} calls of seed {args.seed}")
     start = time.perf_counter()
     tally: Counter[str] = Counter()

@@ -37,7 +37,7 @@ def known(monkeypatch):
 
 @pytest.mark.parametrize("page", sorted({table.page for table in pages.tables()}))
 def test_tables_show_what_is_claimed(page):
-    text, missing = pages.written(page, pages.tables(), recorded_claims.load())
+    text, missing = pages.page_text(page, pages.tables(), recorded_claims.load())
     assert not missing
     assert text == (pages.ROOT / page).read_text(encoding="utf-8"), "claims --write"
 

@@ -18,7 +18,7 @@ from benchmarks.__main__ import main
 from benchmarks.collectives.cases import CASES
 from benchmarks.hosts import namespaces
 from benchmarks.hosts.links import HostLinks
-from benchmarks.hosts.wire import chosen
+from benchmarks.hosts.wire import choose_algorithms
 from benchmarks.measuring.row import Measurement
 from ringcoll.collectives.table import default_table
 
@@ -174,19 +174,21 @@ def test_bytes_of_codes_on_a_link():
 
 def test_each_collective_runs_by_its_own_algorithms():
     both = ["all_gather", "all_to_all"]
-    assert chosen(both, "ring,bruck,ring@2x2,pairwise,auto", 2, 2) == {
+    assert choose_algorithms(both, "ring,bruck,ring@2x2,pairwise,auto", 2, 2) == {
         "all_gather": ["ring", "bruck", "ring@2x2", "auto"],
         "all_to_all": ["bruck", "pairwise", "auto"],
     }
-    by_default, by_all = (chosen(["psum"], asked, 2, 2)["psum"] for asked in (None, "all"))
+    by_default, by_all = (
+        choose_algorithms(["psum"], asked, 2, 2)["psum"] for asked in (None, "all")
+    )
     assert {"ring", "ring@2x2"} < set(by_default) < set(by_all)
     assert set(by_all) - set(by_default) >= {"auto", "ring+lax_as_bits"}
-    assert chosen(["psum"], "auto", 2, 2)["psum"] == by_all
+    assert choose_algorithms(["psum"], "auto", 2, 2)["psum"] == by_all
 
 
 def test_an_algorithm_that_runs_on_a_different_number_of_ranks_is_refused():
     with pytest.raises(SystemExit, match="no 'halving_doubling'; choose from"):
-        chosen(["psum"], "ring,halving_doubling", 3, 1)
+        choose_algorithms(["psum"], "ring,halving_doubling", 3, 1)
 
 
 @pytest.mark.parametrize(
