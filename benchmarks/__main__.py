@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure the collectives, or run another command.
+"""`python -m benchmarks`: measure the collectives, or run a command.
 
 See `python -m benchmarks -h`, and `python -m benchmarks COMMAND -h`.
 """
@@ -24,7 +24,7 @@ from benchmarks.compiled import (
     matmul,
     overlap,
 )
-from benchmarks.hosts import cluster, failures, skew, wire
+from benchmarks.hosts import cluster, failures, wire
 from benchmarks.machines import fit, measured
 from benchmarks.referee import referee
 from benchmarks.soak import soak
@@ -33,7 +33,7 @@ from ringcoll.collectives.table import default_table
 from ringcoll.commands.arguments import Parser
 
 #: Each command is a module. It has `add_arguments(parser)` and `run(args) -> exit status`, and the
-#: first line of its docstring says what it does.
+#: first line of its docstring describes it.
 COMMANDS = {
     "tune": tune,
     "collectives": collectives,
@@ -49,7 +49,6 @@ COMMANDS = {
     "referee": referee,
     "cluster": cluster,
     "wire": wire,
-    "skew": skew,
     "failures": failures,
     "soak": soak,
 }
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None, start: float | None = None) -> int:
     sweep.add_arguments(parser)
     start = time.perf_counter() if start is None else start
     parser.set_defaults(run=sweep.run, error=parser.error, start=start)
-    commands = parser.add_subparsers(title="other measurements", metavar="COMMAND")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_commands(commands, COMMANDS)
     try:  # check before the work, which would otherwise end in a traceback
         default_table()

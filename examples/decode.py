@@ -78,7 +78,7 @@ def main() -> int:
     weights = {k: random.integers(-2, 3, (LAYERS, *s)).astype("float32") for k, s in sizes.items()}
     x = random.integers(-1, 2, (BATCH, WIDTH)).astype("float32")
     mesh, status = jax.make_mesh((RANKS,), ("model",), (AxisType.Auto,)), 0
-    print(f"\na decode step of {LAYERS} layers on {RANKS} CPU devices: messages, one after another")
+    print(f"\na decode step of {LAYERS} layers on {RANKS} CPU devices: messages in turn")
     print(f"{'':24}{'a sum at a time':>18}{'parallel block':>18}")
     expected: dict[bool, np.ndarray] = {}
     for name in ("lax", *ALGORITHMS):

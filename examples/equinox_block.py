@@ -3,8 +3,8 @@
     python -m examples.equinox_block
 
 A module is a pytree. So `partition_specs` returns a module of specs, `jax.grad` returns a module of
-gradients, and `ringcoll.layers` read attributes. If Equinox gives a parameter another name, pass it
-under ours: Equinox calls the scale of a norm `weight`.
+gradients, and `ringcoll.layers` read attributes. Pass a parameter that Equinox calls differently
+under our name: Equinox calls the scale of a norm `weight`.
 """
 
 import sys

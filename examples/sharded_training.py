@@ -69,7 +69,7 @@ def _train(loss: Any, params: Any, *data: Array) -> tuple[np.ndarray, Any]:
         return (optax.apply_updates(params, updates), kept), value
 
     state = params, optimizer.init(params)
-    # Without this a step could return a state with another sharding.
+    # Without this a step could return a state with a different sharding.
     outs = jax.tree.map(lambda leaf: leaf.sharding, state), None
     program = jax.jit(step, out_shardings=outs).lower(state, *data).compile()
     losses = []

@@ -88,7 +88,7 @@ def flags(argv: Sequence[str] | None) -> argparse.Namespace:
         words = f"a token has {TOP_K}, and each rank of --model {args.model} as many as the others"
         parser.error(f"--experts {args.experts}: {words}; use {max(args.model, TOP_K)}, or 0")
     if args.check and args.experts > TOP_K:
-        words = "rounding may choose another expert for a token, whose loss is then another one"
+        words = "rounding may choose a different expert for a token, and so a different loss"
         parser.error(f"--check --experts {args.experts}: {words}; check --experts {TOP_K}")
     for name in () if args.process_id else ("output", "checkpoint"):  # the first process writes
         try:
@@ -126,8 +126,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise SystemExit(f"--resume: {error}") from None
     elif saved and saved.steps():
         raise SystemExit(
-            f"--checkpoint {args.checkpoint}: has states of steps {saved.steps()} of another run; "
-            "continue from one by --resume, or name another folder"
+            f"--checkpoint {args.checkpoint}: has states of an earlier run, {saved.steps()}; "
+            "continue from one by --resume, or name a new folder"
         )
     if first >= args.steps:
         raise SystemExit(f"nothing to do: {first} steps are done, and --steps is {args.steps}")
@@ -143,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "held_out": held_out_losses,
         "check": check.rows if check else None,
     }
-    if processes.leads():
+    if processes.is_first():
         title = f"{size:,} parameters over {dict(mesh.shape)}, {args.dtype}"
         curve.draw(args.output / "loss.png", title, train_losses, held_out_losses)
         files.write(args.output / "losses.json", json.dumps(found, indent=1))

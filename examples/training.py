@@ -190,7 +190,7 @@ class Checkpoints:
     A state does not depend on the mesh that wrote it: weights have the ordinary layout, and moments
     have the layout of their weights.
 
-    A run that resumes from an earlier state replaces the later ones, which are of another run. It
+    A run that resumes from an earlier state replaces the later ones, which are stale. It
     moves them aside before it saves for the first time, and deletes them after that. If it ends in
     between, the next run moves them back.
     """
@@ -223,11 +223,11 @@ class Checkpoints:
         """The state after so many steps; for a negative number, the last state.
 
         Each device reads its part of `like`. Later states are deleted when this run saves, because
-        this is another run from here on.
+        this is a different run from here on.
 
         Raises:
             FileNotFoundError: there is no such state.
-            ValueError: the state is of another model, or damaged.
+            ValueError: the state is of a different model, or damaged.
         """
         known = self.steps()
         number = max(known, default=0) if number < 0 else number
@@ -236,11 +236,11 @@ class Checkpoints:
         try:
             found = _shapes(self._manager.item_metadata(number).tree)
             if wrong := _mismatch(found, _shapes(like)):
-                raise ValueError(f"of another model: {wrong}")
+                raise ValueError(f"of a different model: {wrong}")
             state = self._manager.restore(number, args=ocp.args.StandardRestore(like))
         except Exception as error:  # a damaged file raises errors of many types
             why = " ".join(str(error).split())
-            why = why if why.startswith("of another") else f"damaged: {why[:200]}"
+            why = why if why.startswith("of a different") else f"damaged: {why[:200]}"
             raise ValueError(
                 f"the state of step {number} in {self._folder} is {why}; {self._have()}"
             ) from error

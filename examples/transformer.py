@@ -98,7 +98,7 @@ def dropout(x: Array, key: Array | None, positions: Array | None, site: int, rat
 
     The mask depends on the key and on the position of each token in the whole batch; `positions:
     [b, s]` is sharded like x. So masks are equal on every mesh and on one device, and a run can be
-    checked, and resumed on another mesh. (A different key for each rank, by `fold_rng_over_axis`,
+    checked, and resumed on any mesh. (A different key for each rank, by `fold_rng_over_axis`,
     is as random, but gives different masks on every mesh.)
     """
     if key is None or positions is None or not rate:

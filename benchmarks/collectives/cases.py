@@ -1,4 +1,4 @@
-"""The table of the collectives: a row has everything that a benchmark knows about one of them.
+"""The table of the collectives: a row describes one of them to the benchmarks.
 
 Sizes are those of nccl-tests. `count` is the count in a call of NCCL: the elements of one block if
 blocks are gathered, scattered or exchanged, else of the whole vector. `size` is the bytes of a
@@ -226,7 +226,7 @@ def _in_equal_slices(lib: Any, x: Array, **options: Any) -> Array:
     count = len(x) // n
     if lib is our_lax:
         options["max_send"] = count
-    return ragged.called(lib, x, AXIS, [[count] * n] * n, **options)
+    return ragged.call(lib, x, AXIS, [[count] * n] * n, **options)
 
 
 def _to_the_next(n: int) -> list[tuple[int, int]]:

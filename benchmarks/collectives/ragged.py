@@ -35,7 +35,7 @@ def rows(sizes: Sizes) -> tuple[int, int, int]:
     return int(sends.sum(1).max()), int(gets.sum(1).max()), int(for_one.max())
 
 
-def called(
+def call(
     library: Any,
     x: Array,
     axis_name: Any,

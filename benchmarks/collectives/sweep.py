@@ -49,7 +49,6 @@ RESULTS = File("results/benchmarks.json")
 _NAMES = [case.name for case in CASES]
 #: The collectives that are timed by default; all are checked.
 _TIMED = ("all_gather", "psum_scatter", "psum", "all_to_all")
-_OPS = sorted({case.redop for case in CASES if case.redop})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,17 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_machine(parser, budget=180)
     processes.add_arguments(parser)
     add = parser.add_argument
-    add(
-        "-w",
-        "--warmup_iters",
-        type=int,
-        default=1,
-        metavar="N",
-        help="rounds that are not timed (1)",
-    )
     add("-c", "--check", type=int, choices=(0, 1), default=1, help="compare results (1)")
-    names = options.listed
-    add("-o", "--op", type=names(*_OPS), metavar="LIST", help=f"of {', '.join(_OPS)}, or all")
     collectives = options.collectives(*_NAMES)
     what = f"of {', '.join(_NAMES)}, or all (default: check all, time {', '.join(_TIMED)})"
     add("--collective", type=collectives, metavar="LIST", help=what)
@@ -85,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
     start = args.start
     mesh = options.mesh(args)
     points = _to_time(args)
-    if not args.json and processes.leads():
+    if not args.json and processes.is_first():
         args.json = RESULTS
         os.makedirs(os.path.dirname(RESULTS), exist_ok=True)
         check_files(args)
-    header = options.described(mesh)
+    header = options.describe(mesh)
     report.print_header(header)
     programs = _to_check(args, mesh) if args.check else []
     checks: list[Measurement] = []
@@ -110,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
     report.print_models(fitted)
     if not args.interrupted:
         report.print_skipped(args.budget, points, skipped, len(checks), len(programs))
-    report.say(verdict(rows, header))
+    report.print_text(verdict(rows, header))
     status = report.print_verdict([*checks, *rows])
-    if processes.leads():
+    if processes.is_first():
         files.write_json(args, files.everything(header, checks, rows, fitted))
         paths = [f"numbers: {args.json}"]
         if rows and not is_stream(args.json):
@@ -126,8 +115,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _cases(args: argparse.Namespace, names: Sequence[str]) -> list[Case]:
     """The cases that were asked for, by default these."""
-    names, ops = args.collective or names, args.op or _OPS
-    return [case for case in CASES if case.name in names and case.redop in ("", *ops)]
+    return [case for case in CASES if case.name in (args.collective or names)]
 
 
 def _algorithms(
@@ -164,7 +152,7 @@ def _check_all(programs: Sequence[tuple[Point, str]], end: float, rows: list[Mea
         return f"{point.case.name} {point.dtype.name} {algorithm}"
 
     for point, name in report.progress(programs, len(programs), "checking", named):
-        if processes.first_says(time.perf_counter() > end):
+        if processes.first_value(time.perf_counter() > end):
             return
         rows.append(check(point, name))
 
@@ -174,7 +162,7 @@ def _to_time(args: argparse.Namespace) -> list[report.Combination]:
     return [
         (case, np.dtype(name), size)
         for size in options.sizes(args)
-        for case in _cases(args, _NAMES if args.op else _TIMED)
+        for case in _cases(args, _TIMED)
         for name in args.datatype
     ]
 
@@ -196,4 +184,4 @@ def _time_all(
         case, dtype, size = place
         names = _algorithms(args, case, dtype, mesh.size, case.timed(size))
         point = Point(case, dtype, size, mesh)
-        rows += measure(point, names, share, args.iters, args.warmup_iters, bool(args.check))
+        rows += measure(point, names, share, args.iters, checks=bool(args.check))

@@ -34,7 +34,7 @@ from ringcoll.runtime.hosts import on_hosts
 
 #: How many algorithms are timed in many rounds, after one call of each algorithm.
 FEW = 3
-#: From this many bytes, an algorithm is not tried if it sends more than twice what another sends.
+#: From this many bytes, an algorithm is not tried if it sends more than twice as much as the best.
 LARGE = 2**20
 #: The choice at the previous size is kept if it takes at most this many times as long as the
 #: fastest.
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, choose, write, and return the exit status: 1 if any result was wrong."""
     processes.start(args)
     mesh = options.mesh(args)
-    header = options.described(mesh)
+    header = options.describe(mesh)
     report.print_header(header)
     sizes = options.sizes(args)
     points = [
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         + (f", {header['processes']} processes" if header["processes"] > 1 else "")
         + (f", {len(rows_of)} of {len(points)} points" if args.interrupted else ""),
     )
-    if processes.leads():
+    if processes.is_first():
         written.save(args.table)
         if table.Table.load(args.table) != written:
             raise AssertionError(f"{args.table} does not read back as it was written")
@@ -116,7 +116,7 @@ def _measured(point: Point, seconds: float, rounds: int) -> list[Measurement]:
     end = time.perf_counter() + seconds
     tried = {name: _one_call(point, name) for name in _worth_trying(point)}
     few = nsmallest(FEW, tried, key=lambda name: tried[name])
-    return measure(point, few, end - time.perf_counter(), rounds, warmup=1, checks=True)
+    return measure(point, few, end - time.perf_counter(), rounds, checks=True)
 
 
 def _worth_trying(point: Point) -> list[str]:
@@ -133,7 +133,7 @@ def _one_call(point: Point, name: str) -> float:
     processes.meet()
     start = time.perf_counter()
     program()
-    return processes.first_says(time.perf_counter() - start)
+    return processes.first_value(time.perf_counter() - start)
 
 
 def choose(rows: Sequence[Measurement], before: str = LAX) -> Measurement:

@@ -91,10 +91,10 @@ def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> 
     x = operand((sizes.batch * mesh.shape.get(DATA, 1), sizes.sequence, sizes.width), x_spec)
     algorithm = algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
-        function = partial(_by_parts, *constrained(mesh, batch, axes))
+        function = partial(_by_parts, *by_constraints(mesh, batch, axes))
         return by_shardings(function, (x, weights)), (x, weights)
     if algorithm in BUILT_IN:
-        function = partial(_by_parts, partial(gathered, axes), partial(scattered, axes))
+        function = partial(_by_parts, partial(gather_matmul, axes), partial(matmul_scatter, axes))
     else:
         name, _, summing = algorithm.removesuffix(BESIDE).partition("+")
         ours = _ours_beside if algorithm.endswith(BESIDE) else _ours
@@ -173,18 +173,18 @@ def _attend(query: Array, key: Array, value: Array) -> Array:
     return jax.nn.dot_product_attention(query, key, value, is_causal=True)
 
 
-def gathered(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:
+def gather_matmul(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:
     """Gather x once, by `lax`, and multiply it by each kernel."""
     rows = lax.all_gather(x, axes, axis=1, tiled=True)
     return [_product(rows, kernel) for kernel in kernels]
 
 
-def scattered(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
+def matmul_scatter(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
     """Multiply, and reduce-scatter the product by `lax`."""
     return lax.psum_scatter(_product(x, kernel), axes, scatter_dimension=1, tiled=True)
 
 
-def constrained(
+def by_constraints(
     mesh: Mesh, batch: str | None, axes: tuple[str, ...]
 ) -> tuple[Callable[..., list[Array]], Linear]:
     """The same two functions for whole arrays: they constrain shardings, and XLA does the rest."""

@@ -15,7 +15,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.compiled.block import Linear, constrained, gathered, scattered
+from benchmarks.compiled.block import Linear, by_constraints, gather_matmul, matmul_scatter
 from benchmarks.compiled.programs import BUILT_IN, COMPILER, TUNED, by_shardings, options_of
 from ringcoll.layers import tensor_parallel as tp
 
@@ -35,7 +35,7 @@ def half(
     Args:
         name: one of `FORMS`.
         shape: tokens x features of a token x features inside, such as "8192x8192x28672".
-        algorithm: "auto" or another algorithm of ringcoll, or one of `programs.BUILT_IN`.
+        algorithm: an algorithm of ringcoll, such as "auto", or one of `programs.BUILT_IN`.
         mesh: a mesh with one axis, x.
         dtype: the dtype of x and weights.
     """
@@ -52,10 +52,10 @@ def half(
     x = operand((1, m, k), x_spec)
     algorithm = algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
-        function = partial(_by_parts, name, *constrained(mesh, None, ("x",)))
+        function = partial(_by_parts, name, *by_constraints(mesh, None, ("x",)))
         return by_shardings(function, (x, weights)), (x, weights)
     if algorithm in BUILT_IN:
-        moves = partial(gathered, ("x",)), partial(scattered, ("x",))
+        moves = partial(gather_matmul, ("x",)), partial(matmul_scatter, ("x",))
         function = partial(_by_parts, name, *moves)
     else:
         function = partial(_ours, name, options_of(algorithm))

@@ -32,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table", choices=names, action="append", metavar="NAME", help=", ".join(names)
     )
     compiling.add_cache(parser)
-    add("--missing", action="store_true", help="only programs without a claim for these versions")
-    what = "only programs that have changed since their claim, or whose times have other code now"
+    what = "only programs that changed since their claim, or have none for these versions"
     add("--changed", action="store_true", help=what)
     add("--update", action="store_true", help="save the new figures as claims, and write the pages")
     add("--write", action="store_true", help="only write the pages from the claims")
@@ -49,8 +48,6 @@ def run(args: argparse.Namespace) -> int:
     programs = pages.programs(asked) if asked else pages.headline(every)
     todo = list(dict.fromkeys(programs))
     known = here(claims)
-    if args.missing:
-        todo = [which for which in todo if which not in known]
     if args.changed:
         asked_for, todo = todo, [which for which in todo if _has_changed(which, known)]
         print(f"{len(asked_for) - len(todo)} of {len(asked_for)} programs have not changed")
@@ -67,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     status = _find(args, todo, known, claims, every)
     never = set(without) - {one.which for one in claims}
     if never:
-        print(f"{len(never)} of these have no claim for any version: claims --update --missing")
+        print(f"{len(never)} of these have no claim for any version: claims --changed --update")
     return 1 if never else status
 
 

@@ -44,38 +44,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = "lax,bidirectional_ring,two_ended,torus"
     add("--algorithm", default=known, metavar="LIST", help=f"names with commas between ({known})")
     dtypes = options.listed("float32", "bfloat16")
-    add(
-        "--dtype",
-        type=dtypes,
-        default=["float32"],
-        metavar="LIST",
-        help="dtypes with commas between (float32)",
-    )
+    what = "dtypes with commas between (float32)"
+    add("--dtype", type=dtypes, default="float32", metavar="LIST", help=what)
     compiling.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile, and return the exit status: 1 if the compiler refused a program."""
-    todo = [
-        {
-            "topology": topology,
-            "axes": axes,
-            "collective": args.collective,
-            "bytes": nbytes,
-            "algorithm": algorithm,
-            "dtype": dtype,
-        }
-        for topology in args.topology.split(",")
-        for axes in args.axes.split(",")
-        for nbytes in args.bytes.split(",")
-        for algorithm in args.algorithm.split(",")
-        for dtype in args.dtype
-    ]
+    todo = compiling.every(
+        topology=compiling.devices_of(args),
+        axes=args.axes.split(","),
+        collective=[args.collective],
+        bytes=args.bytes.split(","),
+        algorithm=args.algorithm.split(","),
+        dtype=args.dtype,
+    )
     return compiling.compile_all(args, todo, program_of)
 
 
 def program_of(
-    topology: str, axes: str, collective: str, bytes: str, algorithm: str, dtype: str = "float32"
+    topology: str, axes: str, collective: str, bytes: str, algorithm: str, dtype: str
 ) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operand."""
     sizes = shape(axes)

@@ -1,8 +1,9 @@
 """Compile programs for machines that need not be here, and write tables and files about them."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 
 from benchmarks.compiled import program_cache
 from benchmarks.compiled.program_figures import Figures, hidden_of, print_counted, print_timed
-from benchmarks.compiled.programs import tuning
+from benchmarks.compiled.programs import DIRECTIONS, tuning
 from benchmarks.measuring import files, options, report
 from ringcoll import overlap
 from ringcoll.commands.overlap import add_option
@@ -19,6 +20,38 @@ from ringcoll.overlap.gpus import is_named
 
 #: Makes, from keywords that name a program, its function and operands for `overlap.compile_for`.
 Make = Callable[..., tuple[Callable, tuple]]
+
+
+def add_programs(
+    parser: argparse.ArgumentParser,
+    *,
+    topology: str,
+    shape: str,
+    algorithms: Sequence[str],
+    direction: str | None = None,
+) -> None:
+    """Declare which programs to compile, and what `add_arguments` declares.
+
+    Args:
+        parser: the parser of the command.
+        topology, shape: the default, with commas between.
+        algorithms: the names that are known; by default all are compiled.
+        direction: the default; None if the command has no directions.
+    """
+    add = parser.add_argument
+    what = f"topologies with commas between ({topology})"
+    add("--topology", default=topology, metavar="LIST", help=what)
+    sizes = options.shapes(shape.partition(",")[0].count("x") + 1)
+    what = f"shapes with commas between ({shape})"
+    add("--shape", type=sizes, default=shape, metavar="LIST", help=what)
+    known = options.listed(*algorithms)
+    what = f"{', '.join(algorithms)} (all)"
+    add("--algorithm", type=known, default="all", metavar="LIST", help=what)
+    if direction:
+        known = options.listed(*DIRECTIONS)
+        what = f"names with commas between ({direction})"
+        add("--direction", type=known, default=direction, metavar="LIST", help=what)
+    add_arguments(parser)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +81,11 @@ def devices_of(args: argparse.Namespace) -> dict[str, int]:
     return counts
 
 
+def every(**flags: Iterable[str]) -> list[dict[str, str]]:
+    """All combinations of the values of flags, as keywords; the last flag changes fastest."""
+    return [dict(zip(flags, values, strict=True)) for values in product(*flags.values())]
+
+
 def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], make: Make) -> int:
     """Compile every program, print a table, and return 1 if the compiler refused one.
 
@@ -62,7 +100,7 @@ def compile_all(args: argparse.Namespace, todo: Sequence[Mapping[str, str]], mak
         print_timed(timed)
     if counted := [one for one in found if not one.timed or is_named(one.which["topology"])]:
         print_counted(counted)
-    return tell_failed(failed)
+    return print_failed(failed)
 
 
 def find_all(
@@ -86,7 +124,7 @@ def find_all(
     return found, failed
 
 
-def tell_failed(failed: Sequence[str]) -> int:
+def print_failed(failed: Sequence[str]) -> int:
     """Print a line for each refused program, and return the exit status."""
     for line in failed:
         report.console().print(f"[red]failed[/red] {line}")
@@ -104,8 +142,8 @@ def _compiled_from(
     """The topology, the function, its operands, and the options of the compiler."""
     function, operands = make(**which)
     topology = which["topology"]
-    every = {**tuning(topology, which["algorithm"]), **(options or {})}
-    return topology, function, operands, every
+    flags = {**tuning(topology, which["algorithm"]), **(options or {})}
+    return topology, function, operands, flags
 
 
 def compile_one(
@@ -140,7 +178,6 @@ def compile_one(
         seen.temporaries,
         seen.program_bytes,
         seconds,
-        bool(program.profile),
         seen.timed,
         hidden_of(seen),
     )

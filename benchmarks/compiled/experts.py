@@ -27,13 +27,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.compiled import compiling
-from benchmarks.compiled.programs import DIRECTIONS, PLAIN, with_gradient
-from benchmarks.measuring import options
+from benchmarks.compiled.programs import PLAIN, with_gradient
 from ringcoll import overlap
 from ringcoll.layers import expert_parallel
 from ringcoll.layers.expert_parallel.experts import combined, orders, permuted, spread
 from ringcoll.layers.expert_parallel.routing import route
-from ringcoll.overlap import topology as topologies
 
 TOPOLOGIES, SHAPE = "v5p:2x2x4,v6e:4x2", "8192x4096x4096x64x8"
 ALGORITHMS = (PLAIN, *expert_parallel.ALGORITHMS)
@@ -41,49 +39,25 @@ ALGORITHMS = (PLAIN, *expert_parallel.ALGORITHMS)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare which programs, for which chips, and where to write the results."""
-    add = parser.add_argument
-    add(
-        "--topology",
-        default=TOPOLOGIES,
-        metavar="LIST",
-        help=f"topologies with commas between ({TOPOLOGIES})",
+    compiling.add_programs(
+        parser, topology=TOPOLOGIES, shape=SHAPE, algorithms=ALGORITHMS, direction="all"
     )
-    add(
-        "--shape",
-        type=options.shapes(5),
-        default=SHAPE,
-        metavar="LIST",
-        help=f"shapes with commas between ({SHAPE})",
-    )
-    directions, names = options.listed(*DIRECTIONS), options.listed(*ALGORITHMS)
-    add(
-        "--direction",
-        type=directions,
-        default=list(DIRECTIONS),
-        metavar="LIST",
-        help="names with commas between (all)",
-    )
-    known = ", ".join(ALGORITHMS)
-    add("--algorithm", type=names, default="all", metavar="LIST", help=f"{known} (all)")
-    compiling.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile, and return the exit status: 1 if the compiler refused a program."""
-    todo = [
-        {"topology": topology, "direction": direction, "shape": shape, "algorithm": algorithm}
-        for topology in compiling.devices_of(args)
-        for direction in args.direction
-        for shape in args.shape.split(",")
-        for algorithm in args.algorithm
-    ]
+    todo = compiling.every(
+        topology=compiling.devices_of(args),
+        direction=args.direction,
+        shape=args.shape,
+        algorithm=args.algorithm,
+    )
     return compiling.compile_all(args, todo, program_of)
 
 
 def program_of(topology: str, direction: str, shape: str, algorithm: str) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
-    mesh = overlap.mesh(topology, x=len(topologies.devices(topology)))
-    return program(mesh, direction, shape, algorithm, jnp.bfloat16)
+    return program(overlap.mesh(topology), direction, shape, algorithm, jnp.bfloat16)
 
 
 def program(

@@ -54,13 +54,13 @@ class Cell(NamedTuple):
 
     def programs(self) -> list[dict[str, str]]:
         """Its programs, as the arguments of `program`."""
-        of = {
-            "topology": self.topology,
-            "form": self.form,
-            "direction": self.direction,
-            "shape": f"{self.rows}x{K}x{self.width}",
-        }
-        return [{**of, "algorithm": algorithm} for algorithm in (AUTO, *OTHERS)]
+        return compiling.every(
+            topology=[self.topology],
+            form=[self.form],
+            direction=[self.direction],
+            shape=[f"{self.rows}x{K}x{self.width}"],
+            algorithm=(AUTO, *OTHERS),
+        )
 
 
 class Times(NamedTuple):
@@ -95,7 +95,7 @@ def cells(
     topologies: Sequence[str],
     forms: Sequence[str],
     directions: Sequence[str],
-    shapes: Sequence[str] = (),
+    shapes: Sequence[str],
 ) -> list[Cell]:
     """The cells of the grid; if shapes are given, only the cells of these."""
     every = [
@@ -123,22 +123,21 @@ def program(
 
 def run(args: argparse.Namespace) -> int:
     """Compile the cells that are asked for, write the page; return 1 if a program was refused."""
-    shapes = args.shape.split(",") if args.shape else ()
     topologies = args.topology.split(",") if args.topology else TOPOLOGIES
-    asked = cells(topologies, args.form or tuple(FORMS), args.direction, shapes)
+    asked = cells(topologies, args.form or tuple(FORMS), args.direction, args.shape or ())
     every = [one for cell in asked for one in cell.programs()]
     todo = [one for one in every if tuple(one.values()) not in ABORTING]
     found, failed = compiling.find_all(args, todo, program)
     data = args.page.with_suffix(".json")
     kept = json.loads(data.read_text(encoding="utf-8")) if data.exists() else []
-    rows = merged(kept, found)
+    rows = merge(kept, found)
     write(data, "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
     write(args.page, page(rows))
     print(summary(rows))
-    return compiling.tell_failed(failed)
+    return compiling.print_failed(failed)
 
 
-def merged(kept: Sequence[Mapping], found: Sequence[Figures]) -> list[Mapping]:
+def merge(kept: Sequence[Mapping], found: Sequence[Figures]) -> list[Mapping]:
     """The kept rows, with new figures in place of those of the same programs."""
     rows = {tuple(row["which"].items()): row for row in kept}
     for one in found:
@@ -151,7 +150,7 @@ def _times(rows: Sequence[Mapping]) -> dict[Cell, Times]:
     """The times of every cell of the grid."""
     totals = {tuple(row["which"].items()): row["total"] for row in rows}
     found = {}
-    for cell in cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS):
+    for cell in cells(TOPOLOGIES, tuple(FORMS), DIRECTIONS, shapes=()):
         auto, plain, *by_compiler = (totals.get(tuple(one.items())) for one in cell.programs())
         known = [time for time in by_compiler if time is not None]
         found[cell] = Times(auto, plain, min(known, default=None))

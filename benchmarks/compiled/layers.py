@@ -1,21 +1,19 @@
 """Compare tensor-parallel transformer blocks: ringcoll against the built-in forms.
 
 The block is RMSNorm, attention with grouped heads, RMSNorm, gated MLP; between them activations are
-sharded by sequence. Without --topology, the results of all programs are compared, and then the
-programs run in turn on the devices of this machine, in float32. With --topology they are compiled
-in bfloat16 for chips that you need not have, and `ringcoll.overlap` computes their times.
+sharded by sequence. Programs are compiled in bfloat16 for chips that you need not have, and
+`ringcoll.overlap` computes their times.
 
   plain      jax.lax in shard_map: one all_gather for query, key and value, one for gate and up,
              a psum_scatter after each half (Megatron's sequence parallelism)
   compiler   jit with shardings and no shard_map
-  .../tuned  with compiler options that change the program (compiled only)
+  .../tuned  with compiler options that change the program
   others     ringcoll.layers.tensor_parallel with an algorithm of ringcoll.all_gather_matmul and
              ringcoll.matmul_reduce_scatter; /regather gathers again for the gradient
   auto+...   gradients are summed over data by an algorithm of ringcoll.psum, for each half of the
              block (others: by XLA's); /beside sums gradients of later weights under the attention
   above      how far the total is above the longer of compute (plain's) and communication
   built in   the fastest of plain and compiler, tuned or not
-  error      the largest difference from plain, over the largest element of plain's result
 
 A shape is sequences for each group of ranks that shares a model x tokens x d x heads x heads of
 keys and values x features in the MLP. A mesh is written as data=2,model=8: the batch is sharded
@@ -23,31 +21,19 @@ over an axis data, and gradients are summed over it; the model is sharded over a
 """
 
 import argparse
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from math import prod
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 
 from benchmarks.compiled import compiling
 from benchmarks.compiled.block import SUMMED, algorithms_of, block
-from benchmarks.compiled.programs import BUILT_IN, DIRECTIONS, OURS, with_gradient
-from benchmarks.measuring import options, side_by_side
-from benchmarks.measuring.measure import Ready
+from benchmarks.compiled.programs import BUILT_IN, OURS, with_gradient
 from ringcoll import overlap
 from ringcoll.commands.overlap import axes
 
 #: Llama 3 8B.
-COMPILED = "2x4096x4096x32x8x14336"
-#: About a second on CPU devices.
-MEASURED = "2x128x256x16x8x512"
-#: The meshes; those with as many ranks as there are devices are measured.
+SHAPE = "2x4096x4096x32x8x14336"
+TOPOLOGIES = "v5e:4x2,v5e:4x4,v5p:2x2x4,v5e:8x8"
 MESHES = ("model=8", "data=2,model=8", "data=4,model=4", "data=8,model=8")
-#: A larger error is a fault: sums of float32 in another order differ by about 1e-6.
-TOLERANCE = 1e-4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,16 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="data=2,model=8",
         help=f"the mesh; may be repeated (default: those of {' '.join(MESHES)} that fit)",
     )
-    directions = options.listed(*DIRECTIONS)
-    parser.add_argument(
-        "--direction",
-        type=directions,
-        default="both",
-        metavar="LIST",
-        help="names with commas between (both)",
-    )
     known = (*BUILT_IN, *OURS, *SUMMED)
-    side_by_side.add_arguments(parser, known, measured=MEASURED, compiled_as=COMPILED)
+    compiling.add_programs(
+        parser, topology=TOPOLOGIES, shape=SHAPE, algorithms=known, direction="both"
+    )
 
 
 def _mesh(text: str) -> str:
@@ -82,22 +62,18 @@ def _mesh(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compile, or compare and time; return 1 if anything was refused or wrong."""
-    if not args.topology:
-        return _measure(args)
+    """Compile, and return the exit status: 1 if the compiler refused a program."""
     todo = [
-        {
-            "topology": topology,
-            "mesh": mesh,
-            "direction": direction,
-            "shape": shape,
-            "algorithm": algorithm,
-        }
-        for topology, count in compiling.devices_of(args).items()
-        for mesh in _meshes(args, count, topology)
-        for direction in args.direction
-        for shape in (args.shape or COMPILED).split(",")
-        for algorithm in algorithms_of(axes(mesh), args.algorithm)
+        which
+        for topology, devices in compiling.devices_of(args).items()
+        for mesh in _meshes(args.mesh or MESHES, devices, topology)
+        for which in compiling.every(
+            topology=[topology],
+            mesh=[mesh],
+            direction=args.direction,
+            shape=args.shape,
+            algorithm=algorithms_of(axes(mesh), args.algorithm),
+        )
     ]
     return compiling.compile_all(args, todo, program_of)
 
@@ -110,41 +86,11 @@ def program_of(
     return with_gradient(function) if direction == "both" else function, operands
 
 
-def _meshes(args: argparse.Namespace, devices: int, of: str) -> list[str]:
-    """The meshes that were asked for (or `MESHES`) that have this many ranks."""
-    asked = args.mesh or MESHES
-    fitting = [mesh for mesh in asked if prod(axes(mesh).values()) == devices]
+def _meshes(meshes: Sequence[str], devices: int, topology: str) -> list[str]:
+    """Those of the meshes that have this many ranks."""
+    fitting = [mesh for mesh in meshes if prod(axes(mesh).values()) == devices]
     if not fitting:
-        raise SystemExit(f"--mesh: none of {' '.join(asked)} is of the {devices} devices of {of}")
-    return fitting
-
-
-def _measure(args: argparse.Namespace) -> int:
-    """Compare, time, report; return 1 if anything was wrong."""
-    flat = options.mesh(args)
-    algorithms = side_by_side.measured_here(args.algorithm)
-    todo = [
-        side_by_side.Task(
-            {"mesh": mesh, "direction": direction, "shape": shape},
-            algorithms_of(axes(mesh), algorithms),
-            TOLERANCE,
-            weight=DIRECTIONS.index(direction) + 1,
+        raise SystemExit(
+            f"--mesh: none of {' '.join(meshes)} is of the {devices} devices of {topology}"
         )
-        for shape in (args.shape or MEASURED).split(",")
-        for mesh in _meshes(args, flat.size, "this machine; choose with -g")
-        for direction in args.direction
-    ]
-    title = "A tensor-parallel block against the built-in collectives"
-    return side_by_side.measure_all(args, flat, title, todo, partial(_ready, flat.devices))
-
-
-def _ready(devices: np.ndarray, mesh: str, direction: str, shape: str, algorithm: str) -> Ready:
-    sizes = axes(mesh)
-    over = Mesh(devices.reshape(tuple(sizes.values())), tuple(sizes))
-    function, (x, weights) = block(shape, algorithm, over, jnp.float32)
-    function = with_gradient(function) if direction == "both" else function
-
-    def deviation(of: jax.ShapeDtypeStruct) -> float:  # after every layer of order one, roughly
-        return 1 if of is x else (x.shape[-1] / prod(of.shape)) ** 0.5
-
-    return side_by_side.ready(function, (x, weights), deviation)
+    return fitting

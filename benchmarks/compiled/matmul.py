@@ -4,13 +4,8 @@ First all results are compared with NumPy's; sums of small integers are exact. T
 run in turn. A ratio to plain compares times of the same round. Temporaries are the memory of one
 rank besides operands and results, as the compiler counts it. A chunk is one rank's part of the
 array that is sent (its shard of x or w, or its block of the result). The forms and their shapes, m
-x k x f, are those of `python -m benchmarks overlap`, in float32. With --wire int8, gathers whose
-messages hold codes run in turn with the others, forward only; their errors must be within the
-wire's bound.
-
-With --trace, the profiler measures how long a rank sends messages in a call, how long it computes,
-and how much of the shorter of the two overlaps. For several processes, start the command in each,
-or let `python -m benchmarks cluster` do so.
+x k x f, are those of `python -m benchmarks overlap`, in float32. For several processes, start the
+command in each, or let `python -m benchmarks cluster` do so.
 """
 
 import argparse
@@ -23,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from benchmarks.collectives.cases import name_and_options
 from benchmarks.compiled.programs import (
     DIRECTIONS,
     FORMS,
@@ -33,15 +27,13 @@ from benchmarks.compiled.programs import (
     program,
     with_gradient,
 )
-from benchmarks.measuring import files, options, processes, report, trace
-from benchmarks.measuring.data import count_outside, count_wrong, exact
+from benchmarks.measuring import files, options, processes, report
+from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Ready, interleave, sharing
 from benchmarks.measuring.row import Quartiles
 from ringcoll.commands.arguments import in_a_line
-from ringcoll.costs import error_bound
-from ringcoll.costs.wire import Wire
 
-SHAPES = ("256x512x512", "1024x1024x1024")
+SHAPES = "256x512x512,1024x1024x1024"
 
 
 @dataclass(frozen=True)
@@ -52,7 +44,6 @@ class Overlapped:
         over_plain: seconds over those of plain in the same round.
         temporaries: bytes; None if the compiler does not say.
         chunk: bytes.
-        busy: the result of a trace; None without one.
     """
 
     form: str
@@ -64,7 +55,6 @@ class Overlapped:
     over_plain: Quartiles
     temporaries: int | None
     chunk: int
-    busy: trace.Busy | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,18 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--form", type=listed(*FORMS), default="all", metavar="LIST", help=", ".join(FORMS))
     known = ", ".join(OURS)
     add("--algorithm", type=listed(*OURS), default="all", metavar="LIST", help=known)
-    add(
-        "--shape",
-        type=options.shapes(3),
-        default=",".join(SHAPES),
-        metavar="LIST",
-        help="m x k x f",
-    )
+    add("--shape", type=options.shapes(3), default=SHAPES, metavar="LIST", help="m x k x f")
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
-    options.add_wire(parser)
     options.add_machine(parser, budget=120, rounds=30)
     processes.add_arguments(parser)
-    add("--trace", action="store_true", help="measure how much of the messages overlaps with work")
     options.add_json(parser)
 
 
@@ -92,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
     """Compare, time, report; return 1 if anything was wrong."""
     processes.start(args)
     mesh = options.mesh(args)
-    header = options.described(mesh)
+    header = options.describe(mesh)
     report.print_header(header)
     todo = [
         (form, direction, shape)
-        for shape in args.shape.split(",")
+        for shape in args.shape
         for form in args.form
         for direction in args.direction
     ]
@@ -113,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
             except ValueError as error:  # the ranks do not divide the sizes
                 args.error(f"--shape {shape}: {in_a_line(error)}")
     _print(found)
-    if processes.leads():
+    if processes.is_first():
         rows = [asdict(one) for one in found]
         files.write_json(args, {"measured_on": header, "rows": rows})
     return 1 if any(one.wrong for one in found) else 0
@@ -125,8 +107,6 @@ def _measured(
     """Measure plain and the algorithms, side by side."""
     end = time.perf_counter() + seconds
     names = [PLAIN, *algorithms_of(form, args.algorithm)]
-    if args.wire and direction == "forward" and FORMS[form].gathers:
-        names += [f"{name}:{args.wire}" for name in names[1:] if "/" not in name]
     operands = _operands(form, shape)
     ready = {name: _ready(mesh, form, direction, shape, name, operands) for name in names}
     programs = {name: one.program for name, one in ready.items()}
@@ -142,15 +122,11 @@ def _measured(
             direction,
             shape,
             name,
-            sum(
-                _wrong(*pair, _allowed(form, name, x, w, mesh.size))
-                for pair in zip(results[name], truths, strict=True)
-            ),
+            sum(map(_wrong, results[name], truths)),
             Quartiles.of(times[name]),
             Quartiles.of(times[name] / times[PLAIN]),
             one.temporaries,
             travels.nbytes // mesh.size,
-            trace.busy(one.program, one.compiled) if args.trace else None,
         )
         for name, one in ready.items()
     ]
@@ -180,41 +156,26 @@ def _operands(form: str, shape: str) -> list[np.ndarray]:
     return [exact(size, np.int8, 127 // 2).astype(np.float32) - 1 for size in sizes]
 
 
-def _allowed(form: str, algorithm: str, x: np.ndarray, w: np.ndarray, n: int) -> float:
-    """How far off a result with a wire may be: the bound of its collective; 0 without a wire."""
-    name, options = name_and_options(algorithm)
-    if "wire" not in options:
-        return 0.0
-    wire = Wire(options["wire"])
-    name = "direct" if name == "auto" else name  # shards are encoded once
-    eps = float(np.finfo(np.float32).eps)
-    moving, still, axis = (x, w, 0) if FORMS[form].travels == 0 else (w, x, 1)
-    bound = error_bound("all_gather", name, (n,), eps, wire=wire)
-    return bound * float(np.abs(moving).max() * np.abs(still).sum(axis).max())
-
-
-def _wrong(result: jax.Array, truth: np.ndarray, allowed: float) -> int:
+def _wrong(result: jax.Array, truth: np.ndarray) -> int:
     """The number of wrong elements, over all processes. (+ 0: a zero may have either sign.)"""
     pairs = [(np.asarray(part.data), truth[part.index]) for part in result.addressable_shards]
-    if allowed:
-        return processes.total(sum(count_outside(*pair, allowed) for pair in pairs))
     return processes.total(sum(count_wrong(mine + 0, true + 0) for mine, true in pairs))
 
 
 def _print(found: list[Overlapped]) -> None:
     heads = ("form\n", "direction\n", "shape\n", "algorithm\n")
-    traced = ("wire\nms", "work\nms", "hidden\n") if any(one.busy for one in found) else ()
-    table = report.table(*heads, *report.BESIDE_PLAIN, "temp\nchunks", *traced, "#wrong\n", left=4)
+    figures = ("time\nus", "±\n", "over\nplain", "±\n", "temp\nMiB", "temp\nchunks", "#wrong\n")
+    table = report.table(*heads, *figures, left=4)
     for one in found:
-        is_plain, cells = one.algorithm == PLAIN, list[str]()
-        if one.busy:
-            cells = [f"{seconds * 1e3:.4g}" for seconds in (one.busy.wire, one.busy.work)]
-            cells.append(f"{one.busy.hidden:.0%}")
+        is_plain = one.algorithm == PLAIN
         table.add_row(
             *(one.form, one.direction, one.shape, one.algorithm),
-            *report.beside_plain(one.seconds, one.over_plain, one.temporaries, is_plain),
+            report.microseconds(one.seconds.median),
+            f"{one.seconds.spread:.0%}",
+            "" if is_plain else report.ratio(one.over_plain),
+            "" if is_plain else f"{one.over_plain.spread:.0%}",
+            "-" if one.temporaries is None else f"{one.temporaries / 2**20:.2f}",
             "-" if one.temporaries is None else f"{one.temporaries / one.chunk:.2f}",
-            *cells,
             report.wrong_cell(one.wrong, "-"),
         )
     report.show("Collective matmuls against gather-then-multiply, multiply-then-scatter", table)

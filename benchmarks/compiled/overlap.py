@@ -17,14 +17,7 @@ gpu) a second table counts the collectives with a matmul under them.
 import argparse
 
 from benchmarks.compiled import block_halves, compiling, grid
-from benchmarks.compiled.programs import (
-    BUILT_IN,
-    DIRECTIONS,
-    ENCODED,
-    FORMS,
-    OURS,
-    algorithms_of,
-)
+from benchmarks.compiled.programs import BUILT_IN, DIRECTIONS, ENCODED, FORMS, OURS, algorithms_of
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
 from benchmarks.measuring import options
 
@@ -40,19 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
     every = (*known, *ENCODED, *SWITCH_FORMS)
-    add(
-        "--algorithm",
-        type=listed(*every),
-        default=",".join(known),
-        metavar="LIST",
-        help=", ".join(every),
-    )
-    add(
-        "--shape",
-        type=options.shapes(3),
-        metavar="LIST",
-        help="m x k x f",
-    )
+    names = listed(*every)
+    add("--algorithm", type=names, default=",".join(known), metavar="LIST", help=", ".join(every))
+    add("--shape", type=options.shapes(3), metavar="LIST", help="m x k x f")
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
     grid.add_arguments(parser)
     compiling.add_arguments(parser)
@@ -62,19 +45,16 @@ def run(args: argparse.Namespace) -> int:
     """Compile every program, and print a table or write the page of a grid."""
     if args.grid:
         return grid.run(args)
-    args.form = args.form or [*FORMS]
     todo = [
-        {
-            "topology": topology,
-            "form": form,
-            "direction": direction,
-            "shape": shape,
-            "algorithm": algorithm,
-        }
+        which
         for topology in (args.topology or ",".join(TOPOLOGIES)).split(",")
-        for form in args.form
-        for direction in args.direction
-        for shape in (args.shape or ",".join(SHAPES)).split(",")
-        for algorithm in algorithms_of(form, args.algorithm)
+        for form in args.form or FORMS
+        for which in compiling.every(
+            topology=[topology],
+            form=[form],
+            direction=args.direction,
+            shape=args.shape or SHAPES,
+            algorithm=algorithms_of(form, args.algorithm),
+        )
     ]
     return compiling.compile_all(args, todo, grid.program)

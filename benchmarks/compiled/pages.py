@@ -5,12 +5,12 @@ are those of its row, its column and the table's `where`, all together. If a fla
 values, the cell shows the fastest of these programs. Besides flags, rows and columns have a
 `title`, and a column may have:
 
-  cell      a format with the names of `_fields`, instead of the table's own
+  cell      a format with the names of `_fields`, instead of the table's
   over      flags of other programs: {ratio} is the least time of these over the time of the cell
 
-A table has a `page` and a `run` (the command), and may have `bold` ("row" or "column": the least
-time in it), `head` (above the titles of rows), `without` (flags of programs that do not exist or
-cannot be compiled) and `headline` (flags of the programs that CI compiles again).
+A table has a `page`, a `run` (the command) and a `cell` (a format). It may have `bold` ("row" or
+"column": the least time in it), `without` (flags of programs that do not exist or cannot be
+compiled) and `headline` (flags of the programs that CI compiles again).
 
 A page of `docs` may also have, up to `<!-- end -->`, the tables of algorithms after
 `<!-- algorithms -->` (as `python -m ringcoll explain --markdown` prints them), and a drawing after
@@ -36,7 +36,6 @@ ROOT = FILE.parents[2]
 ALGORITHMS = re.compile(r"(?<=<!-- algorithms -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _DRAWING = re.compile(r"(<!-- draw (\w+) (\w+) (\d+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _NO_FLAGS = ("title", "cell", "over")
-_CELL = "{total} us, {exposed} %"
 
 Flags = Mapping[str, Any]
 
@@ -52,8 +51,7 @@ class PageTable:
     rows: Sequence[Flags]
     where: Flags
     jax: str
-    cell: str = _CELL
-    head: str = ""
+    cell: str
     bold: str = ""
     headline: Flags = field(default_factory=dict)
     without: Sequence[Flags] = ()
@@ -85,10 +83,10 @@ class PageTable:
         Raises:
             KeyError: a program has no claim.
         """
-        head = [self.head, *(column["title"] for column in self.columns)]
+        head = ["", *(column["title"] for column in self.columns)]
         lines = [head, ["---"] * len(head)]
         for row in self.rows:
-            cells = [self._written(row, column, claims) for column in self.columns]
+            cells = [self._cell_text(row, column, claims) for column in self.columns]
             lines.append([row["title"], *cells])
         return [*(_line(line) for line in lines), "", *self._caption(claims)]
 
@@ -98,7 +96,7 @@ class PageTable:
         by = ", ".join([f"jax {self.jax}", *sorted({claims[w].compiler for w in self.programs()})])
         return [f"*Compiled*, {by}; by the compiler's estimates:", f"{again}."]
 
-    def _written(self, row: Flags, column: Flags, claims: Mapping[ClaimedProgram, Claim]) -> str:
+    def _cell_text(self, row: Flags, column: Flags, claims: Mapping[ClaimedProgram, Claim]) -> str:
         which = self._cell(row, column)
         if not which:
             return ""
@@ -159,7 +157,7 @@ def headline(tables: Iterable[PageTable]) -> Iterator[ClaimedProgram]:
                 yield which
 
 
-def written(
+def page_text(
     page: str, tables: Sequence[PageTable], claims: Sequence[Claim]
 ) -> tuple[str, dict[str, int]]:
     """The text of a page, with its tables written again.
@@ -198,12 +196,12 @@ def write_pages(
     """Write the tables into their pages, including the tables of algorithms and the drawings.
 
     Returns:
-        The pages that changed; and missing claims, as `written`.
+        The pages that changed; and missing claims, as `page_text`.
     """
     changed: list[str] = []
     unclaimed: dict[str, int] = {}
     for page in dict.fromkeys(table.page for table in tables):
-        text, missing = written(page, tables, claims)
+        text, missing = page_text(page, tables, claims)
         unclaimed |= missing
         if text != (ROOT / page).read_text(encoding="utf-8"):
             write(ROOT / page, text)
@@ -219,10 +217,10 @@ def write_pages(
 def with_algorithms(text: str) -> str:
     """The text of a page, with its tables and drawings of algorithms made again."""
     lines = "\n".join(explain.markdown()).strip() + "\n"
-    return _DRAWING.sub(_drawn, ALGORITHMS.sub(lambda _: lines, text))
+    return _DRAWING.sub(_drawing, ALGORITHMS.sub(lambda _: lines, text))
 
 
-def _drawn(found: re.Match[str]) -> str:
+def _drawing(found: re.Match[str]) -> str:
     mark, collective, algorithm, n = found.groups()
     drawing = draw.as_text(draw.plan(collective, algorithm, (int(n),)))
     return f"{mark}```text\n{drawing.strip()}\n```\n"

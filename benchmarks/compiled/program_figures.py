@@ -26,7 +26,6 @@ class Figures:
     temporaries: int | None
     program_bytes: int | None
     compile_seconds: float
-    profiled: bool
     timed: bool
     hidden: dict[str, tuple[int, int]]
 

@@ -1,7 +1,7 @@
 """Collective matmuls in forms for a switch, on which permutes are slow and built-ins are fast.
 
   chunks2, chunks4, chunks8  the built-in collective of a part of the rows under the matmul of
-                             another part; a barrier between parts keeps compilers from joining them
+                             the part before; a barrier between parts keeps them apart
   grouped                    one all-to-all in place of the n-1 permutes of a ring
 
 `python -m benchmarks overlap --topology h100:8 --algorithm chunks4` compiles one.

@@ -1,9 +1,9 @@
-"""Show what happens if a process fails or runs another program: plain, checked, with a deadline.
+"""Show what happens if a process fails or its program differs: plain, checked, with a deadline.
 
 Several processes on this machine, each with one device, communicate through gloo on the loopback.
-All run a correct program once. Then the last process does what the row says. The table says how
-each process ended, and after how many seconds. (Without ringcoll's tools, most rows hang until
---patience is over.)
+All run a correct program once. Then the last process fails as the name of the row describes. The
+table shows how each process ended, and after how many seconds. (Without ringcoll's tools, most
+rows hang until --patience is over.)
 """
 
 import argparse
@@ -74,7 +74,7 @@ def large_small(x: Array) -> Array:
 
 
 def _scaled(x: Array, scales: dict[str, int]) -> Array:
-    """Sum x in a dictionary's order, as if each process iterated over a set in another order."""
+    """Sum x in a dictionary's order, as if each process iterated over a set in its own order."""
     sums, last = {}, x
     for name, scale in scales.items():
         sums[name] = last = ring(scale * x + 0 * last)
@@ -107,7 +107,7 @@ class Failure:
     others: Program = ring
     rows: int = 1
     dtype: str = "float32"
-    turned: bool = False  # its mesh has another order of devices; operands do not name a mesh
+    turned: bool = False  # its mesh has a different order of devices; operands do not name a mesh
 
 
 FAILURES = {
@@ -116,13 +116,13 @@ FAILURES = {
     "never arrives": Failure(partial(time.sleep, 1e6)),
     "leaves by an exception": Failure(fail),
     "leaves, done": Failure(partial(sys.exit, 0)),
-    "has another shape": Failure(rows=2),
+    "has a different shape": Failure(rows=2),
     "has a wider dtype": Failure(dtype="complex64"),
     "has a dtype as wide": Failure(dtype="int32"),
-    "has another algorithm": Failure(own=bruck),
-    "has another order of calls": Failure(own=greatest_sum, others=sum_greatest),
-    "has equal calls in another order": Failure(own=large_small, others=small_large),
-    "has devices in another order": Failure(turned=True),
+    "has a different algorithm": Failure(own=bruck),
+    "has a different order of calls": Failure(own=greatest_sum, others=sum_greatest),
+    "has equal calls in a different order": Failure(own=large_small, others=small_large),
+    "has devices in a different order": Failure(turned=True),
     "has a call less": Failure(own=ring, others=sum_twice),
     "has a call that is refused": Failure(own=misspelt),
 }

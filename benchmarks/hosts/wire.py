@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     end = time.perf_counter() + args.budget
     mesh = options.mesh(args)
     local = mesh.size // hosts
-    algorithms = chosen(args.collective, args.algorithm, hosts, local)
-    header = options.described(mesh)
+    algorithms = choose_algorithms(args.collective, args.algorithm, hosts, local)
+    header = options.describe(mesh)
     report.print_header(header)
     tcp, counts = network.tcp_rate()
     wire = HostLinks(hosts, local, args.links, args.rate or tcp, tcp, counts)
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     _print(rows, found)
     _print_auto(rows)
     report.print_models(fitted)
-    if processes.leads():
+    if processes.is_first():
         everything = {
             "measured_on": header,
             "wire": asdict(wire),
@@ -127,13 +127,13 @@ def _measure(
     for (case, dtype, size), share in report.progress(shares, len(points), "wire", report.point):
         point = Point(case, dtype, size, mesh)
         names = case.with_options(algorithms[case.name], dtype, mesh.size, args.wire, args.order)
-        some = measure(point, names, share, args.iters, args.warmup_iters, True)
+        some = measure(point, names, share, args.iters, checks=True)
         by_link = [network.sent_by(point.program(row.algorithm)) for row in some]
         rows += some
         sent += by_link
 
 
-def chosen(
+def choose_algorithms(
     collectives: Sequence[str], asked: str | None, hosts: int, local: int
 ) -> dict[str, list[str]]:
     """The algorithms of each collective that were asked for; by default the hand-written ones.

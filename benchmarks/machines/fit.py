@@ -12,7 +12,7 @@ import argparse
 from collections import defaultdict
 
 from benchmarks.machines import wheel
-from benchmarks.machines.points import PublishedPoint, merged, read
+from benchmarks.machines.points import PublishedPoint, merge, read
 from ringcoll.costs import machines
 from ringcoll.costs.fitting import ENOUGH, curve_of
 from ringcoll.costs.machines import Device
@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fit, write, print, and return the exit status."""
-    products = fitted_matmuls(wheel.matmuls())
-    for name, curves in fitted(everything()).items():
+    products = fit_matmuls(wheel.matmuls())
+    for name, curves in fit_curves(everything()).items():
         path, of = machines.path_of(name), products.get(name, [])
         changed = {"matmuls": of} if of else {}
         write(path, machines.text_of(machines.contents(path) | changed | {"curves": curves}))
@@ -44,16 +44,16 @@ def everything() -> list[PublishedPoint]:
     Raises:
         wheel.TableError: the wheel is not installed.
     """
-    return merged(read()[0], wheel.points())
+    return merge(read()[0], wheel.points())
 
 
 def device(name: str, measured: list[PublishedPoint]) -> Device:
     """A machine with curves fitted to these measurements, in place of its own curves."""
     data = machines.contents(machines.path_of(name))
-    return machines.device_of(data | {"curves": fitted(measured).get(name, [])})
+    return machines.device_of(data | {"curves": fit_curves(measured).get(name, [])})
 
 
-def fitted(measured: list[PublishedPoint]) -> dict[str, list[dict]]:
+def fit_curves(measured: list[PublishedPoint]) -> dict[str, list[dict]]:
     """The curves of each machine, in the form of its file."""
     groups: dict[tuple[str, str, bool, int, int], list[PublishedPoint]] = defaultdict(list)
     for one in measured:
@@ -70,7 +70,7 @@ def fitted(measured: list[PublishedPoint]) -> dict[str, list[dict]]:
     return found
 
 
-def fitted_matmuls(measured: list[wheel.Matmul]) -> dict[str, list[dict]]:
+def fit_matmuls(measured: list[wheel.Matmul]) -> dict[str, list[dict]]:
     """A start and FLOP/s for the matmuls of each machine and dtype, in the form of its file."""
     groups: dict[tuple[str, str], list[wheel.Matmul]] = defaultdict(list)
     for one in measured:

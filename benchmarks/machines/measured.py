@@ -2,13 +2,11 @@
 
     python -m benchmarks measured
     python -m benchmarks measured --device h100,gb300
-    python -m benchmarks measured --points
-    python -m benchmarks measured --plot measured.svg
     python -m benchmarks measured --write
 
 The model is `ringcoll.costs.predict`. There are three comparisons: the model as it is; models that
 were fitted without the measurements that they are compared with (those of a source, or of a number
-of ranks); and whether the model knows which of two measured ways is faster.
+of ranks); and whether the model predicts which of two measured ways is faster.
 """
 
 import argparse
@@ -22,12 +20,10 @@ from typing import Any, NamedTuple
 from benchmarks.machines import fit, points, wheel
 from benchmarks.machines.points import PublishedPoint
 from benchmarks.measuring import report
-from benchmarks.measuring.plot import PlotLine, plot
 from ringcoll import costs
-from ringcoll.commands.arguments import File
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.io.files import write
-from ringcoll.io.text import bytes_in_words, seconds_in_words
+from ringcoll.io.text import bytes_in_words
 
 MIB = 2**20
 PAGE = Path(__file__).parents[1] / "pages" / "measured.md"
@@ -50,10 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     add("--device", metavar="LIST", help="only these machines")
-    add("--points", action="store_true", help="print a row for each measurement")
     add("--write", action="store_true", help=f"write the tables of {PAGE.name}")
-    where = "plot measured points, and the lines of the model (svg, png)"
-    add("--plot", type=File, metavar="FILE", help=where)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,15 +59,10 @@ def run(args: argparse.Namespace) -> int:
             args.error(f"--device {args.device}: no measurement is of it")
     for note in notes:
         print(note)
-    if args.points:
-        names = ("device", "collective", "ranks", "hosts", "bytes", "measured", "off by")
-        _show(PageTable("modelled over measured", names, [row(one) for one in measured]))
     for table in tables(measured):
         _show(table)
     if args.write:
-        write(PAGE, written(PAGE.read_text(encoding="utf-8"), tables(measured), notes))
-    if args.plot:
-        _plot(args.plot, measured)
+        write(PAGE, page_text(PAGE.read_text(encoding="utf-8"), tables(measured), notes))
     return 0
 
 
@@ -94,14 +82,16 @@ def tables(measured: Sequence[PublishedPoint]) -> list[PageTable]:
             (title, *names),
             [
                 (str(name), str(len(some)), *errors(some))
-                for name, some in grouped(measured, key).items()
+                for name, some in group_by(measured, key).items()
             ],
         )
         for title, key in BY.items()
     ]
     rows = []
     for (device, without), some in held_out(measured).items():
-        errors_of = [(p.bytes, abs(modelled_on(p, fitted) / p.seconds - 1)) for p, fitted in some]
+        errors_of = [
+            (p.bytes, abs(model_seconds_on(p, fitted) / p.seconds - 1)) for p, fitted in some
+        ]
         rows.append((device, without, str(len(some)), *_medians(errors_of)))
     columns = ("machine", "fitted without", *names[:-1])
     found.append(PageTable("judged on what was not fitted", columns, rows))
@@ -136,12 +126,12 @@ def of_matmuls(devices: Iterable[str]) -> list[tuple[str, ...]]:
 
 def _matmul_error(fitted: list[wheel.Matmul], judged: Sequence[wheel.Matmul]) -> float:
     """Fit to the matmuls `fitted`; return the median error on the matmuls `judged`."""
-    ((rate,),) = fit.fitted_matmuls(fitted).values()
+    ((rate,),) = fit.fit_matmuls(fitted).values()
     start, per_second = rate["start_seconds"], rate["flops_per_second"]
     return median(abs((start + one.flops / per_second) / one.seconds - 1) for one in judged)
 
 
-def written(page: str, found: Sequence[PageTable], notes: Sequence[str]) -> str:
+def page_text(page: str, found: Sequence[PageTable], notes: Sequence[str]) -> str:
     """The text of a page, with these tables in place of those between its marks."""
     lines = [f"- {note}" for note in notes]
     for table in found:
@@ -159,7 +149,7 @@ def held_out(
 ) -> dict[tuple[str, str], list[tuple[PublishedPoint, Device]]]:
     """Points, each with a machine that was fitted without the points of its source or its ranks.
 
-    A source is left out only if another source measured the machine too. A number of ranks is left
+    A source is left out only if a second source measured the machine. A number of ranks is left
     out only if others remain for the collective. If no measurement on several hosts remains, these
     are priced from one host and the network between hosts.
     """
@@ -168,11 +158,11 @@ def held_out(
         ("source", lambda one: one.source),
         ("ranks", lambda one: one.ranks),
     ]
-    for name, of_device in grouped(measured, lambda one: one.device).items():
+    for name, of_device in group_by(measured, lambda one: one.device).items():
         if MACHINES[name].ranks_a_host < 2:
             continue
         for kind, key in kinds:
-            for value, judged in grouped(of_device, key).items():
+            for value, judged in group_by(of_device, key).items():
                 rest = [one for one in of_device if key(one) != value]
                 fitted = fit.device(name, rest)
                 known = [one for one in judged if _is_known(one, fitted)]
@@ -189,7 +179,7 @@ def _is_known(one: PublishedPoint, fitted: Device) -> bool:
 
 
 def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
-    """In how many cases the model knows the faster of a ring of permutes and the built-in.
+    """In how many cases the model predicts the faster of a ring of permutes and the built-in.
 
     It returns the number of right cases and of all cases: both were measured on one machine. A ring
     of n ranks takes n-1 permutes of 1/n of the bytes; an all-reduce twice as many.
@@ -209,26 +199,8 @@ def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
             one.collective, one.bytes, costs.place_of(one.ranks, one.device), "ring"
         )
         pairs += 1
-        right += (by_ring < modelled(one)) == (ring < one.seconds)
+        right += (by_ring < model_seconds(one)) == (ring < one.seconds)
     return right, pairs
-
-
-def _plot(path: str, measured: Sequence[PublishedPoint]) -> None:
-    """Plot all-gathers and all-reduces of the most ranks that each machine has on one host."""
-    lines = []
-    for name, some in grouped(measured, lambda one: (one.device, one.collective)).items():
-        if name[1] not in ("all_gather", "psum"):
-            continue
-        most = max(one.ranks for one in some)
-        chosen = sorted((one for one in some if one.ranks == most), key=lambda one: one.bytes)
-        if len(chosen) < 4:
-            continue
-        sizes = [one.bytes for one in chosen]
-        label = f"{name[0]} {name[1]}, {most} ranks"
-        times = [one.seconds for one in chosen]
-        lines.append(PlotLine(label, sizes, [modelled(one) for one in chosen], times))
-    title = "measured (points) and modelled (lines)"
-    plot(path, title, lines)
 
 
 def everything() -> tuple[list[PublishedPoint], list[str]]:
@@ -240,19 +212,19 @@ def everything() -> tuple[list[PublishedPoint], list[str]]:
         inside = wheel.points()
     except wheel.TableError as error:
         notes.append(f"without the table of GB200 and GB300: {error}")
-    found = points.merged(published, inside)
+    found = points.merge(published, inside)
     left = Counter(one.why_left_out for one in found if one.why_left_out)
     notes += [f"left out: {number}, {why}" for why, number in left.items()]
     return [one for one in found if not one.why_left_out], notes
 
 
 @cache
-def modelled(one: PublishedPoint) -> float:
+def model_seconds(one: PublishedPoint) -> float:
     """The seconds by the model. They are computed once, because every table needs them."""
-    return modelled_on(one, one.device)
+    return model_seconds_on(one, one.device)
 
 
-def modelled_on(one: PublishedPoint, device: str | Device) -> float:
+def model_seconds_on(one: PublishedPoint, device: str | Device) -> float:
     """The seconds by the model of a device."""
     closed = hosts = None
     if one.device not in costs.DEVICES:
@@ -265,19 +237,12 @@ def modelled_on(one: PublishedPoint, device: str | Device) -> float:
 
 def off(one: PublishedPoint) -> float:
     """How far the model is off, as a share of the measured time."""
-    return abs(modelled(one) / one.seconds - 1)
-
-
-def row(one: PublishedPoint) -> tuple[str, ...]:
-    took = seconds_in_words(one.seconds)
-    ratio = f"{modelled(one) / one.seconds:.2f}"
-    size = bytes_in_words(round(one.bytes))
-    return one.device, one.collective, str(one.ranks), str(one.hosts), size, took, ratio
+    return abs(model_seconds(one) / one.seconds - 1)
 
 
 def errors(some: Sequence[PublishedPoint]) -> tuple[str, ...]:
     """The median errors of all points, of those from 1 MiB, of those below; the median ratio."""
-    ratio = median(modelled(one) / one.seconds for one in some)
+    ratio = median(model_seconds(one) / one.seconds for one in some)
     return (*_medians([(one.bytes, off(one)) for one in some]), f"{ratio:.3f}")
 
 
@@ -288,7 +253,7 @@ def _medians(errors: Sequence[tuple[float, float]]) -> tuple[str, ...]:
     return tuple(f"{median(some):.1%}" if some else "-" for some in (every, large, small))
 
 
-def grouped(
+def group_by(
     some: Iterable[PublishedPoint], key: Callable[[PublishedPoint], Any]
 ) -> dict[Any, list[PublishedPoint]]:
     groups: dict[Any, list[PublishedPoint]] = defaultdict(list)

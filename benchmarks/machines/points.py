@@ -36,7 +36,7 @@ class PublishedPoint:
         if "NVLS_ENABLE=0" in self.notes or "NVLS off" in self.notes:
             return "NVLS was switched off"
         if re.search(r"one way|pairs", self.notes):
-            return "a permute of another pattern than a ring"
+            return "a permute whose pattern is no ring"
         return ""
 
 
@@ -48,7 +48,7 @@ def read(path: Path = FILE) -> tuple[list[PublishedPoint], int]:
     return [_point(row) for row in timed], len(rows) - len(timed)
 
 
-def merged(published: list[PublishedPoint], inside: list[PublishedPoint]) -> list[PublishedPoint]:
+def merge(published: list[PublishedPoint], inside: list[PublishedPoint]) -> list[PublishedPoint]:
     """The points of the file and those of the table in the wheel, each only once.
 
     The file contains a part of that table, which is used if the wheel is not installed.

@@ -168,7 +168,7 @@ def check(point: Point, algorithm: str) -> Measurement:
 
 
 def measure(
-    point: Point, algorithms: Sequence[str], seconds: float, rounds: int, warmup: int, checks: bool
+    point: Point, algorithms: Sequence[str], seconds: float, rounds: int, *, checks: bool
 ) -> list[Measurement]:
     """Check and time the algorithms side by side with lax, whose row comes first.
 
@@ -177,18 +177,15 @@ def measure(
         algorithms: algorithms of ringcoll; "auto" is one.
         seconds: the time for everything; `FEWEST` rounds, or `LEAST_SECONDS`, may take longer.
         rounds: the most rounds of timing.
-        warmup: rounds before the timing; at least 1, in which programs compile.
         checks: whether results are compared.
     """
     end = time.perf_counter() + seconds
     programs = {name: point.program(name) for name in (LAX, *algorithms)}
     wrong: dict[str, int | None] = dict.fromkeys(programs)
     for name, program in programs.items():
-        result = program()
+        result = program()  # the first call compiles
         if checks:
             wrong[name] = point.wrong(name, result)
-        for _ in range(warmup - 1):
-            program()
     times = interleave(programs, rounds, max(end, time.perf_counter() + LEAST_SECONDS))
     return [
         point.row(
@@ -208,14 +205,12 @@ class Ready:
 
     Attributes:
         program: runs it until it is done.
-        compiled: the compiled program.
         temporaries: bytes that one rank holds besides operands and results; None if the compiler
             does not say.
     """
 
     program: Callable[[], Any]
     operands: tuple[Any, ...]
-    compiled: jax.stages.Compiled
     temporaries: int | None
 
     @staticmethod
@@ -225,7 +220,6 @@ class Ready:
         return Ready(
             lambda: jax.block_until_ready(compiled(*operands)),
             operands,
-            compiled,
             None if memory is None else memory.temp_size_in_bytes,
         )
 
@@ -242,7 +236,7 @@ def interleave(
     order = list(programs)
     times: dict[str, list[float]] = {name: [] for name in order}
     for number in range(max(rounds, 1)):
-        if number >= FEWEST and processes.first_says(time.perf_counter() > end):
+        if number >= FEWEST and processes.first_value(time.perf_counter() > end):
             break
         for name in order if number % 2 == 0 else reversed(order):
             processes.meet()
@@ -251,7 +245,7 @@ def interleave(
             times[name].append(time.perf_counter() - start)
         if number % 2:
             order = [*order[1:], order[0]]
-    return {name: processes.first_say(np.array(seconds)) for name, seconds in times.items()}
+    return {name: processes.first_values(np.array(seconds)) for name, seconds in times.items()}
 
 
 def sharing(items: Sequence[T], seconds: float, weigh: Callable[[T], float]) -> Iterator[tuple]:
@@ -267,7 +261,7 @@ def sharing(items: Sequence[T], seconds: float, weigh: Callable[[T], float]) -> 
         start = time.perf_counter()
         fits = end - start > weights[i] * min(paces, default=0)
         share = (end - start) * weights[i] / sum(weights[i:]) if fits else 0
-        share = processes.first_says(share)
+        share = processes.first_value(share)
         yield item, share
         if share:
             paces.append((time.perf_counter() - start) / weights[i])

@@ -76,15 +76,14 @@ def algorithms(known: Mapping[str, Sequence[str]]):
     return parse
 
 
-def shapes(*axes: int):
-    """A type for argparse: shapes with this many sizes, with commas between; returns the text."""
+def shapes(axes: int):
+    """A type for argparse: the texts of shapes with this many sizes, with commas between."""
 
-    def parse(text: str) -> str:
+    def parse(text: str) -> list[str]:
         for one in text.split(","):
-            if len(shape(one)) not in axes:
-                wanted = " or ".join(map(str, axes))
-                raise argparse.ArgumentTypeError(f"{one!r} is not of {wanted} sizes")
-        return text
+            if len(shape(one)) != axes:
+                raise argparse.ArgumentTypeError(f"{one!r} is not of {axes} sizes")
+        return text.split(",")
 
     return parse
 
@@ -97,43 +96,24 @@ def add_json(parser: argparse.ArgumentParser, what: str = "everything measured")
 def add_sizes(
     parser: argparse.ArgumentParser, least: str = "1K", most: str = "64M", factor: int = 4
 ) -> None:
-    """Declare -b, -e, -f and -i."""
+    """Declare -b, -e and -f."""
     add = parser.add_argument
-    add(
-        "-b",
-        "--minbytes",
-        type=size,
-        default=least,
-        metavar="SIZE",
-        help=f"the least size ({least}); {SIZES}",
-    )
-    add(
-        "-e",
-        "--maxbytes",
-        type=size,
-        default=most,
-        metavar="SIZE",
-        help=f"the largest size ({most})",
-    )
+    what = f"the least size ({least}); {SIZES}"
+    add("-b", "--minbytes", type=size, default=least, metavar="SIZE", help=what)
+    what = f"the largest size ({most})"
+    add("-e", "--maxbytes", type=size, default=most, metavar="SIZE", help=what)
     what = f"the factor between sizes ({factor})"
     add("-f", "--stepfactor", type=int, default=factor, metavar="N", help=what)
-    add(
-        "-i",
-        "--stepbytes",
-        type=size,
-        metavar="SIZE",
-        help="the difference between sizes, in place of a factor",
-    )
 
 
 def sizes(args: argparse.Namespace) -> list[int]:
-    """The sizes that -b, -e, -f and -i name, from small to large."""
-    if args.stepfactor < 2 and not args.stepbytes:
-        raise SystemExit(f"-f {args.stepfactor}: sizes would not grow; give 2 or more, or -i")
+    """The sizes that -b, -e and -f name, from small to large."""
+    if args.stepfactor < 2:
+        raise SystemExit(f"-f {args.stepfactor}: sizes would not grow; give 2 or more")
     found, value = [], args.minbytes
     while value <= args.maxbytes:
         found.append(value)
-        value = value + args.stepbytes if args.stepbytes else value * args.stepfactor
+        value *= args.stepfactor
     if not found:
         raise SystemExit(f"no sizes: -b {args.minbytes} is above -e {args.maxbytes}")
     return found
@@ -141,9 +121,8 @@ def sizes(args: argparse.Namespace) -> list[int]:
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
     """Declare -g."""
-    parser.add_argument(
-        "-g", "--devices", type=int, metavar="N", help="the number of devices to use (all)"
-    )
+    what = "the number of devices to use (all)"
+    parser.add_argument("-g", "--devices", type=int, metavar="N", help=what)
 
 
 def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) -> None:
@@ -152,34 +131,17 @@ def add_machine(parser: argparse.ArgumentParser, budget: int, rounds: int = 50) 
     add = parser.add_argument
     what = f"the most rounds ({rounds})"
     add("-n", "--iters", type=int, default=rounds, metavar="N", help=what)
-    add(
-        "--budget",
-        type=float,
-        default=budget,
-        metavar="SECONDS",
-        help=f"the time for everything; if it is short, there are fewer rounds, then fewer sizes "
-        f"({budget})",
-    )
+    what = f"the time for everything; a short one means fewer rounds, then fewer sizes ({budget})"
+    add("--budget", type=float, default=budget, metavar="SECONDS", help=what)
 
 
 def add_wire_and_order(parser: argparse.ArgumentParser) -> None:
-    """--wire and --order."""
-    add_wire(parser)
-    parser.add_argument(
-        "--order",
-        choices=[TREE],
-        help="also sums of floats by one tree, whatever the number of ranks: lax:tree",
-    )
-
-
-def add_wire(parser: argparse.ArgumentParser) -> None:
-    """Declare --wire."""
-    parser.add_argument(
-        "--wire",
-        choices=CODES,
-        metavar="CODES",
-        help=f"also run algorithms whose messages hold codes, as in ring:int8: {', '.join(CODES)}",
-    )
+    """Declare --wire and --order."""
+    add = parser.add_argument
+    what = f"also run algorithms whose messages hold codes, as in ring:int8: {', '.join(CODES)}"
+    add("--wire", choices=CODES, metavar="CODES", help=what)
+    what = "also sums of floats by one tree, whatever the number of ranks: lax:tree"
+    add("--order", choices=[TREE], help=what)
 
 
 def add_datatypes(parser: argparse.ArgumentParser) -> None:
@@ -211,7 +173,7 @@ def mesh(args: argparse.Namespace) -> Mesh:
     return Mesh(np.array(devices[:n]), (AXIS,))
 
 
-def described(mesh: Mesh) -> dict[str, Any]:
+def describe(mesh: Mesh) -> dict[str, Any]:
     """A description of the machine and the versions, for a measurement."""
     device = mesh.devices.flat[0]
     return {

@@ -1,25 +1,42 @@
 """Draw a run: the time over lax's by size, and the predicted time by the measured one."""
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
-from benchmarks.measuring.plot import figure, save
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
 from benchmarks.measuring.row import Measurement
+from ringcoll.io.files import write
 from ringcoll.io.text import bytes_in_words, seconds_in_words
+
+#: What replaces white paper, black ink and the pale grid if the reader's device is dark.
+_PAPER, _INK, _GRID = "#1c2029", "#e7e9ef", "#323947"
+_DARK = (
+    "@media (prefers-color-scheme:dark){"
+    + "".join(
+        f'[style*="{what}: {light}"]{{{what}:{dark}!important}}'
+        for light, dark in (("#ffffff", _PAPER), ("#000000", _INK), ("#eeeeee", _GRID))
+        for what in ("fill", "stroke")
+    )
+    + f"text,[style='stroke: #000000']{{fill:{_INK}}}}}"  # their fill is black by default
+)
 
 
 def draw(path: str, header: Mapping[str, Any], rows: Sequence[Measurement]) -> None:
     """Draw a row of panels for each collective, and one for predictions; a column for each type.
 
     Args:
-        path: the file; its ending says which format.
-        header: the machine, as `options.described` returns it.
+        path: the file, an SVG.
+        header: the machine, as `options.describe` returns it.
         rows: measurements with times, from small sizes to large.
     """
     algorithms = list(dict.fromkeys(row.algorithm for row in rows))
     collectives = list(dict.fromkeys(row.collective for row in rows))
     types = list(dict.fromkeys(row.type for row in rows))
-    picture = figure((4.2 * max(len(types), 2), 2.3 * len(collectives) + 3.3))
+    size = 4.2 * max(len(types), 2), 2.3 * len(collectives) + 3.3  # inches
+    picture = Figure(figsize=size, layout="constrained")
     grid = picture.subplots(len(collectives) + 1, len(types), squeeze=False)
     lines = {}
     for of_type, (*panels, last) in zip(types, grid.T, strict=True):
@@ -53,7 +70,10 @@ def draw(path: str, header: Mapping[str, Any], rows: Sequence[Measurement]) -> N
     )
     on = f"{header['devices']} x {header['device_kind']}, jax {header['jax']}, {header['date']}"
     picture.suptitle(f"{on}; over lax: below 1 is faster", fontsize="small")
-    save(picture, path)
+    drawn = BytesIO()
+    with rc_context({"svg.fonttype": "none"}):  # text as text
+        picture.savefig(drawn, format="svg")
+    write(path, _in_the_dark(drawn.getvalue()))
 
 
 def _frame(panel: Any, title: str, base: int) -> None:
@@ -66,3 +86,8 @@ def _frame(panel: Any, title: str, base: int) -> None:
     panel.set_yscale("log", base=base)
     panel.grid(True, color="#eeeeee")
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def _in_the_dark(picture: bytes) -> bytes:
+    """An SVG by matplotlib, with colours for dark paper added."""
+    return picture.replace(b"</style>", f"\n{_DARK}</style>".encode(), 1)

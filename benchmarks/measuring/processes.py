@@ -48,41 +48,36 @@ def start(args: argparse.Namespace) -> None:
             raise
 
 
-def leads() -> bool:
+def is_first() -> bool:
     """Whether this process prints and writes files."""
     return jax.process_index() == 0
 
 
-def first_says(value: float) -> float:
-    """The value that the first process passes; all processes get it."""
-    return float(first_say(np.array([value]))[0])
+def first_value(value: float) -> float:
+    """The value of the first process; all processes get it."""
+    return float(first_values(np.array([value]))[0])
 
 
-def first_say(values: np.ndarray) -> np.ndarray:
-    """The values that the first process passes; all processes pass equally many."""
+def first_values(values: np.ndarray) -> np.ndarray:
+    """The values of the first process; all processes pass equally many."""
     if jax.process_count() == 1:
         return values
     bits = np.asarray(values, np.float64).view(np.uint8)  # bytes arrive unchanged
     return np.asarray(multihost_utils.broadcast_one_to_all(bits)).view(np.float64)
 
 
-def everyones(own: np.ndarray) -> np.ndarray:
+def all_values(own: np.ndarray) -> np.ndarray:
     """The values of all processes, a row for each; all pass equally many."""
     gathered = own if jax.process_count() == 1 else multihost_utils.process_allgather(own)
     return np.asarray(gathered).reshape(jax.process_count(), -1)
 
 
-def last_says(value: float) -> float:
-    """The largest value of any process."""
-    return float(everyones(np.array([value], np.float32)).max())
-
-
 def meet() -> None:
-    """Wait for all processes, so that no time includes a late start of another."""
+    """Wait for all processes, so that no time includes a late start."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("meet")
 
 
 def total(count: int) -> int:
     """The sum of all processes' counts."""
-    return int(everyones(np.array([count], np.int32)).sum())
+    return int(all_values(np.array([count], np.int32)).sum())

@@ -29,15 +29,15 @@ FASTER, SLOWER = 0.95, 1.05
 
 def console(width: int = 250) -> Console:
     """Standard output, wide enough for all tables; only the first process prints."""
-    return Console(width=width, highlight=False, quiet=not processes.leads())
+    return Console(width=width, highlight=False, quiet=not processes.is_first())
 
 
-def say(text: str) -> None:
+def print_text(text: str) -> None:
     """Print text, in lines of at most 100 columns."""
     console(100).print(text)
 
 
-def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]) -> Iterator[T]:
+def progress(items: Iterable[T], total: int, title: str, name: Callable[[T], str]) -> Iterator[T]:
     """The items, with a live bar that shows the current one, if the output is a terminal."""
     columns = (
         TextColumn(f"[bold]{title}"),
@@ -50,7 +50,7 @@ def progress(items: Iterable[T], total: int, title: str, say: Callable[[T], str]
     with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as bar:
         task = bar.add_task("", total=total)
         for item in items:
-            bar.update(task, description=say(item))
+            bar.update(task, description=name(item))
             yield item
             bar.advance(task)
 
@@ -93,7 +93,7 @@ def show(title: str, rows: Table) -> None:
 
 def print_header(header: Mapping[str, Any]) -> None:
     """Print the machine and the versions."""
-    say(
+    print_text(
         f"[bold]Measured[/bold] on {header['devices']} x {header['device_kind']} "
         f"({header['platform']}), {header['cores']} cores at load {header['load']}, "
         f"jax {header['jax']}, Python {header['python']}, {header['date']}"
@@ -105,7 +105,7 @@ def print_checks(rows: Sequence[Measurement], programs: int) -> None:
     """Print how many of the programs were checked, and how many were wrong."""
     if rows:
         types = ", ".join(dict.fromkeys(row.type for row in rows))
-        say(
+        print_text(
             f"Checked {len(rows)} of {programs} programs on every rank (count {rows[0].count}, "
             f"{types}): {sum(bool(row.wrong) for row in rows)} wrong"
         )
@@ -129,7 +129,7 @@ def print_rows(rows: Sequence[Measurement]) -> None:
                 results.add_section()
             results.add_row(row.label, *(cells[i] for cells in columns.values()), *_times(row))
         op = f" ({group[0].redop})" if group[0].redop else ""
-        say(f"[bold]{name}{op} of {of_type}[/bold]: {', '.join(same)}")
+        print_text(f"[bold]{name}{op} of {of_type}[/bold]: {', '.join(same)}")
         console().print(results)
 
 
@@ -163,7 +163,7 @@ def print_fastest(rows: Sequence[Measurement]) -> None:
 def print_models(fitted: Mapping[str, Fitted]) -> None:
     """Print alpha, 1/beta and 1/gamma of every dtype, and the error of predictions."""
     for name, (model, error, count) in fitted.items():
-        say(
+        print_text(
             f"model of {name}: {microseconds(model.alpha)} us a message, {_rate(model.beta)} sent, "
             f"{_rate(model.gamma)} added; median error {error:.0%} of {count} rows"
         )
@@ -197,7 +197,7 @@ def print_skipped(
         names = dict.fromkeys(case.name for case, _, _ in points)
         fewer = f", or --collective {next(iter(names))}" if len(names) > 1 else ""
         longer = ceil(times * budget / 10) * 10
-        say(f"No time left {' and '.join(missing)}: --budget {longer}{fewer}")
+        print_text(f"No time left {' and '.join(missing)}: --budget {longer}{fewer}")
 
 
 def weight(point: Combination) -> float:
@@ -246,30 +246,13 @@ def wrong_cell(count: int | None, missing: str) -> str:
 
 
 def ratio(of: Quartiles | None) -> str:
-    """One time over another: green if it is clearly faster, yellow if it is slower."""
+    """A ratio of two times: green if it is clearly faster, yellow if it is slower."""
     if of is None:
         return ""
     text = f"{of.median:.2f}"
     if of.high < FASTER:
         return f"[bold green]{text}[/bold green]"
     return f"[yellow]{text}[/yellow]" if of.low > SLOWER else text
-
-
-#: The columns of `beside_plain`.
-BESIDE_PLAIN = ("time\nus", "±\n", "over\nplain", "±\n", "temp\nMiB")
-
-
-def beside_plain(
-    seconds: Quartiles, over_plain: Quartiles, temporaries: int | None, is_plain: bool
-) -> tuple[str, ...]:
-    """The cells of a program's time, its ratio to plain, and its temporaries."""
-    return (
-        microseconds(seconds.median),
-        f"{seconds.spread:.0%}",
-        "" if is_plain else ratio(over_plain),
-        "" if is_plain else f"{over_plain.spread:.0%}",
-        "-" if temporaries is None else f"{temporaries / 2**20:.2f}",
-    )
 
 
 def microseconds(seconds: float) -> str:

@@ -9,15 +9,15 @@ from ringcoll.collectives.table import LAX
 
 
 def verdict(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:
-    """Say whether named algorithms are faster than lax, and what "auto" took.
+    """Describe whether named algorithms are faster than lax, and what "auto" took.
 
     Args:
         rows: measurements with times.
-        header: the machine, as `options.described` returns it.
+        header: the machine, as `options.describe` returns it.
     """
     if header["devices"] == 1:
         return (
-            "One device sends nothing, so these times say nothing about algorithms; eight virtual "
+            "One device sends nothing, so these times do not compare algorithms; eight virtual "
             "devices: JAX_NUM_CPU_DEVICES=8 python -m benchmarks"
         )
     copies = header["platform"] == "cpu" and header["processes"] == 1

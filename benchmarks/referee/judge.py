@@ -14,8 +14,6 @@ from ringcoll.costs.slices import along
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import Algorithm, build
 
-#: The sources of seconds, as commands name them.
-BY = ("price", "simgrid")
 SIMULATOR = Path(__file__).with_name("simulator.py")
 #: The Pythons of a distribution, which has SimGrid's module as a package.
 PYTHONS = ("/usr/bin/python3", "python3")

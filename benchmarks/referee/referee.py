@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from benchmarks.measuring import report
 from benchmarks.referee import judge
-from benchmarks.referee.judge import BY
 from ringcoll.algorithms import COLLECTIVES, in_lax, names
 from ringcoll.commands.arguments import collective, shape, sizes
 from ringcoll.costs.counts import Price
@@ -87,7 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = "bytes of the full vector (1K,64M)"
     add("--bytes", type=sizes, default="1K,64M", metavar="LIST", help=what)
-    add("--by", choices=(*BY, "both"), default="both", help="where the seconds come from (both)")
 
 
 def _collective(text: str) -> str:
@@ -110,27 +108,26 @@ def run(args: argparse.Namespace) -> int:
         args.error(f"--algorithm {wrong[0]!r}: choose from {', '.join(known)} or all")
     try:
         places = [named_place(text) for text in args.network.split(",")]
-        if args.by != "price":
-            judge.python()
+        judge.python()
     except (argparse.ArgumentTypeError, judge.NoSimGrid) as error:
         args.error(str(error))
-    shown = BY if args.by == "both" else (args.by,)
-    table = report.table("network", "algorithm", "bytes", *shown, "ratio", "", left=2)
+    table = report.table("network", "algorithm", "bytes", "price", "simgrid", "ratio", "", left=2)
     todo = [(one, name, n) for one in places for name in chosen for n in args.bytes]
     status = 0
     for one, name, nbytes in report.progress(todo, len(todo), "simulating", lambda of: str(of[1])):
         try:
             paid = one.place.price(args.collective, name)
-            found = [_seconds(one, args.collective, name, nbytes, by) for by in shown]
+            modelled = one.place.seconds(paid)(nbytes)
+            run = judge.seconds(args.collective, name, one.place, nbytes, one.network)
         except SizeError:  # the algorithm has no schedule for these ranks
             continue
         except ValueError as error:
             args.error(f"{one.name}, {name}: {error}")
-        ratio = found[-1] / found[0]
+        ratio = run / modelled
         is_off = abs(ratio - 1) > (NEAR if _to_neighbours(paid) else FAR)
         status = max(status, is_off)
-        cells = [one.name, name, bytes_in_words(nbytes), *map(seconds_in_words, found)]
-        table.add_row(*cells, f"{ratio:.3f}" if found[1:] else "", "off" if is_off else "")
+        cells = one.name, name, bytes_in_words(nbytes), *map(seconds_in_words, (modelled, run))
+        table.add_row(*cells, f"{ratio:.3f}", "off" if is_off else "")
     report.show(f"{args.collective}, modelled", table)
     return status
 
@@ -138,9 +135,3 @@ def run(args: argparse.Namespace) -> int:
 def _to_neighbours(paid: Any) -> bool:
     """Whether every message on a torus passes one link."""
     return isinstance(paid, Price) and 0 < paid.hops == paid.rounds
-
-
-def _seconds(one: NamedPlace, name: str, algorithm: str, nbytes: int, by: str) -> float:
-    if by == "simgrid":
-        return judge.seconds(name, algorithm, one.place, nbytes, one.network)
-    return one.place.seconds(one.place.price(name, algorithm))(nbytes)

@@ -30,7 +30,7 @@ def operands(call: RandomCall) -> Arrays:
 
 def results(call: RandomCall, xs: Arrays, references: References = REFERENCES) -> Arrays:
     """The results of all ranks; a batch dimension comes first."""
-    return [_mapped(call, references[call.name], x, call.batch, 0) for x in xs]
+    return [_map_batch(call, references[call.name], x, call.batch, 0) for x in xs]
 
 
 def cotangents(call: RandomCall, ys: Arrays) -> Arrays:
@@ -40,9 +40,9 @@ def cotangents(call: RandomCall, ys: Arrays) -> Arrays:
     return [_values(call, y.shape[1:], y.dtype, (_BACKWARD, i)) for i, y in enumerate(ys)]
 
 
-def pulled_back(call: RandomCall, cts: Arrays, transposes: References = TRANSPOSES) -> Arrays:
+def gradients(call: RandomCall, cts: Arrays, transposes: References = TRANSPOSES) -> Arrays:
     """The gradients of all ranks, with the shapes of the operands."""
-    return [_mapped(call, transposes[call.name], ct, 0, call.batch) for ct in cts]
+    return [_map_batch(call, transposes[call.name], ct, 0, call.batch) for ct in cts]
 
 
 def _values(
@@ -83,7 +83,7 @@ def _is_wide(call: RandomCall, kind: np.dtype, what: int) -> bool:
     return bool(wide and np.dtype(wide).itemsize > kind.itemsize and (forth or back))
 
 
-def _mapped(
+def _map_batch(
     call: RandomCall, reference: Reference, x: np.ndarray, at: int | None, to: int | None
 ) -> np.ndarray:
     """The reference for each element of a batch, which moves from dimension `at` to `to`."""

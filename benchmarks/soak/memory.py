@@ -2,22 +2,18 @@
 
 Live memory is memory that is allocated and not freed, after garbage collection. glibc counts it in
 bytes (`mallinfo2`, all threads); Python's allocator, which has separate memory, counts it in
-blocks. The resident set (/proc/self/statm) is shown but not judged: a page is resident while
-anything on it is live, and compiled programs that are dropped leave more and more such pages.
+blocks. (The resident set would not do: a page is resident while anything on it is live, and
+compiled programs that are dropped leave more and more such pages.)
 """
 
 import ctypes
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 import numpy as np
-
-_STATM = Path("/proc/self/statm")
 
 #: Memory is flat if it grows by fewer bytes per call than this in the last half of a run,
 LIMIT = 4096
@@ -45,30 +41,26 @@ class MemorySample:
 
     Attributes:
         calls: the number of calls so far.
-        resident: bytes of the resident set.
         live: live bytes of malloc.
         blocks: live blocks of Python's allocator.
         arrays: the number of `jax.live_arrays()`.
     """
 
     calls: int
-    resident: int
     live: int
     blocks: int
     arrays: int
 
 
 def is_known() -> bool:
-    """Whether this system reports the resident set, and its malloc the live bytes."""
-    return _STATM.exists() and hasattr(ctypes.CDLL(None), "mallinfo2")
+    """Whether this system's malloc reports the live bytes."""
+    return hasattr(ctypes.CDLL(None), "mallinfo2")
 
 
 def sample(calls: int) -> MemorySample:
     """Take a sample now, after this many calls."""
     gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    resident = int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return MemorySample(calls, resident, _live(), sys.getallocatedblocks(), len(jax.live_arrays()))
+    return MemorySample(calls, _live(), sys.getallocatedblocks(), len(jax.live_arrays()))
 
 
 def _live() -> int:

@@ -84,16 +84,16 @@ def run(args: argparse.Namespace) -> int:
     processes.start(args)
     mesh = options.mesh(args)
     if args.program is not None:
-        report.print_header(options.described(mesh))
+        report.print_header(options.describe(mesh))
         wrong = _try_step(args.seed, args.program, mesh.size)
         if not wrong:
-            _say(f"right: {steps.draw(args.seed, args.program, mesh.size)}")
+            _print(f"right: {steps.draw(args.seed, args.program, mesh.size)}")
         return wrong
     if args.seed is None:
-        args.seed = int(processes.first_says(secrets.randbits(24)))
+        args.seed = int(processes.first_value(secrets.randbits(24)))
     which = args.only or range(args.count)
-    report.print_header(options.described(mesh))
-    _say(f"{len(which)} calls of seed {args.seed}")
+    report.print_header(options.describe(mesh))
+    _print(f"{len(which)} calls of seed {args.seed}")
     start = time.perf_counter()
     tally: Counter[str] = Counter()
     samples: list[memory.MemorySample] = []
@@ -101,14 +101,14 @@ def run(args: argparse.Namespace) -> int:
     bar = report.progress(parts, len(parts), "soaking", lambda part: f"call {part[0]}")
     with report.until_interrupted(args, tally):
         for numbers in bar:
-            if args.budget and processes.first_says(time.perf_counter() - start) > args.budget:
+            if args.budget and processes.first_value(time.perf_counter() - start) > args.budget:
                 break
             calls = [draw(args.seed, i, mesh.size, jax.process_count() == 1) for i in numbers]
             if args.only:
-                _say("\n".join(f"{call.number}: {call}" for call in calls))
+                _print("\n".join(f"{call.number}: {call}" for call in calls))
             for fault in faults(calls):
                 tally["wrong"] += 1
-                _say(f"wrong: {fault}\n  again: {_again(args.seed, mesh.size, fault.shown_by)}")
+                _print(f"wrong: {fault}\n  again: {_again(args.seed, mesh.size, fault.shown_by)}")
             tally.update(label for call in calls for label in _labels(call))
             if not args.only and numbers[0] % STEP_EVERY == 0 and jax.process_count() == 1:
                 tally["steps"] += 1
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
                 jax.clear_caches()  # JAX would keep all programs, but none runs twice
                 if memory.is_known():
                     _watch(samples, tally["calls"])
-    _say(_summary(tally, time.perf_counter() - start))
+    _print(_summary(tally, time.perf_counter() - start))
     grows = _judge(samples)
     return int(tally["wrong"] > 0 or processes.total(grows) > 0)
 
@@ -127,11 +127,11 @@ def _try_step(seed: int, number: int, devices: int) -> int:
     step = steps.draw(seed, number, devices)
     if leaves := steps.differing(step):
         again = f"python -m benchmarks soak --seed {seed} -g {devices} --program {number}"
-        _say(f"wrong: {', '.join(leaves)} of {step}\n  again: {again}")
+        _print(f"wrong: {', '.join(leaves)} of {step}\n  again: {again}")
     return int(bool(leaves))
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     report.console().print(text, markup=False, soft_wrap=True)
 
 
@@ -171,40 +171,29 @@ def _watch(samples: list[memory.MemorySample], calls: int) -> None:
     """Take a sample of memory. Some are printed, for readers of the log of an unfinished run."""
     samples.append(memory.sample(calls))
     if len(samples) == 1:
-        _say("     calls  resident MiB  live MiB  bytes a call  Python's blocks  arrays")
+        _print("     calls  live MiB  bytes a call  Python's blocks  arrays")
     if len(samples) % SHOWN == 1:
         before, now = samples[-SHOWN - 1 :][0], samples[-1]
         growth = f"{memory.growth([before, now], 'live'):.0f}" if now is not before else ""
-        _say(
-            f"{now.calls:10} {_mebi(now.resident):>13} {_mebi(now.live):>9} {growth:>13} "
-            f"{now.blocks:16} {now.arrays:7}"
-        )
+        _print(f"{now.calls:10} {_mebi(now.live):>9} {growth:>13} {now.blocks:16} {now.arrays:7}")
 
 
 def _judge(samples: Sequence[memory.MemorySample]) -> bool:
     """Print how memory developed; return whether live memory grows."""
     if not memory.is_judged(samples):
-        why = "too few calls" if memory.is_known() else "no /proc/self/statm, or no mallinfo2"
-        _say(f"memory: {why} to say whether it is flat")
+        why = "too few calls" if memory.is_known() else "no mallinfo2"
+        _print(f"memory: {why} to say whether it is flat")
         return False
     flat, late = memory.is_flat(samples), memory.last_half(samples)
-    _say(
-        f"{_course(samples, 'resident')}\n{_course(samples, 'live')}\n"
+    _print(
+        f"live {_mebi(samples[0].live)} MiB after {samples[0].calls} calls, "
+        f"{_mebi(samples[-1].live)} at the end, {_mebi(max(s.live for s in samples))} at most\n"
         f"over the last half {memory.growth(late, 'live'):.0f} live bytes and "
         f"{memory.growth(late, 'blocks'):.1f} of Python's blocks a call: "
         f"{'flat' if flat else 'not flat'} "
         f"(below {memory.LIMIT} and {memory.BLOCKS}, and no more arrays)"
     )
     return not flat
-
-
-def _course(samples: Sequence[memory.MemorySample], of: str) -> str:
-    """The size of memory at the start and at the end, and its largest size."""
-    sizes = [getattr(s, of) for s in samples]
-    return (
-        f"{of} {_mebi(sizes[0])} MiB after {samples[0].calls} calls, "
-        f"{_mebi(sizes[-1])} at the end, {_mebi(max(sizes))} at most"
-    )
 
 
 def _mebi(size: int) -> str:

@@ -61,12 +61,12 @@ def faults(calls: Sequence[RandomCall]) -> list[Fault]:
 def attempt(calls: Sequence[RandomCall]) -> list[str]:
     """What is wrong with each call, in words; "" if nothing is."""
     try:
-        return _compared(calls)
+        return _compare(calls)
     except Exception as error:  # any exception is a finding
         return [f"{type(error).__name__}: {error}"] * len(calls)
 
 
-def _compared(calls: Sequence[RandomCall]) -> list[str]:
+def _compare(calls: Sequence[RandomCall]) -> list[str]:
     setting = calls[0].setting
     mesh = setting.mesh()
     with jax.enable_x64(setting.x64):
@@ -77,8 +77,8 @@ def _compared(calls: Sequence[RandomCall]) -> list[str]:
             return [_one(call, mesh, *of) for call, of in zip(calls, operands, strict=True)]
 
         program = jax.jit(run, compiler_options=options)
-        results = program(jax.tree.map(partial(_placed, mesh), operands))
-        wrong = [_wrong(*both) for both in zip(results, expected, strict=True)]
+        results = program(jax.tree.map(partial(_place, mesh), operands))
+        wrong = [_count_wrong(*both) for both in zip(results, expected, strict=True)]
     if not processes.total(sum(wrong)):
         return [""] * len(calls)
     words = []
@@ -94,13 +94,13 @@ def _data(call: RandomCall) -> tuple[Any, list[Any]]:
     xs = expected.operands(call)
     ys = expected.results(call, xs)
     cts = expected.cotangents(call, ys)
-    right = [(ys, expected.pulled_back(call, cts))]
+    right = [(ys, expected.gradients(call, cts))]
     if call.name in OTHERS:
-        right.append((expected.results(call, xs, OTHERS), expected.pulled_back(call, cts, OTHERS)))
+        right.append((expected.results(call, xs, OTHERS), expected.gradients(call, cts, OTHERS)))
     return (xs, cts), right
 
 
-def _placed(mesh: Mesh, x: np.ndarray) -> Array:
+def _place(mesh: Mesh, x: np.ndarray) -> Array:
     """Put each rank's part on its device."""
     sharding = NamedSharding(mesh, P(mesh.axis_names))
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
@@ -114,7 +114,7 @@ def _one(call: RandomCall, mesh: Mesh, xs: list[Array], cts: list[Array]) -> tup
     """
 
     def one_rank(xs: list[Array]) -> list[Array]:
-        function = partial(_called, call)
+        function = partial(_call, call)
         if call.batch is not None:
             function = jax.vmap(function, call.batch, 0)
         return [y[None] for y in function([x[0] for x in xs])]
@@ -129,13 +129,13 @@ def _one(call: RandomCall, mesh: Mesh, xs: list[Array], cts: list[Array]) -> tup
     return ys, back(cts)[0]
 
 
-def _called(call: RandomCall, xs: list[Array]) -> list[Array]:
+def _call(call: RandomCall, xs: list[Array]) -> list[Array]:
     if call.name == "ragged_all_to_all":  # it takes only arrays, not pytrees
-        return [ragged.called(our_lax, x, call.axes, **call.arguments) for x in xs]
+        return [ragged.call(our_lax, x, call.axes, **call.arguments) for x in xs]
     return getattr(our_lax, call.name)(xs, call.axes, **call.arguments)
 
 
-def _wrong(result: Any, right: Sequence[Any]) -> int:
+def _count_wrong(result: Any, right: Sequence[Any]) -> int:
     """The number of wrong elements on the ranks of this process.
 
     Ranks may match different ones of the results that count as right.

@@ -4,7 +4,7 @@
 
 An all-reduce gives every rank the sum of all ranks' vectors: `psum` in `jax.lax`. One way is a
 reduce-scatter, then an all-gather: 2(n - 1) rounds, each with 1/n of the vector. No algorithm sends
-fewer bytes (Patarasuk and Yuan, 2009). Another way has log2 n rounds: in each, a rank swaps its
+fewer bytes (Patarasuk and Yuan, 2009). A second way has log2 n rounds: in each, a rank swaps its
 whole vector with a partner, and adds what it receives. On 8 ranks the partners are 4, 2 and 1 ranks
 away. A message costs alpha seconds, and a byte costs beta seconds:
 

@@ -9,7 +9,7 @@ Which device holds which part of an array, and what each rank passes to a collec
 A `Mesh` gives devices coordinates. A `PartitionSpec` says, for each dimension of an array, along
 which axes of the mesh it is cut. Along an axis that it does not name, the array is repeated.
 Outside `shard_map` you see whole arrays, wherever their parts are. Inside you see shards, and a
-device gets another device's shard only by a message.
+device gets a different device's shard only by a message.
 """
 
 # %%

@@ -13,7 +13,7 @@ Every device has all weights and an eighth of the examples. In each step the gra
 - by `jax.lax.pmean` in `shard_map`, of the gradient of a rank's own examples;
 - by `ringcoll.pmean`, in the same place, with a chosen algorithm.
 
-The right answer is known, because another linear classifier made the labels. `allowed_drift`
+The right answer is known, because a known linear classifier made the labels. `allowed_drift`
 computes how far the losses of two runs may differ.
 """
 

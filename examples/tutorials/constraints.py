@@ -161,7 +161,7 @@ constraint still useful?
 # %% tags=["solution"]
 same = by_compiler(hidden=P("x", "y"))
 assert sent(same).kinds == sent(plain).kinds
-print("the sharding stays the same if another line, or another compiler, would change the choice")
+print("the sharding stays the same if a new line, or a new compiler, would change the choice")
 
 # %% [markdown]
 """

@@ -68,7 +68,7 @@ def axes_of(spec: P, dim: int) -> tuple[str, ...]:
 
 
 def per_rank(work: Work, spec: P) -> Callable[[Array, Array], Array]:
-    """The computation of a rank: its part, then a sum over one axis of the mesh after another."""
+    """The computation of a rank: its part, then a sum over each axis of the mesh in turn."""
 
     def function(a: Array, b: Array) -> Array:
         terms = work.function(a, b)

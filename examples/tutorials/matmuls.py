@@ -154,7 +154,7 @@ in_two_halves()
 
 # %% [markdown]
 """
-## Exercise 1: another layout of the sums
+## Exercise 1: a different layout of the sums
 
 In the fourth line of the table J is sharded in both factors, and the sums are cut by rows. Let
 `sharded_matmul` return sums that are cut by columns: C[I, K_X]. Does it send more?

@@ -95,7 +95,7 @@ class Transformer:
                 over = min(hidden, bare) - work.flops * machine.delta
                 exposed += times * of.layers * over
 
-        # Along `data`: the sum of all gradients, or one block's messages under another's products.
+        # Along `data`: the sum of all gradients, or a block's messages under the next block.
         def ring(collective: str, weights: float, itemsize: int) -> float:
             paid = price(collective, "bidirectional_ring", (data,), (data,))
             return seconds(paid, weights / model / data * itemsize, machine)
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         cure = "" if args.fsdp else "shard the weights over data too (--fsdp), or "
         print(f"none fits: {cure}take more devices")
     else:
-        print("none divides: take another number of devices, or another batch")
+        print("none divides: change the number of devices or the batch")
 
 
 # %% tags=["active-ipynb"]

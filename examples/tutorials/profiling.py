@@ -160,7 +160,7 @@ def compiled(function: Any) -> Any:
 
 # %% [markdown]
 """
-## Exercise 1: names of another algorithm
+## Exercise 1: names of a different algorithm
 
 How many rounds does `psum` by `"bruck"` have on eight ranks, and what are their names? Compile it,
 and look into `names(program)`. You need no trace."""

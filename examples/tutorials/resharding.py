@@ -106,7 +106,7 @@ CHANGES = (
     ),
     Change("the same: a slice, a permutation", P("x"), P("y"), cut_and_sent, 4 * SIZE / 4),
     Change(
-        "both axes in another order: a permutation", P(("x", "y")), P(("y", "x")),
+        "both axes swapped: a permutation", P(("x", "y")), P(("y", "x")),
         lambda x: lax.ppermute(x, ("x", "y"), SWAP), 4 * SIZE / 8,
     ),
 )  # fmt: skip

@@ -16,7 +16,7 @@ from support import check_doubling, doubling_times, mostly_exhaustive
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import AXIS, CASES, LAX
 from benchmarks.compiled import matmul, programs
-from benchmarks.measuring import measure, model, options, trace
+from benchmarks.measuring import measure, model, options
 from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
@@ -36,24 +36,9 @@ def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
     return replace(row, vs_lax=vs_lax, wrong=0)
 
 
-def test_sizes_grow_by_a_factor_or_by_a_step():
-    args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4, stepbytes=None)
+def test_sizes_grow_by_a_factor():
+    args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4)
     assert options.sizes(args) == [1024, 4096, 16384]
-    args.stepbytes = 8192
-    assert options.sizes(args) == [1024, 9216, 17408]
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["-g", "99"], "JAX_NUM_CPU_DEVICES=99"),
-        (["-b", "2K", "-e", "1K"], "no sizes"),
-        (["-f", "1"], "give 2 or more"),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused(flags, words):
-    with pytest.raises(SystemExit, match=words):
-        main(["-c", "0", "--collective", "psum", *flags])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
@@ -114,7 +99,7 @@ def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):
     arrays = {name: np.array(of) for name, of in times.items()}
     monkeypatch.setattr(measure, "interleave", lambda *_: arrays)
     point = Point(BY_NAME["psum"], np.float32, 64, mesh_of(2))
-    by_lax, ring = measure.measure(point, ["ring"], 1, 3, 1, checks=False)
+    by_lax, ring = measure.measure(point, ["ring"], 1, 3, checks=False)
     assert (by_lax.seconds.median, by_lax.vs_lax) == (2, Quartiles(1, 1, 1))
     assert ring.seconds.median == 8
     assert (ring.vs_lax.low, ring.vs_lax.median, ring.vs_lax.high) == (3.5, 4, 4.5)
@@ -169,26 +154,14 @@ def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
     assert ring["predicted"] > 0
 
 
-@pytest.mark.parametrize(
-    ("processes", "ratio", "words"),
-    [
-        (1, 2.0, "so named algorithms are slower than lax, as expected, in 2 of 2 rows (faster in"),
-        (1, 0.5, "Named algorithms are slower than lax in 0 of 2 rows (faster in 2); `auto` took"),
-        (
-            4,
-            2.0,
-            "`auto` took lax in 1 of 2 rows; in the others it took ring, at 2.00",
-        ),
-    ],
-)
-def test_a_verdict_is_in_words(processes, ratio, words):
+@pytest.mark.parametrize(("ratio", "slower", "faster"), [(2.0, 2, 0), (0.5, 0, 2)])
+def test_a_verdict_counts_rows(ratio, slower, faster):
     rows = [made_row("ring", ratio), made_row("bruck", ratio), made_row("auto", 1.0)]
     rows.append(replace(made_row("auto", ratio), resolved="ring"))
-    header = {"devices": 8, "platform": "cpu", "processes": processes}
-    said = verdict([made_row(LAX, 1.0), *rows], header)
-    assert words in said
-    assert said.endswith("python -m benchmarks cluster") == (processes == 1)
-    assert "JAX_NUM_CPU_DEVICES=8" in verdict(rows, {"devices": 1})
+    header = {"devices": 8, "platform": "cpu", "processes": 4}
+    words = verdict([made_row(LAX, 1.0), *rows], header)
+    assert f"in {slower} of 2 rows (faster in {faster})" in words
+    assert f"lax in 1 of 2 rows; in the others it took ring, at {ratio:.2f}" in words
 
 
 def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
@@ -216,7 +189,7 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
         ("--wire int8", "psum,pmax,all_to_all --algorithm ring,pairwise,auto", 3,
          {"psum": ("lax", "auto", "ring"), "all_to_all": ("lax", "auto", "pairwise")},
          "bit by bit, or with a wire within its bound"),
-        # A ring adds in another order.
+        # A ring adds in a different order.
         ("--order tree", "psum,pmax,all_gather --algorithm ring,halving_doubling,auto", 4,
          {"psum": ("lax", "auto", "halving_doubling")}, "bit by bit\n"),
     ],
@@ -270,32 +243,12 @@ def test_matmuls_are_compared_and_timed(monkeypatch, tmp_path, capsys):
     assert chunks["all_gather_matmul"] == chunks["matmul_reduce_scatter"] == 16 * 16 * 4 // 2
 
 
-def test_overlapping_spans_count_once():
-    wire, work = trace.union([(4, 6), (0, 2), (1, 3)]), trace.union([(2, 5)])
-    assert wire == [(0, 3), (4, 6)]
-    assert trace.length(wire) == 5
-    assert trace.both(wire, work) == [(2, 3), (4, 5)]
-    assert trace.Busy(5, 3, 3, 2).hidden == 2 / 3
-
-
-@pytest.mark.parametrize(
-    "chosen", mostly_exhaustive(["--form all_gather_matmul", "--wire int8"], "--wire int8".__ne__)
-)
-def test_a_wrong_matmul_is_seen(chosen, monkeypatch, tmp_path):
-    """One is added to every element, which is beyond the bound of a wire too."""
+def test_a_wrong_matmul_is_seen(monkeypatch, tmp_path):
     path = tmp_path / "json"
-    flags = [*MATMUL, "--direction", "forward", *chosen.split(), "-J", str(path)]
-    if "int8" in chosen:  # what is right keeps to the bound, which is looser than bits
-        assert main(flags) == 0
-        rows = json.loads(path.read_text())["rows"]
-        algorithms = {"plain", "auto", "ring", "auto:int8", "ring:int8"}
-        assert {row["algorithm"] for row in rows} == algorithms
-        assert {row["wrong"] for row in rows} == {0}
-    for name, form in programs.FORMS.items():  # x or w, with a factor of n rows or columns of ones
-        wrong = replace(
-            form, ours=lambda x, w, form=form, **options: form.ours(x, w, **options) + 1
-        )
-        monkeypatch.setitem(programs.FORMS, name, wrong)
+    flags = [*MATMUL, "--direction", "forward", "--form", "all_gather_matmul", "-J", str(path)]
+    form = programs.FORMS["all_gather_matmul"]
+    wrong = replace(form, ours=lambda x, w, **options: form.ours(x, w, **options) + 1)
+    monkeypatch.setitem(programs.FORMS, "all_gather_matmul", wrong)
     assert main(flags) == 1
     rows = json.loads(path.read_text())["rows"]
     assert all(row["wrong"] for row in rows if row["algorithm"] != "plain")

@@ -57,7 +57,7 @@ def test_the_model_carries_to_what_was_not_fitted():
     judged = [one for one in found if not one.why_left_out]
     errors = {
         what: median(
-            abs(measured.modelled_on(one, device) / one.seconds - 1) for one, device in some
+            abs(measured.model_seconds_on(one, device) / one.seconds - 1) for one, device in some
         )
         for what, some in measured.held_out(judged).items()
     }
@@ -71,7 +71,7 @@ def test_the_model_carries_to_what_was_not_fitted():
 def test_the_command_prints_errors(capsys):
     from benchmarks.__main__ import main
 
-    assert main(["measured", "--device", "v5p,gloo", "--points"]) == 0
+    assert main(["measured", "--device", "v5p,gloo"]) == 0
     printed = capsys.readouterr().out
     assert "error by machine" in printed
     assert "v5p" in printed
@@ -103,7 +103,7 @@ def test_the_table_in_the_wheel():
 
 @OF_THE_WHEEL
 def test_the_curves_are_those_that_the_command_fits():
-    for name, curves in fit.fitted(fit.everything()).items():
+    for name, curves in fit.fit_curves(fit.everything()).items():
         kept = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["curves"]
         knots = [(c["collective"], c["ranks"], c["hosts"], c["knots"]) for c in kept]
         assert [(c["collective"], c["ranks"], c["hosts"], c["knots"]) for c in curves] == knots
@@ -113,7 +113,7 @@ def test_the_curves_are_those_that_the_command_fits():
 def test_the_page_is_what_the_command_writes():
     page = measured.PAGE.read_text(encoding="utf-8")
     found, notes = measured.everything()
-    assert page == measured.written(page, measured.tables(found), notes)
+    assert page == measured.page_text(page, measured.tables(found), notes)
 
 
 @OF_THE_WHEEL
@@ -123,7 +123,7 @@ def test_the_matmuls_are_those_that_the_command_fits():
     best = {one.device: one.flops / one.seconds / 1e12 for one in measured if one.flops == cube
             and one.dtype == "bfloat16"}  # fmt: skip
     assert best == pytest.approx({"h100": 780, "b200": 1417}, rel=0.01)
-    for name, fitted in fit.fitted_matmuls(measured).items():
+    for name, fitted in fit.fit_matmuls(measured).items():
         kept = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["matmuls"]
         assert kept == fitted
         assert max(one["error"] for one in kept) < 0.15

@@ -5,7 +5,6 @@ import json
 import pytest
 from processes import together
 
-from benchmarks.__main__ import main
 from ringcoll.collectives.table import Table
 
 SHORT = "-b 1K -e 1K -n 3 --budget 200 -d bfloat16"
@@ -50,15 +49,12 @@ def test_collectives_over_processes_are_right(devices, collectives, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_matmuls_over_processes_are_right_and_traced(tmp_path):
+def test_matmuls_over_processes_are_right(tmp_path):
     path = tmp_path / "matmul.json"
-    options = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 --trace -J"
-    assert "hidden" in together((1, 1), "-m", "benchmarks", *options.split(), path)[0]
+    options = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 -J"
+    together((1, 1), "-m", "benchmarks", *options.split(), path)
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
     assert [row["wrong"] for row in rows] == [0] * 4  # plain and ours, forward and both
-    for busy in (row["busy"] for row in rows):
-        assert 0 <= busy["both"] <= busy["shorter"] <= min(busy["wire"], busy["work"])
-        assert busy["shorter"] > 0
 
 
 @pytest.mark.exhaustive
@@ -71,18 +67,3 @@ def test_processes_choose_alike_and_write_one_table(tmp_path):
     assert "3 processes" in table.measured_on
     for row in table.rows:
         assert (row.ranks, row.hosts, row.ranks_a_host) == ((3, 4), (3, 4), (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        ("--num-processes 2", "--coordinator, --process-id: give all of --coordinator, --num-"),
-        (
-            "--coordinator localhost:1 --num-processes 2 --process-id 2",
-            "--process-id 2: the processes are 0 to 1",
-        ),
-    ],
-)
-def test_processes_that_cannot_be_are_refused(flags, complaint):
-    with pytest.raises(SystemExit, match=complaint):
-        main(flags.split())

@@ -49,7 +49,7 @@ def test_prices_are_those_of_messages_that_simgrid_runs(place, size):
 @SIMGRID
 def test_what_a_price_leaves_out_is_found():
     _, ratio = judged("thin:3x2x3x2", "all_gather", "bruck", 2**26)
-    assert ratio > 3  # ranks of a group share the link to another
+    assert ratio > 3  # ranks of a group share one link to the next group
 
 
 @SIMGRID
@@ -71,18 +71,6 @@ def test_on_lines_a_ring_s_far_steps_cost_a_link_more_and_no_bytes():
     assert 1.1 < judged("grid:4", "all_gather", "bidirectional_ring", 2**26)[1] < 1.3
 
 
-def test_without_simgrid_the_command_says_how_to_get_it(monkeypatch, capsys):
-    judge.python.cache_clear()
-    monkeypatch.setattr(judge, "PYTHONS", ("no-such-python",))
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(["referee", "--network", "4"])
-        assert ended.value.code == 2
-        assert "apt-get install -y python3-simgrid" in capsys.readouterr().err
-    finally:
-        judge.python.cache_clear()
-
-
 def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
     monkeypatch.setattr(judge, "python", lambda: "python3")
     for factor, status in ((1.005, 0), (1.03, 1)):
@@ -95,19 +83,3 @@ def test_the_command_is_red_where_a_price_is_off(monkeypatch, capsys):
         assert main(command) == status
         assert f"{factor:.3f}" in capsys.readouterr().out
         assert main([*command, "--algorithm", "bruck"]) == 0  # not to neighbours
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--network", "cube:8"], "is no network; write 4x4, grid:4x4, hosts:8x8"),
-        (["--network", "thin:4x2x2x2"], "so give as many routers, or more"),
-        (["--algorithm", "rign"], "'rign': choose from ring"),
-        (["--collective", "gather"], "no 'gather'; choose from all_gather"),
-    ],
-)
-def test_bad_arguments_are_refused(flags, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["referee", *flags])
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err

@@ -48,7 +48,7 @@ def test_everything_is_drawn():
 
 
 def test_random_data_tells_wide_sums_from_narrow_and_leaf_from_leaf():
-    """Otherwise it could not see an ignored option, or a leaf with the dims of another leaf."""
+    """Otherwise it could not see an ignored option, or a leaf with the dims of the wrong leaf."""
     calls = [draw(1, i, 8) for i in range(2000)]
     dims = ("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
     deeper = [c for c in calls if c.name in dims and len({len(s) for s in c.shapes}) > 1]
@@ -129,9 +129,7 @@ def test_a_call_that_raises_is_a_fault():
     ],
 )
 def test_a_leak_is_called_a_leak(live, blocks, arrays, flat):
-    samples = [
-        MemorySample(256 * i, 10**9 * i, live(i), blocks(i), arrays(i)) for i in range(1, 21)
-    ]
+    samples = [MemorySample(256 * i, live(i), blocks(i), arrays(i)) for i in range(1, 21)]
     assert memory.is_judged(samples)
     assert memory.is_flat(samples) is flat
     assert not memory.is_judged(samples[:10])
@@ -165,21 +163,6 @@ def test_a_soak_that_leaks_fails(leak, flat, monkeypatch, capsys):
     monkeypatch.setattr(jax, "clear_caches", lambda: None)  # of the other tests
     assert main(["soak", "--seed", "1", "--count", str(6 * TOGETHER)]) == (not flat)
     assert f"blocks a call: {'flat' if flat else 'not flat'} (" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ("--only 3", "--only: of which seed? Give --seed too"),
-        ("--seed 1 --only 5-3", "'5-3' names no call; write 37, or 32-47"),
-        ("--seed x", "'x' is no seed; write a number from 0"),
-        ("--count 0", "'0' is not a number above 0"),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused(flags, words, capsys):
-    with pytest.raises(SystemExit):
-        main(["soak", *flags.split()])
-    assert words in capsys.readouterr().err
 
 
 def test_a_wrong_training_step_is_reported_and_replayed(monkeypatch, capsys):

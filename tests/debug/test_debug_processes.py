@@ -79,23 +79,23 @@ def test_processes_that_differ(ends):
     assert all(text.count(cure) == 1 for text in messages[1][1:])
     differ = "process 2 differs from process 0 (and 1 more) in call {}"
     heads = {row: lines[0] for row, lines in zip(rows, words[0], strict=True)}
-    unlike = [heads.pop(f"has {what} in another order") for what in ("equal calls", "devices")]
+    unlike = [heads.pop(f"has {what} in a different order") for what in ("equal calls", "devices")]
     beyond_calls = differ.replace("call {}", "line {} of its program")
     assert unlike == [beyond_calls.format(number) for number in (6, 4)]
     assert heads == {
         row: differ.format(2 if row == "has a call less" else 1) for row in rows if row in heads
     }
     lines = {row: own[1:] for row, own in zip(rows, words[0], strict=True)}
-    usual = lines["has another shape"][0]
+    usual = lines["has a different shape"][0]
     assert re.fullmatch(
         r"  process 0 \(calls: 1\): psum over x=3 by ring \(schedule \w{8}\): float32\[1,12\]",
         usual,
     )
     own = usual.replace("process 0", "process 2")
-    assert lines["has another shape"][1] == own.replace("[1,", "[2,")
+    assert lines["has a different shape"][1] == own.replace("[1,", "[2,")
     assert lines["has a wider dtype"] == [usual, own.replace("float32", "complex64")]
-    assert "psum over x=3 by bruck (schedule " in lines["has another algorithm"][1]
-    assert "pmax over x=3" in lines["has another order of calls"][1]
+    assert "psum over x=3 by bruck (schedule " in lines["has a different algorithm"][1]
+    assert "pmax over x=3" in lines["has a different order of calls"][1]
     assert lines["has a call less"][1] == "  process 2 (calls: 1): no more calls"
     assert "no program, but ValueError" in lines["has a call that is refused"][1]
 

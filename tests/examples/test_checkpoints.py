@@ -55,7 +55,7 @@ def test_a_state_that_cannot_be_restored_is_refused_and_nothing_is_deleted(saved
         checkpoints.restore(3, small())
     wrong = r"params\.w is \(4, 4\), in this run \(4, 5\)"
     with pytest.raises(
-        ValueError, match=f"^the state of step 4 in .* is of another model: {wrong}"
+        ValueError, match=f"^the state of step 4 in .* is of a different model: {wrong}"
     ):
         checkpoints.restore(4, small(5))
     less = small()._replace(opt_state={})

@@ -66,7 +66,7 @@ def test_training_with_experts_is_that_of_one_device(tmp_path):
         ("--sequence 50 --context 2", "--sequence 50: an early and a late part"),
         ("--experts 6 --model 4", "--experts 6: a token has 2, and each rank of --model 4 as many"),
         ("--experts 1", "--experts 1: a token has 2"),
-        ("--experts 4 --check", "--check --experts 4: rounding may choose another expert"),
+        ("--experts 4 --check", "--check --experts 4: rounding may choose a different expert"),
     ],
 )
 def test_what_cannot_be_cut_or_checked_is_refused(refused, words, capsys):

@@ -86,9 +86,8 @@ WRITES = [
     (main, "draw psum --algorithm ring -n 2", "html"),
     (main, "overlap --example ring_matmul", "draw"),
     (main, "overlap --example ring_matmul", "text"),
-    *[(benchmarks, of, "json") for of in ("", "matmul", "overlap", "layers", "fsdp")],
-    *[(benchmarks, of, "json") for of in ("wire", "skew")],
-    (benchmarks, "measured", "plot"),
+    *[(benchmarks, of, "json") for of in ("", "matmul", "overlap", "layers", "fsdp", "wire")],
+    *[(benchmarks, of, "draw") for of in ("overlap", "layers", "fsdp")],
     (benchmarks, "tune", "table"),
 ]
 

@@ -93,20 +93,6 @@ def test_examples_for_tpus_print_what_they_say():
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
-def test_an_example_that_is_missing_or_wrong_is_found():
-    def bare():
-        """Nothing."""
-
-    def untrue():
-        """
-        >>> 1 + 1
-        3
-        """
-
-    assert wrong(bare, {}) == "bare has no example"
-    assert "Expected:\n    3\nGot:\n    2\n" in wrong(untrue, {})
-
-
 def test_public_functions_are_found():
     names = {f.__name__ for f in public()}
     assert {"psum", "ring", "bruck_all_to_all", "seconds", "plan", "deadline", "mesh"} < names

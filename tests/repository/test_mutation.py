@@ -27,14 +27,6 @@ def test_each_slip_alone(code, tmp_path, monkeypatch):
     assert [mutant.text() for mutant in made] == [f"y = {slip}" for slip in SLIPS[code]]
 
 
-def test_it_is_printed_with_its_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(mutation, "HERE", tmp_path)
-    (tmp_path / "code.py").write_text("y = 1\nif y < 2:\n    y += 1", encoding="utf-8")
-    printed = [str(mutant) for mutant in mutation.mutants(Path("code.py"))]
-    assert "code.py:2: y < 2  ->  y <= 2" in printed
-    assert "code.py:3: y += 1  ->  pass" in printed
-
-
 def test_not_where_nothing_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(mutation, "HERE", tmp_path)
     code = 'def f(x: g(a, b)) -> g(a, b):\n    """1"""\n    raise TypeError(f"{x + 1}")'

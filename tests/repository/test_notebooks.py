@@ -83,19 +83,6 @@ def names(code):
     return bound, {*needed(top)} - bound
 
 
-def test_a_page_has_a_badge_where_the_repository_has_an_address():
-    notebook = notebooks.read(SOURCES[0])
-    page = notebooks.as_markdown(notebook, "lessons/a.md", "https://github.com/us/ringcoll.git")
-    assert (
-        "(https://colab.research.google.com/github/us/ringcoll/blob/gh-pages/lessons/a.ipynb)"
-        in page
-    )
-    assert '??? success "Solution"' in page
-    without = notebooks.as_markdown(notebook, "lessons/a.md", "")
-    assert "colab" not in without
-    assert "Its first cell says how to install ringcoll" in without
-
-
 @pytest.mark.parametrize("path", ["", "ringcoll.whl"])
 def test_without_an_address_the_first_cell_asks_for_a_wheel(path, monkeypatch):
     cell = notebooks.for_readers(notebooks.read(SOURCES[0]), "06_reading_the_schedule", "").cells[0]
@@ -118,8 +105,8 @@ def test_without_an_address_the_first_cell_asks_for_a_wheel(path, monkeypatch):
 
 
 def test_links_are_those_of_the_site():
-    text = "[a](docs/limits.md) ![b](benchmarks/pages/measured.svg) [c](ringcoll/lax.py) [d](#e)"
-    wanted = "[a](limits.md) ![b](evidence/measured.svg) {} [d](#e)"
+    text = "[a](docs/limits.md) ![b](benchmarks/pages/timeline.svg) [c](ringcoll/lax.py) [d](#e)"
+    wanted = "[a](limits.md) ![b](evidence/timeline.svg) {} [d](#e)"
     assert links.rewritten(text, "README.md", "") == wanted.format("c")
     there = "[c](https://host/us/blob/main/ringcoll/lax.py)"
     assert links.rewritten(text, "README.md", "https://host/us") == wanted.format(there)

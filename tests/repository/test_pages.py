@@ -58,12 +58,6 @@ def test_links_lead_somewhere(name):
     assert list(dead_links(name, PAGES[name])) == []
 
 
-def test_dead_links_are_noticed():
-    text = "# A head, `b`\n[a](#a-head-b) [b](#other) ![c](no.svg) [d](README.md)\n\n[e]: none.md\n"
-    assert anchors(text) == {"a-head-b"}
-    assert list(dead_links("docs/README.md", text)) == ["#a-head-b", "#other", "no.svg", "none.md"]
-
-
 def test_the_index_lists_every_page():
     linked = {"".join(found) for found in LINK.findall(PAGES["docs/README.md"])}
     there = {name for name in PAGES if "/" in name} - {"docs/README.md"}

@@ -82,12 +82,6 @@ def test_the_tables_of_algorithms_hold_what_explain_says():
     assert not wrong, "python -m benchmarks claims --write"
 
 
-def test_a_table_of_algorithms_is_written_between_its_marks():
-    written = pages.with_algorithms("Before.\n<!-- algorithms -->\nold\n<!-- end -->\nAfter.\n")
-    lines = "\n".join(explain.markdown()).strip()
-    assert written == f"Before.\n<!-- algorithms -->\n{lines}\n<!-- end -->\nAfter.\n"
-
-
 def test_the_drawings_are_what_the_command_prints():
     page = (ROOT / "docs" / "how.md").read_text(encoding="utf-8")
     assert page == pages.with_algorithms(page), "python -m benchmarks claims --write"

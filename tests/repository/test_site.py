@@ -63,17 +63,6 @@ def test_search_finds_a_page_without_a_server(opened):
     assert any("10_attention_as_a_ring" in link for link in found)
 
 
-def test_it_is_light_or_dark(opened):
-    page = opened("choose")
-    scheme = "document.body.getAttribute('data-md-color-scheme')"
-    ground = "getComputedStyle(document.body).backgroundColor"
-    seen = [page.evaluate(f"[{scheme}, {ground}]")]
-    page.locator("form[data-md-component=palette] label:visible").click()
-    seen.append(page.evaluate(f"[{scheme}, {ground}]"))
-    assert [name for name, _ in seen] == ["default", "slate"]
-    assert seen[0][1] != seen[1][1]
-
-
 def test_a_lesson_folds_its_solutions_and_can_be_downloaded(opened, site):
     page = opened("lessons/01_ring_by_hand")
     solutions = page.locator("details.success")

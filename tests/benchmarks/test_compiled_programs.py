@@ -1,0 +1,114 @@
+"""The programs of each command that compiles: all of them compute the same."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from support import make_mesh, mostly_exhaustive
+
+from benchmarks.compiled import context, experts, layers
+from benchmarks.compiled.block import SUMMED, algorithms_of, block
+from benchmarks.compiled.block_halves import half
+from benchmarks.compiled.programs import COMPILER, PLAIN, with_gradient
+from benchmarks.compiled.stack import OURS, POLICIES, stack
+
+STACK = "3x8x64x96"
+FLOAT32 = jnp.float32
+#: Sums of float32 in a different order differ by about 1e-6 of the largest element.
+TOLERANCE = 1e-4
+
+
+def of_half(name, algorithm):
+    function, operands = half(name, "16x32x2048", algorithm, make_mesh(8), FLOAT32)
+    return with_gradient(function), operands
+
+
+def of_block(algorithm):
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
+    function, operands = block("1x16x16x4x4x32", algorithm, mesh, FLOAT32)
+    return with_gradient(function), operands
+
+
+def of_stack(kept, algorithm):
+    function, operands = stack(STACK, kept, algorithm, make_mesh(4), FLOAT32)
+    return with_gradient(function), operands
+
+
+def of_context(layout, algorithm):
+    return context.program(make_mesh(2), layout, "both", "1x64x4x2x8", algorithm, FLOAT32)
+
+
+def of_experts(algorithm):
+    return experts.program(make_mesh(2), "both", "8x8x6x8x4", algorithm, FLOAT32)
+
+
+#: A function that makes a program of an algorithm, and the algorithms besides plain.
+PROGRAMS = {
+    "gated_mlp": (partial(of_half, "gated_mlp"), (COMPILER, "auto", "ring")),
+    "attention": (partial(of_half, "attention"), (COMPILER, "auto", "ring")),
+    "block": (of_block, (COMPILER, "ring", *SUMMED)),
+    "experts": (of_experts, experts.ALGORITHMS),
+    **{f"stack, {kept} kept": (partial(of_stack, kept), (COMPILER, *OURS)) for kept in POLICIES},
+    **{f"context, {name}": (partial(of_context, name), context.ALGORITHMS)
+       for name in ("zigzag", "contiguous")},
+}  # fmt: skip
+
+
+def values(name, like):
+    """The first operand is of order one, and so are its products with the others."""
+    rng = np.random.default_rng(0)
+
+    def drawn(of):
+        is_weight = of is not jax.tree.leaves(like)[0] and len(of.shape) > 1
+        scale = of.shape[-2] ** -0.5 if is_weight else 1
+        return (rng.standard_normal(of.shape) * scale).astype(of.dtype)
+
+    found = jax.tree.map(drawn, like)
+    if name == "experts":  # even tokens choose even experts, so all experts get as many
+        x, router, *weights = found
+        numbers = np.arange(len(x))[:, None] + np.arange(x.shape[1])[None]
+        x = (0.1 * x + np.where(numbers % 2, -2, 2)).astype(x.dtype)
+        found = (x, np.eye(*router.shape, dtype=x.dtype), *weights)
+    return jax.tree.map(lambda x, of: jax.device_put(x, of.sharding), found, like)
+
+
+@pytest.mark.parametrize("name", mostly_exhaustive(PROGRAMS, "gated_mlp".__eq__))
+def test_all_programs_compute_the_same_results_and_gradients(name):
+    make, algorithms = PROGRAMS[name]
+    results = {}
+    for algorithm in dict.fromkeys((PLAIN, *algorithms)):
+        function, like = make(algorithm)
+        results[algorithm] = jax.tree.leaves(jax.jit(function)(*values(name, like)))
+    plain = results.pop(PLAIN)
+    for algorithm, ours in results.items():
+        for expected, actual in zip(plain, ours, strict=True):
+            largest = np.abs(expected).max()
+            assert np.abs(np.asarray(actual) - expected).max() < TOLERANCE * largest, algorithm
+
+
+@pytest.mark.parametrize("kept", POLICIES)
+def test_plain_is_right(kept):
+    """The other programs are compared with plain. It is compared with a loop in float64."""
+    function, (x, weights) = stack(STACK, kept, PLAIN, make_mesh(4), FLOAT32)
+    rng = np.random.default_rng(1)
+    values = {
+        name: rng.standard_normal(of.shape) / of.shape[-2] ** 0.5 for name, of in weights.items()
+    }
+    y = start = rng.standard_normal(x.shape)
+    for gate, up, down in zip(*(values[name] for name in ("gate", "up", "down")), strict=True):
+        y = y + (y @ gate / (1 + np.exp(-y @ gate)) * (y @ up)) @ down
+    mine = function(FLOAT32(start), {name: FLOAT32(of) for name, of in values.items()})
+    np.testing.assert_allclose(mine, y, rtol=0, atol=TOLERANCE * np.abs(y).max())
+
+
+def test_a_mesh_without_data_sums_no_gradients():
+    assert algorithms_of(["model"], ["auto", *SUMMED]) == ["auto"]
+    assert algorithms_of(["data", "model"], ["auto", *SUMMED]) == ["auto", *SUMMED]
+
+
+def test_a_mesh_of_the_wrong_size_is_refused():
+    with pytest.raises(SystemExit, match="none of data=2,model=2 is of the 8 devices of v5e:4x2"):
+        layers._meshes(["data=2,model=2"], 8, "v5e:4x2")
