@@ -148,8 +148,6 @@ def adds_cotangents(transform: str) -> bool:
 #: What cannot be, by the names of some factors.
 FORBIDDEN: list[Callable[..., Any]] = [
     lambda ranks, algorithm: not runs_on(algorithm, *ranks),
-    # These are sums by psum, whose algorithms are pairs of a scatter and a gather.
-    lambda form, algorithm: "whole products" in form and is_given(algorithm),
     lambda form, second: "sharded" in form and second,
     lambda path, algorithm: path in ONLY_AUTO and algorithm != "auto",
     # XLA:CPU cannot compile lax's all_to_all of no elements, which "auto" uses on TPUs only.
@@ -163,7 +161,6 @@ FORBIDDEN: list[Callable[..., Any]] = [
     lambda dtypes, accumulate: F8 in dtypes and not accumulate,
     lambda dtypes, transform: F8 in dtypes and adds_cotangents(transform),
     lambda dtypes, same: F8 in dtypes and same,
-    lambda dtypes, form: F8 in dtypes and "whole products" in form,
 ]
 
 

@@ -156,11 +156,6 @@ REFUSED = {
         (SCATTER, "accumulate_dtype=bfloat16 cannot hold every float32", "pass a dtype"),
     ),
     "precision": (ValueError, gather(precision="some"), (GATHER, "Precision", "some")),
-    "whole products that do not fit": (
-        TypeError,
-        lambda x, w: ringcoll.matmul_all_reduce(x, w[1:], "x", fused=False),
-        (REDUCE, "axis_name='x'"),
-    ),
     "bools": (
         TypeError,
         lambda x, w: ringcoll.matmul_reduce_scatter(x > 0, w > 0, "x"),

@@ -69,7 +69,6 @@ class AttentionOptions:
         layout, sizes, exchanged: which positions a rank has: see `plan`.
         scale: the scale of the scores.
         kernel: computes a whole part of the scores; None for tiles.
-        masks_blocks: whether the kernel gets a `BlockMask` instead of `causal`.
     """
 
     axes: tuple[Hashable, ...]
@@ -80,7 +79,6 @@ class AttentionOptions:
     exchanged: tuple[int, ...]
     scale: float
     kernel: Kernel | None
-    masks_blocks: bool
 
 
 @dataclass(frozen=True)
@@ -229,12 +227,14 @@ class Visits:
         """The softmax of one part, computed by the caller's kernel."""
         assert self.options.kernel is not None
         queries = q.transpose(0, 2, 1, 3)
-        masking = {"mask": mask} if self.options.masks_blocks else {"causal": mask is not None}
+        window, layout = self.options.mask.window, self.options.layout
+        takes_mask = self.ids is not None or window is not None or layout == "striped"
+        masking = {"mask": mask} if takes_mask else {"causal": mask is not None}
         out, lse = self.options.kernel(queries, k[:, :, None], v[:, :, None], **masking)
         exact = wide(q.dtype)
         lse = lse.astype(exact).transpose(0, 2, 1)
         values = out.astype(exact).transpose(0, 2, 1, 3)
-        if not self.options.masks_blocks:
+        if not takes_mask:
             return Softmax(lse, jnp.ones_like(lse), values)
         # In a masked block, a query may see no key. Written so that a NaN stays a NaN.
         sees = ~(lse <= lowest(exact))

@@ -57,6 +57,8 @@ from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
 
+#: The path of `moe` in errors.
+MOE = "expert_parallel.moe"
 #: What `algorithm` may be.
 ALGORITHMS = ("auto", GATHER, *RINGS, RAGGED)
 
@@ -154,14 +156,14 @@ def moe(
      [  3.  75. 243. 507.]] 1.0
     """
     arguments = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
-    call = Call("layers.moe", axis_name, arguments=arguments, operands="x, router, experts")
+    call = Call(f"layers.{MOE}", axis_name, arguments=arguments, operands="x, router, experts")
     axes, n = call.axes, call.ask(call.rank_count)
-    x, router = array_of("moe", "x", x), array_of("moe", "router", router)
+    x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
     top_k = _checked(call, x, router, algorithm, n)
     if max_send is not None and (max_send := call.integer("max_send")) < 1:
         raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
     options = {"activation": activation, "precision": precision, "kernel": kernel}
-    own = experts_of("moe", experts, x, router.shape[1], n, **options)
+    own = experts_of(MOE, experts, x, router.shape[1], n, **options)
     x, router = copied((x, router), axes)
     tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
