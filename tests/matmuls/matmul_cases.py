@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from inspect import signature
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from covering import Case, covering
+from covering import Case, any_of, covering
 from jax import lax
 from matmul_forms import FORMS, SHARDED
 from support import exists
@@ -190,16 +189,6 @@ SLOW: list[Callable[..., Any]] = [
 def cases_of(table: str, seed: int) -> list[Case]:
     """The cases of a table; more values, and all that is slow, if the seed is not 0."""
     rules = FORBIDDEN if seed else FORBIDDEN + SLOW
-    named = [(tuple(signature(rule).parameters), rule) for rule in rules]
-
-    def forbidden(case: Case) -> bool:
-        """Whether a case, or a part of one, cannot be."""
-        return any(
-            rule(*(case[name] for name in names))
-            for names, rule in named
-            if all(name in case for name in names)
-        )
-
     more = MORE[table] if seed else {}
     factors = {name: values + more.get(name, []) for name, values in TABLES[table].items()}
-    return covering(factors, forbidden, seed)
+    return covering(factors, any_of(rules), seed)
