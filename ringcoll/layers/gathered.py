@@ -105,7 +105,7 @@ def gather(
     """
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
-    encoded, back = (None if of is None else settled(of) for of in (wire, gradient_wire))
+    encoded, back = (w if w is None else settled(w) for w in (wire, gradient_wire))
     check_bound("fsdp.gather", axis_name)
     check_bound("fsdp.gather", replicas, "replicas")
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.layers.parameters import check_alike, check_bound, errors_of, field, refusal
+from ringcoll.layers.parameters import check_alike, check_bound, errors_of, param, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_einsum, product_reduce_scatter
@@ -56,7 +56,7 @@ def column_linear(
      [ 1.  5.  9. 13.]]
     """
     linear = [("kernel", params)]
-    (y,) = columns("tensor_parallel.column_linear", linear, x, axis_name, **options)
+    (y,) = column_linears("tensor_parallel.column_linear", linear, x, axis_name, **options)
     return y
 
 
@@ -91,18 +91,20 @@ def row_linear(
      [ 7. 23. 39. 55.]]
     """
     linear = "kernel", params
-    return rows("tensor_parallel.row_linear", linear, x, axis_name, follows=False, **options)
+    return row_linear_of(
+        "tensor_parallel.row_linear", linear, x, axis_name, follows=False, **options
+    )
 
 
 def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
     """The kernel of a linear layer, and its bias or None. An array is a kernel without a bias."""
     is_bare = hasattr(linear, "dtype")
-    kernel = linear if is_bare else field(linear, "kernel")
-    bias = None if is_bare else field(linear, "bias", None)
+    kernel = linear if is_bare else param(linear, "kernel")
+    bias = None if is_bare else param(linear, "bias", None)
     return jnp.asarray(kernel), None if bias is None else jnp.asarray(bias)
 
 
-def columns(
+def column_linears(
     function: str,
     linears: Sequence[tuple[str, Any]],
     x: Array,
@@ -147,7 +149,7 @@ def columns(
     return results
 
 
-def rows(
+def row_linear_of(
     function: str,
     linear: tuple[str, Any],
     x: Array,

@@ -18,7 +18,7 @@ from ringcoll.collectives.refusals import cure_of, kind_of, refused, renamed
 _MISSING: Any = object()
 
 
-def field(params: Any, name: str, default: Any = _MISSING) -> Any:
+def param(params: Any, name: str, default: Any = _MISSING) -> Any:
     """params["name"] of a mapping, params.name of anything else."""
     if isinstance(params, Mapping):
         found = params.get(name, _MISSING)

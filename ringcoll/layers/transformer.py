@@ -13,12 +13,12 @@ from jax.typing import ArrayLike
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.layers.linear import (
     check_bias,
-    columns,
+    column_linears,
     kernel_and_bias,
     rank_count,
-    rows,
+    row_linear_of,
 )
-from ringcoll.layers.parameters import check_alike, check_bound, field, refusal
+from ringcoll.layers.parameters import check_alike, check_bound, param, refusal
 from ringcoll.matmuls.options import LayerOptions, with_options
 
 #: The path of `attention` in errors.
@@ -54,11 +54,11 @@ def mlp(
     [[ 4. 20. 36. 52.]
      [ 4. 20. 36. 52.]]
     """
-    up = [("up", field(params, "up"))]
-    (hidden,) = columns("tensor_parallel.mlp", up, x, axis_name, **options)
+    up = [("up", param(params, "up"))]
+    (hidden,) = column_linears("tensor_parallel.mlp", up, x, axis_name, **options)
     hidden = activation(hidden).astype(x.dtype)  # `preferred_element_type` may have widened it
-    down = "down", field(params, "down")
-    return rows("tensor_parallel.mlp", down, hidden, axis_name, **options)
+    down = "down", param(params, "down")
+    return row_linear_of("tensor_parallel.mlp", down, hidden, axis_name, **options)
 
 
 @with_options("layers.tensor_parallel.")
@@ -89,11 +89,11 @@ def gated_mlp(
     [[  4. 100. 324. 676.]
      [  4. 100. 324. 676.]]
     """
-    linears = [(name, field(params, name)) for name in ("gate", "up")]
-    gate, up = columns("tensor_parallel.gated_mlp", linears, x, axis_name, **options)
+    linears = [(name, param(params, name)) for name in ("gate", "up")]
+    gate, up = column_linears("tensor_parallel.gated_mlp", linears, x, axis_name, **options)
     hidden = (activation(gate) * up).astype(x.dtype)  # as in `mlp`
-    down = "down", field(params, "down")
-    return rows("tensor_parallel.gated_mlp", down, hidden, axis_name, **options)
+    down = "down", param(params, "down")
+    return row_linear_of("tensor_parallel.gated_mlp", down, hidden, axis_name, **options)
 
 
 @with_options("layers.tensor_parallel.")
@@ -145,7 +145,7 @@ def attention(
     >>> jax.eval_shape(ranks(attend, specs, specs[1]), params, jnp.ones((1, 4, 8))).shape
     (1, 4, 8)
     """
-    linears = {name: kernel_and_bias(field(params, name)) for name in ("query", "key", "value")}
+    linears = {name: kernel_and_bias(param(params, name)) for name in ("query", "key", "value")}
     kernels = {name: kernel for name, (kernel, _) in linears.items()}
     check_alike(ATTENTION, x=x, **kernels)
     check_bound(ATTENTION, axis_name)
@@ -162,7 +162,7 @@ def attention(
         for name in "key", "value":
             linears[name] = _with_heads(own, *linears[name])
     named = [(name, {"kernel": kernel, "bias": bias}) for name, (kernel, bias) in linears.items()]
-    query, key, value = columns(ATTENTION, named, x, axis_name, **options)
+    query, key, value = column_linears(ATTENTION, named, x, axis_name, **options)
     if rotary_base is not None:
         length = query.shape[-3]
         where = jnp.arange(length) if positions is None else jnp.asarray(positions)
@@ -174,8 +174,8 @@ def attention(
     if attend is None:
         attend = partial(jax.nn.dot_product_attention, is_causal=causal)
     mixed = attend(query, key, value).astype(x.dtype)  # as in `mlp`
-    out = "out", field(params, "out")
-    return rows(ATTENTION, out, mixed, axis_name, **options)
+    out = "out", param(params, "out")
+    return row_linear_of(ATTENTION, out, mixed, axis_name, **options)
 
 
 def _heads_of_own_queries(

@@ -11,8 +11,8 @@ from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.layers.linear import check_sequence, columns, rank_count
-from ringcoll.layers.parameters import check_bound, errors_of, field, refusal
+from ringcoll.layers.linear import check_sequence, column_linears, rank_count
+from ringcoll.layers.parameters import check_bound, errors_of, param, refusal
 from ringcoll.matmuls.options import LayerOptions, with_options
 
 
@@ -47,7 +47,7 @@ def embed(
     [[14.  0.  6.  6.]
      [15.  1.  7.  7.]]
     """
-    table = jnp.asarray(field(params, "embedding"))
+    table = jnp.asarray(param(params, "embedding"))
     tokens = _integers("tensor_parallel.embed", "tokens", tokens)
     check_bound("tensor_parallel.embed", axis_name)
     mine, row = _own(tokens, table.shape[0], axis_name)
@@ -82,8 +82,8 @@ def unembed(
     >>> print(logits(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    linear = [("unembedding", field(params, "unembedding"))]
-    (logits,) = columns("tensor_parallel.unembed", linear, x, axis_name, **options)
+    linear = [("unembedding", param(params, "unembedding"))]
+    (logits,) = column_linears("tensor_parallel.unembed", linear, x, axis_name, **options)
     return logits
 
 

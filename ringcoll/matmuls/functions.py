@@ -213,18 +213,18 @@ def all_gather_matmul(
     call = Call("all_gather_matmul", axis_name, arguments={"dimension": dimension}, operands="x, w")
     spec = _matrix_spec(call, x)
     labels = Labels.of(spec)
-    of = labels.w if operand else labels.x
+    moving = labels.w if operand else labels.x
     dimension = call.integer("dimension")
-    if dimension not in (-1, -2) or len(of) < -dimension:
+    if dimension not in (-1, -2) or len(moving) < -dimension:
         words = f"dimension {dimension} is not one of the last two of a matrix"
-        raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
+        raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for the others")
     with renamed(call.refusal):
         return all_gather_einsum(
             spec,
             x,
             w,
             axis_name,
-            gather=of[dimension],
+            gather=moving[dimension],
             operand=operand,
             wire=wire,
             **options,

@@ -15,10 +15,10 @@ from ringcoll.costs.machines import KINDS
 from ringcoll.layers.context_parallel.softmax import (
     Softmax,
     add_at,
-    added,
+    add_scores,
     like,
     lowest,
-    merged,
+    merge,
     wide,
 )
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, rows_together
@@ -200,7 +200,7 @@ class Visits:
         length = self.plan.positions.shape[1]
         return shard._replace(value=shard.value.reshape(-1, length, sum(self.sizes)))
 
-    def attended(self, q: Array, state: Softmax, shard: Shard, start: int) -> Softmax:
+    def attend(self, q: Array, state: Softmax, shard: Shard, start: int) -> Softmax:
         """The softmax with a shard added to it; `start` is the first row of the lane."""
         tile = self.plan.tile
 
@@ -212,9 +212,9 @@ class Visits:
                 before = Softmax(*(lax.dynamic_slice_in_dim(x, i, tile, 2) for x in state))
                 k, v = self.part(kv, j)
                 if self.options.kernel is None:
-                    after = added(before, self.scores(some, k), v, seen)
+                    after = add_scores(before, self.scores(some, k), v, seen)
                 else:
-                    after = merged(before, self.by_kernel(some, k, v, seen))
+                    after = merge(before, self.by_kernel(some, k, v, seen))
                 pairs = zip(state, after, strict=True)
                 return Softmax(*(lax.dynamic_update_slice_in_dim(x, y, i, 2) for x, y in pairs))
 
@@ -241,7 +241,7 @@ class Visits:
         values = jnp.where(sees[..., None], values, 0)
         return Softmax(jnp.where(sees, lse, lowest(exact)), sees.astype(exact), values)
 
-    def differentiated(
+    def differentiate(
         self, by_query: tuple[Array, ...], dq: Array, shard: Shard, start: int
     ) -> tuple[Array, Array]:
         """Add a shard to the gradient of the queries; also the gradient of its keys and values.

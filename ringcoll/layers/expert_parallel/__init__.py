@@ -41,13 +41,13 @@ from ringcoll.layers.expert_parallel.auto import GATHER, RAGGED, RINGS, Mixture,
 from ringcoll.layers.expert_parallel.experts import (
     Experts,
     Kernel,
-    combined,
-    counted,
+    count_each,
     experts_of,
     orders,
-    permuted,
+    permute,
     slots_of,
     spread,
+    weighted_sum,
 )
 from ringcoll.layers.expert_parallel.ring import by_ring
 from ringcoll.layers.expert_parallel.routing import Routing, route
@@ -226,7 +226,7 @@ def _by_ragged_all_to_all(
     """
     me, count, (tokens, k) = lax.axis_index(axes), experts.count, routing.ids.shape
     order, back = orders(routing.ids)
-    table = all_gather(counted(routing.ids.reshape(-1), routing.experts), axes, axis=0)  # [n, E]
+    table = all_gather(count_each(routing.ids.reshape(-1), routing.experts), axes, axis=0)  # [n, E]
     n, most = len(table), tokens * min(k, count)
     fits = jnp.array(True)
     if max_send is not None and max_send < most:
@@ -246,7 +246,7 @@ def _by_ragged_all_to_all(
     rows = experts.mlp(rows, of_expert[me])
     buffer, _ = typed_alike([jnp.zeros((tokens * k, x.shape[1]), x.dtype), rows], axes)
     rows = exchange(rows, buffer, arrived, gets, left, sends)
-    y = combined(permuted(rows, back, order).reshape(tokens, k, x.shape[1]), routing.weights)
+    y = weighted_sum(permute(rows, back, order).reshape(tokens, k, x.shape[1]), routing.weights)
     return jnp.where(fits, y, jnp.nan)
 
 
