@@ -212,7 +212,7 @@ REFUSED = {
     "sharded vector": (
         ValueError,
         lambda a, b: sharded(P(), P(), P())(a[0], b),
-        (SHARDED, "a has 1 dimensions", "reshape it to a matrix"),
+        (SHARDED, "a has 1 dimensions", "reshape it to a matrix, or call all_gather_einsum"),
     ),
     "sharded nothing": (
         TypeError,
