@@ -40,12 +40,15 @@ from ringcoll.matmuls.functions import (
     einsum_reduce_scatter,
     matmul_reduce_scatter,
 )
+from ringcoll.matmuls.options import GatherOptions, MatmulOptions
 from ringcoll.matmuls.sharded import sharded_matmul
 from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, SizeError
 
 __version__ = "0.1.0"  # `pyproject.toml` reads it here
 __all__ = [
     "AllToAllSchedule",
+    "GatherOptions",
+    "MatmulOptions",
     "Move",
     "Schedule",
     "ScheduleError",

@@ -10,6 +10,7 @@ takes twenty seconds for a table of ours whose forbidden cases are said by a fun
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from itertools import combinations, product
 from typing import Any
 
@@ -22,6 +23,23 @@ TRIES = 50
 
 #: The cases of seed 0 run by default. The exhaustive ones are other cases of the same tables.
 SEEDS = [0, pytest.param(1, marks=pytest.mark.exhaustive)]
+
+
+def any_of(rules: Sequence[Callable[..., Any]]) -> Callable[[Case], bool]:
+    """Whether a case breaks a rule; each rule takes factors by the names of its parameters.
+
+    A rule does not apply to a part of a case that lacks one of these factors.
+    """
+    named = [(tuple(signature(rule).parameters), rule) for rule in rules]
+
+    def forbidden(case: Case) -> bool:
+        return any(
+            rule(*(case[name] for name in names))
+            for names, rule in named
+            if all(name in case for name in names)
+        )
+
+    return forbidden
 
 
 def covering(

@@ -30,7 +30,7 @@ from benchmarks.compiled import compiling
 from benchmarks.compiled.programs import PLAIN, with_gradient
 from ringcoll import overlap
 from ringcoll.layers import expert_parallel
-from ringcoll.layers.expert_parallel.experts import combined, orders, permuted, spread
+from ringcoll.layers.expert_parallel.experts import orders, permute, spread, weighted_sum
 from ringcoll.layers.expert_parallel.routing import route
 
 TOPOLOGIES, SHAPE = "v5p:2x2x4,v6e:4x2", "8192x4096x4096x64x8"
@@ -102,8 +102,8 @@ def _all_to_alls(
     rows = exchange(rows, split_axis=0, concat_axis=1)  # [experts here, rows of all ranks, d]
     hidden = jax.nn.silu(_products(rows, gate)) * _products(rows, up)
     rows = exchange(_products(hidden, down), split_axis=1, concat_axis=0)
-    rows = permuted(rows.reshape(-1, x.shape[1]), back, order)
-    return combined(rows.reshape(*routing.ids.shape, -1), routing.weights)
+    rows = permute(rows.reshape(-1, x.shape[1]), back, order)
+    return weighted_sum(rows.reshape(*routing.ids.shape, -1), routing.weights)
 
 
 _products = partial(jnp.einsum, "ecd,edf->ecf")

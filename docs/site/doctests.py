@@ -1,6 +1,11 @@
-"""Docstrings end with examples that are doctests: this marks them as code."""
+"""Docstrings end with examples that are doctests: this marks them as code.
 
+Signatures end with `**options: Unpack[...]`: this shows the options and their defaults.
+"""
+
+import inspect
 import re
+from pkgutil import resolve_name
 from typing import Any
 
 import griffe
@@ -24,8 +29,18 @@ def fenced(text: str) -> str:
 
 
 class Doctests(griffe.Extension):
-    """Changes the docstring of everything that is loaded."""
+    """Changes the docstring of everything that is loaded, and signatures with options."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring:
             obj.docstring.value = fenced(obj.docstring.value)
+
+    def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
+        options = [p.name for p in func.parameters if str(p.annotation).startswith("Unpack[")]
+        if not options or not hasattr(resolve_name(func.canonical_path), "__wrapped__"):
+            return
+        del func.parameters[options[0]]
+        for name, shown in inspect.signature(resolve_name(func.canonical_path)).parameters.items():
+            if name not in func.parameters:
+                kind, default = griffe.ParameterKind.keyword_only, repr(shown.default)
+                func.parameters.add(griffe.Parameter(name, kind=kind, default=default))

@@ -2,9 +2,10 @@
 
 from ringcoll.layers import context_parallel, expert_parallel, fsdp, tensor_parallel
 from ringcoll.layers.randomness import fold_rng_over_axis
-from ringcoll.layers.replicas import copied, copied_beside
+from ringcoll.layers.replicas import SumOptions, copied, copied_beside
 
 __all__ = [
+    "SumOptions",
     "context_parallel",
     "copied",
     "copied_beside",

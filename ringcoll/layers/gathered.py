@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,9 @@ from ringcoll.layers.parameters import (
     map_with_specs,
     refusal,
 )
-from ringcoll.layers.replicas import copied, copied_with, narrowed
+from ringcoll.layers.replicas import SumOptions, copied, copied_with, narrowed
 from ringcoll.matmuls.functions import all_gather_matmul
+from ringcoll.matmuls.options import GatherOptions, with_options
 from ringcoll.runtime.value_types import is_checked
 
 
@@ -45,17 +46,17 @@ class _Gathering:
     reduce_dtype: np.dtype
 
 
+@with_options("layers.fsdp.")
 def gather(
     params: Pytree,
     specs: Pytree,
     axis_name: AxisName,
     *,
     dtype: DTypeLike | None = None,
-    reduce_dtype: DTypeLike | None = None,
     replicas: AxisName = (),
-    algorithm: Algorithm = "auto",
     wire: WireLike | None = None,
     gradient_wire: WireLike | None = None,
+    **options: Unpack[SumOptions],
 ) -> Pytree:
     """The whole parameters, gathered from each rank's shards; inside `jax.shard_map`.
 
@@ -69,15 +70,14 @@ def gather(
         axis_name: the axis over which they are gathered.
         dtype: the dtype of real floats in the result and on the wire; None for that of the
             parameters.
-        reduce_dtype: the dtype in which gradients travel and are summed; None for that of the
-            result.
         replicas: further axes over which ranks have other data but the same shards.
-        algorithm: the algorithm of the gather and of the sums.
         wire: what the messages of the gather hold (see `ringcoll.Wire`); each shard is encoded
             once, after it is cast to `dtype`. None for numbers of `dtype`.
         gradient_wire: what messages hold when the gradients of sharded leaves are summed; each
             rank's gradient is encoded once, and added in float32. The gradients of whole leaves,
             which are small, are not encoded.
+
+    Options: `ringcoll.layers.SumOptions`; the gather has the same algorithm as the sums.
 
     Steps and bytes: an `all_gather` for each leaf that is sharded; with a wire, one byte per
     element and 4 bytes per block.
@@ -105,13 +105,17 @@ def gather(
     """
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
-    encoded, back = (None if of is None else as_wire(of) for of in (wire, gradient_wire))
+    encoded, back = (w if w is None else as_wire(w) for w in (wire, gradient_wire))
     check_bound("fsdp.gather", axis_name)
     check_bound("fsdp.gather", replicas, "replicas")
 
-    def checked(name: str, leaf: Array, spec: PartitionSpec) -> Array:
-        if _gathered_dim(name, spec, axes) is None:
-            return leaf
+    dims = list[int | None]()
+
+    def find_dim(name: str, leaf: Array, spec: PartitionSpec) -> None:
+        dim = _gathered_dim(name, spec, axes)
+        dims.append(dim)
+        if dim is None:
+            return
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             words = f"{name}: its spec {spec} shards it, and it is {leaf.dtype}"
             raise refusal(TypeError, "fsdp.gather", words, "leave this leaf whole")
@@ -119,49 +123,37 @@ def gather(
             words = f"{name}: its spec {spec} shards it, but it is the same on all ranks here"
             cure = "pass the specs that jax.shard_map has in in_specs"
             raise refusal(ValueError, "fsdp.gather", words, cure)
-        return leaf
 
-    def one(name: str, leaf: Array, spec: PartitionSpec) -> Array:
-        dim = _gathered_dim(name, spec, axes)
+    map_with_specs("fsdp.gather", find_dim, params, specs)
+    leaves, structure = jax.tree.flatten(params)
+    # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
+    leaves = [
+        leaf.astype(jnp.promote_types(leaf.dtype, narrowed(leaf.dtype, dtype)))
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+        else leaf
+        for leaf in leaves
+    ]
+    # Leaves that are sharded over an axis already vary over it: `copied` skips them.
+    summed: SumOptions = {**options, "reduce_dtype": options["reduce_dtype"] or dtype}
+    if back:
+        sharded = [i for i, dim in enumerate(dims) if dim is not None]
+        copies = copied_with([leaves[i] for i in sharded], everywhere, back, **summed)
+        for i, copy in zip(sharded, copies, strict=True):
+            leaves[i] = copy
+    leaves = copied(leaves, everywhere, **summed)
+
+    def whole(leaf: Array, dim: int | None) -> Array:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             return leaf
         to = narrowed(leaf.dtype, dtype)
         if dim is None:
             return leaf.astype(to)
-        sums = narrowed(to, reduce_dtype)
-        how = _Gathering(axes, dim, algorithm, encoded, back, to, leaf.dtype, sums)
+        sums = narrowed(to, options["reduce_dtype"])
+        how = _Gathering(axes, dim, options["algorithm"], encoded, back, to, leaf.dtype, sums)
         with errors_of("fsdp.gather"):
             return _gathered(how, leaf)
 
-    def widened(leaf: Array) -> Array:
-        # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            return leaf
-        return leaf.astype(jnp.promote_types(leaf.dtype, narrowed(leaf.dtype, dtype)))
-
-    params = map_with_specs("fsdp.gather", checked, params, specs)
-    params = jax.tree.map(widened, params)
-    # Leaves that are sharded over an axis already vary over it: `copied` skips them.
-    summed: dict[str, Any] = {"reduce_dtype": reduce_dtype or dtype, "algorithm": algorithm}
-    if back:
-        params = _copied_if_sharded(params, specs, axes, everywhere, wire=back, **summed)
-    params = copied(params, everywhere, **summed)
-    return map_with_specs("fsdp.gather", one, params, specs)
-
-
-def _copied_if_sharded(
-    params: Pytree, specs: Pytree, axes: tuple[Hashable, ...], everywhere: AxisName, **options: Any
-) -> Pytree:
-    """`copied_with` of the leaves that are sharded over these axes."""
-    dims: list[int | None] = []
-    note = lambda name, _, spec: dims.append(_gathered_dim(name, spec, axes))  # noqa: E731
-    map_with_specs("fsdp.gather", note, params, specs)
-    leaves, structure = jax.tree.flatten(params)
-    sharded = [i for i, dim in enumerate(dims) if dim is not None]
-    copies = copied_with([leaves[i] for i in sharded], everywhere, **options)
-    for i, leaf in zip(sharded, copies, strict=True):
-        leaves[i] = leaf
-    return jax.tree.unflatten(structure, leaves)
+    return jax.tree.unflatten(structure, map(whole, leaves, dims))
 
 
 def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) -> int | None:
@@ -207,16 +199,14 @@ def _gathered_backward(options: _Gathering, _: None, ct: Array) -> tuple[Array]:
 _gathered.defvjp(lambda options, x: (_gathered(options, x), None), _gathered_backward)
 
 
+@with_options("layers.fsdp.")
 def linear(
     params: Any,
     x: Array,
     axis_name: AxisName,
     *,
     replicas: AxisName = (),
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[GatherOptions],
 ) -> Array:
     """x @ kernel + bias, multiplied while the kernel arrives.
 
@@ -224,7 +214,8 @@ def linear(
     dtype of x. If the kernel is sharded by columns, results are put side by side; if by rows,
     they are added up. Columns are the better choice.
 
-    Steps and bytes: those of `all_gather_matmul` with `operand=1`, which also has the options.
+    Options: `ringcoll.GatherOptions`. Steps and bytes: those of `all_gather_matmul` with
+    `operand=1`.
 
     Gradient: for the kernel an `einsum_reduce_scatter`, under its own product; for operands that
     are the same on all ranks of `axis_name` and `replicas`, a `psum`.
@@ -253,9 +244,6 @@ def linear(
             axis_name,
             operand=1,
             dimension=-1 if kernel.shape[0] == features else -2,
-            algorithm=algorithm,
-            residuals=residuals,
-            precision=precision,
-            accumulate_dtype=accumulate_dtype,
+            **options,
         )
     return with_bias("fsdp.linear", y, copied(bias, (*axes_of(axis_name), *axes_of(replicas))))

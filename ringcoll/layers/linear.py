@@ -3,49 +3,30 @@
 Every tensor-parallel layer consists of these two, with local work between them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from string import ascii_lowercase, ascii_uppercase
-from typing import Any
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import DTypeLike
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.collectives.table import Algorithm
-from ringcoll.layers.parameters import check_alike, check_bound, errors_of, field, refusal
+from ringcoll.layers.parameters import check_alike, check_bound, errors_of, param, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_einsum, product_reduce_scatter
 from ringcoll.matmuls.labels import matrix_spec
+from ringcoll.matmuls.options import GatherOptions, LayerOptions, MatmulOptions, with_options
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerOptions:
-    """The options of a tensor-parallel layer, as the caller gave them."""
-
-    sequence_parallel: bool
-    algorithm: Algorithm
-    residuals: str
-    precision: Any
-    preferred_element_type: DTypeLike | None
-    accumulate_dtype: DTypeLike | None
-
-
+@with_options("layers.tensor_parallel.")
 def column_linear(
     params: Any,
     x: Array,
     axis_name: AxisName,
-    *,
-    sequence_parallel: bool = True,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[LayerOptions],
 ) -> Array:
     """x @ kernel + bias; each rank computes its columns.
 
@@ -64,7 +45,7 @@ def column_linear(
     Source: Shoeybi et al., "Megatron-LM" (2019), and Korthikanti et al., "Reducing activation
     recomputation in large transformer models" (2022), for the sharded sequence.
 
-    What `params` may be, and the options: see `ringcoll.layers.tensor_parallel`.
+    Options: `LayerOptions`. What `params` may be: see `ringcoll.layers.tensor_parallel`.
 
     >>> params, specs = {"kernel": jnp.ones((2, 4))}, {"kernel": P(None, "x")}
     >>> linear = partial(tp.column_linear, axis_name="x")
@@ -74,36 +55,23 @@ def column_linear(
      [ 1.  5.  9. 13.]
      [ 1.  5.  9. 13.]]
     """
-    options = LayerOptions(
-        sequence_parallel=sequence_parallel,
-        algorithm=algorithm,
-        residuals=residuals,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
-    )
-    (y,) = columns("column_linear", [("kernel", params)], x, axis_name, options)
+    linear = [("kernel", params)]
+    (y,) = column_linears("tensor_parallel.column_linear", linear, x, axis_name, **options)
     return y
 
 
+@with_options("layers.tensor_parallel.")
 def row_linear(
     params: Any,
     x: Array,
     axis_name: AxisName,
-    *,
-    sequence_parallel: bool = True,
-    fused: bool = True,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[LayerOptions],
 ) -> Array:
     """The sum over the ranks of x @ kernel, plus bias; each rank has rows of the kernel.
 
     `x: [..., s, f/n], kernel: [f/n, d], bias: [d] -> [..., s/n, d]`; a kernel `[h/n, k, d]` takes
     x `[..., s, h/n, k]`. With `sequence_parallel=False` the result is `[..., s, d]`, the same on
-    every rank; then `fused` is as for `matmul_all_reduce`.
+    every rank.
 
     Steps and bytes: those of `matmul_reduce_scatter`, or of `matmul_all_reduce`.
 
@@ -113,7 +81,7 @@ def row_linear(
     Raises: as `column_linear`; and
         ValueError: the sequence is not divisible by n.
 
-    Source, `params` and options: as `column_linear`.
+    Options: `LayerOptions`. Source and `params`: as `column_linear`.
 
     >>> params = {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}
     >>> specs = {"kernel": P("x"), "bias": P()}
@@ -122,31 +90,28 @@ def row_linear(
     [[ 7. 23. 39. 55.]
      [ 7. 23. 39. 55.]]
     """
-    options = LayerOptions(
-        sequence_parallel=sequence_parallel,
-        algorithm=algorithm,
-        residuals=residuals,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
+    linear = "kernel", params
+    return row_linear_of(
+        "tensor_parallel.row_linear", linear, x, axis_name, follows=False, **options
     )
-    return rows("row_linear", "kernel", params, x, axis_name, options, fused=fused, follows=False)
 
 
 def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
     """The kernel of a linear layer, and its bias or None. An array is a kernel without a bias."""
     is_bare = hasattr(linear, "dtype")
-    kernel = linear if is_bare else field(linear, "kernel")
-    bias = None if is_bare else field(linear, "bias", None)
+    kernel = linear if is_bare else param(linear, "kernel")
+    bias = None if is_bare else param(linear, "bias", None)
     return jnp.asarray(kernel), None if bias is None else jnp.asarray(bias)
 
 
-def columns(
+def column_linears(
     function: str,
     linears: Sequence[tuple[str, Any]],
     x: Array,
     axis_name: AxisName,
-    options: LayerOptions,
+    *,
+    sequence_parallel: bool,
+    **options: Unpack[GatherOptions],
 ) -> list[Array]:
     """`column_linear` of several layers, by name; they share one gather of x."""
     named = [(name, *kernel_and_bias(linear)) for name, linear in linears]
@@ -164,28 +129,18 @@ def columns(
     # Kernels become matrices if they differ in their number of dimensions. Otherwise they keep
     # their shapes: a TPU would copy kernels of heads to make matrices of them.
     differ = len({kernel.ndim for kernel in factors}) > 1
-    if not options.sequence_parallel or differ:
+    if not sequence_parallel or differ:
         factors = [kernel.reshape(kernel.shape[0], -1) for kernel in factors]
-    if options.sequence_parallel:
+    if sequence_parallel:
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
         spec = f"{tokens}z,z{features}->{tokens}{features}"
         with errors_of(function):
-            products = all_gather_einsum(
-                spec,
-                x,
-                factors,
-                axis_name,
-                gather=tokens[-1],
-                algorithm=options.algorithm,
-                residuals=options.residuals,
-                precision=options.precision,
-                preferred_element_type=options.preferred_element_type,
-                accumulate_dtype=options.accumulate_dtype,
-            )
+            products = all_gather_einsum(spec, x, factors, axis_name, gather=tokens[-1], **options)
     else:  # nothing is gathered, so the options of a gather do not apply
-        copy = copied(x, axis_name, algorithm=options.algorithm)
-        dtype = options.preferred_element_type
-        exact = {"precision": options.precision, "preferred_element_type": dtype}
+        copy = copied(x, axis_name, algorithm=options["algorithm"])
+        exact: dict[str, Any] = {
+            name: options[name] for name in ("precision", "preferred_element_type")
+        }
         products = [jnp.matmul(copy, matrix, **exact) for matrix in factors]
     results = []
     for y, (_, kernel, bias) in zip(products, named, strict=True):
@@ -194,22 +149,23 @@ def columns(
     return results
 
 
-def rows(
+def row_linear_of(
     function: str,
-    name: str,
-    linear: Any,
+    linear: tuple[str, Any],
     x: Array,
     axis_name: AxisName,
-    options: LayerOptions,
     *,
-    fused: bool = True,
     follows: bool = True,
+    sequence_parallel: bool,
+    residuals: str,
+    **options: Unpack[MatmulOptions],
 ) -> Array:
-    """`row_linear` of a layer by name. It ignores `residuals`: it keeps only its operands.
+    """`row_linear` of a layer with a name. It ignores `residuals`: it keeps only its operands.
 
-    `follows` says whether the layer computes something before it.
+    `follows` is whether the layer computes something before it.
     """
-    kernel, bias = kernel_and_bias(linear)
+    name, params = linear
+    kernel, bias = kernel_and_bias(params)
     check_alike(function, x=x, **{name: kernel})
     inner = kernel.ndim - 1
     if kernel.ndim < 2 or x.ndim <= inner or x.shape[-inner:] != kernel.shape[:-1]:
@@ -219,28 +175,15 @@ def rows(
     check_bound(function, axis_name)
     x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))
     matrix = kernel.reshape(-1, kernel.shape[-1])
-    if options.sequence_parallel:
+    multiply: Callable[..., Array] = matmul_all_reduce
+    if sequence_parallel:
         check_sequence(function, x.shape[-2], axis_name)
         spec = matrix_spec(x.ndim)
-        multiplied = partial(
-            product_reduce_scatter,
-            spec,
-            scatter=spec[-2],  # the sequence
-            follows=follows,
-        )
-    else:
-        multiplied = partial(matmul_all_reduce, fused=fused)
+        sequence = spec[-2]
+        multiply = partial(product_reduce_scatter, spec, scatter=sequence, follows=follows)
     with errors_of(function):
-        y = multiplied(
-            x,
-            matrix,
-            axis_name,
-            algorithm=options.algorithm,
-            precision=options.precision,
-            preferred_element_type=options.preferred_element_type,
-            accumulate_dtype=options.accumulate_dtype,
-        )
-    sharded = axes_of(axis_name) if options.sequence_parallel else ()
+        y = multiply(x, matrix, axis_name, **options)
+    sharded = axes_of(axis_name) if sequence_parallel else ()
     return with_bias(function, y, copied(bias, sharded))
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.layers.parameters import field, refusal
+from ringcoll.layers.parameters import param, refusal
 from ringcoll.layers.replicas import copied
 
 
@@ -36,7 +36,7 @@ def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float 
     [[1. 1. 1. 1.]
      [1. 1. 1. 1.]]
     """
-    scale = _parameter("rms_norm", "scale", field(params, "scale"), x, axis_name)
+    scale = _parameter("tensor_parallel.rms_norm", "scale", param(params, "scale"), x, axis_name)
     wide = x.astype(scale.dtype)
     mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
     return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
@@ -57,14 +57,14 @@ def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: floa
     [[4. 4. 4. 4.]
      [6. 6. 6. 6.]]
     """
-    scale = _parameter("layer_norm", "scale", field(params, "scale"), x, axis_name)
+    scale = _parameter("tensor_parallel.layer_norm", "scale", param(params, "scale"), x, axis_name)
     wide = x.astype(scale.dtype)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(variance + epsilon) * scale
-    bias = field(params, "bias", None)
+    bias = param(params, "bias", None)
     if bias is not None:
-        y = y + _parameter("layer_norm", "bias", bias, x, axis_name)
+        y = y + _parameter("tensor_parallel.layer_norm", "bias", bias, x, axis_name)
     return y.astype(x.dtype)
 
 

@@ -18,7 +18,7 @@ from ringcoll.collectives.refusals import bound_axes, kind_of, refused, renamed
 _MISSING: Any = object()
 
 
-def field(params: Any, name: str, default: Any = _MISSING) -> Any:
+def param(params: Any, name: str, default: Any = _MISSING) -> Any:
     """params["name"] of a mapping, params.name of anything else."""
     if isinstance(params, Mapping):
         found = params.get(name, _MISSING)
@@ -163,7 +163,7 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
     >>> [shard.data.tolist() for shard in params["w"].addressable_shards]
     [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     """
-    check_specs("shard", params, specs, mesh)
+    check_specs("fsdp.shard", params, specs, mesh)
     placed = specs if mesh is None else jax.tree.map(lambda s: NamedSharding(mesh, s), specs)
     return jax.device_put(params, placed)
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,21 @@ from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import Wire
 from ringcoll.layers.parameters import check_bound
+from ringcoll.matmuls.options import with_options
 from ringcoll.runtime.value_types import is_checked, varying
+
+
+class SumOptions(TypedDict, total=False):
+    """How the gradients of copies are summed over ranks.
+
+    Attributes:
+        algorithm: the algorithm of the sums, as for `ringcoll.psum`.
+        reduce_dtype: the dtype in which gradients of real floats travel and are summed; None for
+            that of the copies.
+    """
+
+    algorithm: Algorithm
+    reduce_dtype: DTypeLike | None
 
 
 @dataclass(frozen=True)
@@ -25,22 +40,23 @@ class _Summing:
     """How gradients are summed: over which axes, in which dtype, with which algorithm and wire."""
 
     axes: tuple[Hashable, ...]
-    reduce_dtype: DTypeLike | None = None
-    algorithm: Algorithm = "auto"
-    wire: Wire | None = None
+    reduce_dtype: DTypeLike | None
+    algorithm: Algorithm
+    wire: Wire | None
 
 
+@with_options("layers.")
 def copied(
     tree: Pytree,
     axis_name: AxisName,
-    *,
-    reduce_dtype: DTypeLike | None = None,
-    algorithm: Algorithm = "auto",
+    **options: Unpack[SumOptions],
 ) -> Pytree:
     """Mark a replicated pytree as per-rank, so that its gradient is summed over the axes.
 
     `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that already
     vary, and those that are not floats, are returned unchanged.
+
+    Options: `SumOptions`.
 
     Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed. Under
     `check_vma=False` this does nothing: a gradient inside `shard_map` is then a rank's own share,
@@ -57,16 +73,14 @@ def copied(
     >>> print(ranks(gradient, (P(), P("x")), P())(jnp.ones(1), jnp.arange(4.0)))  # 0 + 1 + 2 + 3
     [6.]
     """
-    return copied_with(tree, axis_name, reduce_dtype=reduce_dtype, algorithm=algorithm)
+    return copied_with(tree, axis_name, **options)
 
 
 def copied_with(
     tree: Pytree,
     axis_name: AxisName,
-    *,
-    reduce_dtype: DTypeLike | None,
-    algorithm: Algorithm,
     wire: Wire | None = None,
+    **options: Unpack[SumOptions],
 ) -> Pytree:
     """`copied`; the messages of its sum may have a `wire`, as those of `fsdp.gather` do."""
     if not is_checked():
@@ -79,21 +93,20 @@ def copied_with(
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
             groups[missing].append(i)
     for axes, members in groups.items():
-        summing = _Summing(axes, reduce_dtype, algorithm, wire)
+        summing = _Summing(axes, wire=wire, **options)
         copies = _copied(summing, [every[i] for i in members])
         for i, x in zip(members, copies, strict=True):
             every[i] = x
     return jax.tree.unflatten(structure, every)
 
 
+@with_options("layers.")
 def copied_beside(
     call: Callable[..., Pytree],
     operands: tuple[Pytree, ...],
     tree: Pytree,
     axis_name: AxisName,
-    *,
-    reduce_dtype: DTypeLike | None = None,
-    algorithm: Algorithm = "auto",
+    **options: Unpack[SumOptions],
 ) -> tuple[Pytree, Pytree]:
     """`(call(*operands), copied(tree, ...))`; the call's gradient hides the sum of the tree's.
 
@@ -102,8 +115,8 @@ def copied_beside(
     gradients of the tree are ready before those of the call. Their sum waits until the wire is
     free, and ends before the wire is needed again.
 
-    Gradient, `axis_name` and options: as `copied`. Only gradients have barriers. JAX refuses
-    forward mode (`jvp`).
+    Options: `SumOptions`. Gradient and `axis_name`: as `copied`. Only gradients have barriers. JAX
+    refuses forward mode (`jvp`).
 
     >>> def layer(w, x):
     ...     y, w = layers.copied_beside(jnp.square, (x,), w, "x")
@@ -112,8 +125,7 @@ def copied_beside(
     [ 0.  2.  8. 18.]
     """
     operands, tree = _tied((operands, tree))
-    used = copied(tree, axis_name, reduce_dtype=reduce_dtype, algorithm=algorithm)
-    return _tied((call(*operands), used))
+    return _tied((call(*operands), copied(tree, axis_name, **options)))
 
 
 def narrowed(own: np.dtype, dtype: DTypeLike | None) -> np.dtype:
@@ -154,12 +166,7 @@ def _copied(summing: _Summing, leaves: list[Array]) -> list[Array]:
 
 def _copied_backward(summing: _Summing, _: None, cts: list[Array]) -> tuple[list[Array]]:
     wide = [ct.astype(narrowed(ct.dtype, summing.reduce_dtype)) for ct in cts]
-    sums = psum(
-        wide,
-        summing.axes,
-        algorithm=summing.algorithm,
-        wire=summing.wire,
-    )
+    sums = psum(wide, summing.axes, algorithm=summing.algorithm, wire=summing.wire)
     return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 
 

@@ -17,8 +17,7 @@ Weights have the ordinary layout, and a checkpoint does not depend on the number
 sequence, which is their last dimension but one, and the matmuls hide the collectives. With
 `sequence_parallel=False` activations are the same on every rank of the axis.
 
-The options `algorithm`, `residuals`, `precision`, `preferred_element_type` and
-`accumulate_dtype` are those of `ringcoll.all_gather_matmul` and `ringcoll.matmul_reduce_scatter`.
+Layers with matmuls take the options of `LayerOptions`.
 
 Gradients are those of the same layer on one device. Take them outside `shard_map`, or inside
 under `check_vma=True`. Inside under `check_vma=False`, JAX's rule applies here too: a rank gets the
@@ -46,10 +45,12 @@ from ringcoll.layers.parameters import refusal, shard
 from ringcoll.layers.replicas import copied, copied_beside
 from ringcoll.layers.transformer import attention, gated_mlp, mlp, rotary
 from ringcoll.layers.vocabulary import cross_entropy, embed, unembed
+from ringcoll.matmuls.options import LayerOptions
 
 __all__ = [
     "COLUMNS",
     "ROWS",
+    "LayerOptions",
     "attention",
     "column_linear",
     "copied",
@@ -117,7 +118,7 @@ def partition_specs(
         if ndim < -dim:
             words = f"{'/'.join(names)} has {ndim} dimensions, and dimension {dim} is to be sharded"
             cure = "heads need their own dimension: kernels are [d, heads, head_dim]"
-            raise refusal(ValueError, "partition_specs", words, cure)
+            raise refusal(ValueError, "tensor_parallel.partition_specs", words, cure)
         return PartitionSpec(*[axis_name if d == ndim + dim else None for d in range(ndim)])
 
     return jax.tree_util.tree_map_with_path(spec, params)

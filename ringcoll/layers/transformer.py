@@ -3,42 +3,40 @@
 from collections.abc import Callable, Hashable
 from functools import partial
 from math import gcd
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.linear import (
-    LayerOptions,
     check_bias,
-    columns,
+    column_linears,
     kernel_and_bias,
     rank_count,
-    rows,
+    row_linear_of,
 )
-from ringcoll.layers.parameters import check_alike, check_bound, field, refusal
+from ringcoll.layers.parameters import check_alike, check_bound, param, refusal
+from ringcoll.matmuls.options import LayerOptions, with_options
+
+#: The path of `attention` in errors.
+ATTENTION = "tensor_parallel.attention"
 
 Activation = Callable[[Array], Array]
 #: (query: [b, s, heads, k]; key, value: [b, s, groups, k]) -> [b, s, heads, k]
 Attend = Callable[[Array, Array, Array], Array]
 
 
+@with_options("layers.tensor_parallel.")
 def mlp(
     params: Any,
     x: Array,
     axis_name: AxisName,
     *,
     activation: Activation = jax.nn.gelu,
-    sequence_parallel: bool = True,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[LayerOptions],
 ) -> Array:
     """Two linear layers, the first by columns and the second by rows.
 
@@ -47,7 +45,7 @@ def mlp(
 
     Steps and bytes: one `all_gather_matmul` and one `matmul_reduce_scatter`.
 
-    Gradient, raises, source, `params` and options: as `column_linear` and `row_linear`.
+    Options: `LayerOptions`. Gradient, raises, source, `params`: as `column_linear`, `row_linear`.
 
     >>> params = {"up": jnp.ones((2, 4)), "down": jnp.ones((4, 2))}
     >>> specs = tp.partition_specs(params, "x"), P("x")
@@ -56,31 +54,21 @@ def mlp(
     [[ 4. 20. 36. 52.]
      [ 4. 20. 36. 52.]]
     """
-    options = LayerOptions(
-        sequence_parallel=sequence_parallel,
-        algorithm=algorithm,
-        residuals=residuals,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
-    )
-    (hidden,) = columns("mlp", [("up", field(params, "up"))], x, axis_name, options)
+    up = [("up", param(params, "up"))]
+    (hidden,) = column_linears("tensor_parallel.mlp", up, x, axis_name, **options)
     hidden = activation(hidden).astype(x.dtype)  # `preferred_element_type` may have widened it
-    return rows("mlp", "down", field(params, "down"), hidden, axis_name, options)
+    down = "down", param(params, "down")
+    return row_linear_of("tensor_parallel.mlp", down, hidden, axis_name, **options)
 
 
+@with_options("layers.tensor_parallel.")
 def gated_mlp(
     params: Any,
     x: Array,
     axis_name: AxisName,
     *,
     activation: Activation = jax.nn.silu,
-    sequence_parallel: bool = True,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[LayerOptions],
 ) -> Array:
     """activation(x @ gate) * (x @ up), then down: gate and up share one gather.
 
@@ -90,7 +78,7 @@ def gated_mlp(
 
     Steps and bytes: as `mlp`.
 
-    Gradient, raises, `params` and options: as `column_linear` and `row_linear`.
+    Options: `LayerOptions`. Gradient, raises, `params`: as `column_linear` and `row_linear`.
 
     Source: Shazeer, "GLU variants improve transformer" (2020).
 
@@ -101,20 +89,14 @@ def gated_mlp(
     [[  4. 100. 324. 676.]
      [  4. 100. 324. 676.]]
     """
-    options = LayerOptions(
-        sequence_parallel=sequence_parallel,
-        algorithm=algorithm,
-        residuals=residuals,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
-    )
-    linears = [(name, field(params, name)) for name in ("gate", "up")]
-    gate, up = columns("gated_mlp", linears, x, axis_name, options)
+    linears = [(name, param(params, name)) for name in ("gate", "up")]
+    gate, up = column_linears("tensor_parallel.gated_mlp", linears, x, axis_name, **options)
     hidden = (activation(gate) * up).astype(x.dtype)  # as in `mlp`
-    return rows("gated_mlp", "down", field(params, "down"), hidden, axis_name, options)
+    down = "down", param(params, "down")
+    return row_linear_of("tensor_parallel.gated_mlp", down, hidden, axis_name, **options)
 
 
+@with_options("layers.tensor_parallel.")
 def attention(
     params: Any,
     x: Array,
@@ -125,12 +107,7 @@ def attention(
     positions: ArrayLike | None = None,
     attend: Attend | None = None,
     kv_heads: int | None = None,
-    sequence_parallel: bool = True,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[LayerOptions],
 ) -> Array:
     """Multi-head attention; each rank has some of the heads.
 
@@ -153,7 +130,9 @@ def attention(
 
     Steps and bytes: as `mlp`; query, key and value share one gather.
 
-    Gradient, raises, `params` and options: as `column_linear` and `row_linear`; and
+    Options: `LayerOptions`. Gradient, `params`: as `column_linear` and `row_linear`.
+
+    Raises: as `column_linear` and `row_linear`; and
         ValueError: heads of queries are not a multiple of those of keys; `kv_heads` does not fit,
             or is needed.
 
@@ -166,44 +145,37 @@ def attention(
     >>> jax.eval_shape(ranks(attend, specs, specs[1]), params, jnp.ones((1, 4, 8))).shape
     (1, 4, 8)
     """
-    options = LayerOptions(
-        sequence_parallel=sequence_parallel,
-        algorithm=algorithm,
-        residuals=residuals,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
-    )
-    linears = {name: kernel_and_bias(field(params, name)) for name in ("query", "key", "value")}
+    linears = {name: kernel_and_bias(param(params, name)) for name in ("query", "key", "value")}
     kernels = {name: kernel for name, (kernel, _) in linears.items()}
-    check_alike("attention", x=x, **kernels)
-    check_bound("attention", axis_name)
+    check_alike(ATTENTION, x=x, **kernels)
+    check_bound(ATTENTION, axis_name)
     of_query, of_key, of_value = (kernel.shape for kernel in kernels.values())
     words = f"x is {x.shape}; on a rank: query {of_query}, key {of_key}, value {of_value}"
     if x.ndim not in (2, 3) or {len(of_query), len(of_key), len(of_value)} != {3}:
         cure = "pass x: [b, s, d] and kernels [d, heads, head_dim]"
-        raise refusal(ValueError, "attention", words, cure)
+        raise refusal(ValueError, ATTENTION, words, cure)
     if of_value != of_key or of_query[-1] != of_key[-1]:
         cure = "keys must have as many heads as values, and heads of one width"
-        raise refusal(ValueError, "attention", words, cure)
+        raise refusal(ValueError, ATTENTION, words, cure)
     own = _heads_of_own_queries(kv_heads, **kernels, axis_name=axis_name)
     if own is not None:
         for name in "key", "value":
             linears[name] = _with_heads(own, *linears[name])
     named = [(name, {"kernel": kernel, "bias": bias}) for name, (kernel, bias) in linears.items()]
-    query, key, value = columns("attention", named, x, axis_name, options)
+    query, key, value = column_linears(ATTENTION, named, x, axis_name, **options)
     if rotary_base is not None:
         length = query.shape[-3]
         where = jnp.arange(length) if positions is None else jnp.asarray(positions)
         if where.shape not in ((length,), (*query.shape[:-3], length)):
             words = f"positions are {where.shape}, and the whole sequence has {length}"
             cure = "pass [s] or [b, s], of the whole sequence on every rank"
-            raise refusal(ValueError, "attention", words, cure)
+            raise refusal(ValueError, ATTENTION, words, cure)
         query, key = (rotary(part, where, rotary_base) for part in (query, key))
     if attend is None:
         attend = partial(jax.nn.dot_product_attention, is_causal=causal)
     mixed = attend(query, key, value).astype(x.dtype)  # as in `mlp`
-    return rows("attention", "out", field(params, "out"), mixed, axis_name, options)
+    out = "out", param(params, "out")
+    return row_linear_of(ATTENTION, out, mixed, axis_name, **options)
 
 
 def _heads_of_own_queries(
@@ -252,7 +224,7 @@ def _heads_of_own_queries(
 def _with_heads(own: Array, kernel: Array, bias: Array | None) -> tuple[Array, Array | None]:
     """Some heads of a linear layer. A bias of one number for each feature is that of all heads."""
     if bias is not None:
-        check_bias("attention", kernel.shape, bias)
+        check_bias(ATTENTION, kernel.shape, bias)
         bias = bias if bias.ndim < 2 else jnp.take(bias, own, axis=-2)
     return jnp.take(kernel, own, axis=-2), bias
 
@@ -277,7 +249,9 @@ def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:
     size = x.shape[-1]
     if size % 2:
         words = f"heads of {size} dimensions have no pairs"
-        raise refusal(ValueError, "rotary", words, "use an even head_dim, or rotary_base=None")
+        raise refusal(
+            ValueError, "tensor_parallel.rotary", words, "use an even head_dim, or rotary_base=None"
+        )
     wide = jnp.promote_types(x.dtype, jnp.float32)
     frequencies = base ** -(jnp.arange(0, size, 2, dtype=wide) / size)
     angles = jnp.multiply.outer(jnp.asarray(positions).astype(wide), frequencies)  # [s, k/2]

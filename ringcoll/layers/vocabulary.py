@@ -1,19 +1,19 @@
 """A vocabulary that is sharded over ranks: from tokens to losses, without whole logits."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.table import Algorithm
-from ringcoll.layers.linear import LayerOptions, check_sequence, columns, rank_count
-from ringcoll.layers.parameters import check_bound, errors_of, field, refusal
+from ringcoll.layers.linear import check_sequence, column_linears, rank_count
+from ringcoll.layers.parameters import check_bound, errors_of, param, refusal
+from ringcoll.matmuls.options import LayerOptions, with_options
 
 
 def embed(
@@ -47,39 +47,34 @@ def embed(
     [[14.  0.  6.  6.]
      [15.  1.  7.  7.]]
     """
-    table = jnp.asarray(field(params, "embedding"))
-    tokens = _integers("embed", "tokens", tokens)
-    check_bound("embed", axis_name)
+    table = jnp.asarray(param(params, "embedding"))
+    tokens = _integers("tensor_parallel.embed", "tokens", tokens)
+    check_bound("tensor_parallel.embed", axis_name)
     mine, row = _own(tokens, table.shape[0], axis_name)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
     found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
     found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
-    with errors_of("embed"):
+    with errors_of("tensor_parallel.embed"):
         if not sequence_parallel:
             return psum(found, axis_name, algorithm=algorithm)
-        check_sequence("embed", tokens.shape[-1], axis_name)
+        check_sequence("tensor_parallel.embed", tokens.shape[-1], axis_name)
         axes, dim = axes_of(axis_name), tokens.ndim - 1
         return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, algorithm=algorithm)
 
 
+@with_options("layers.tensor_parallel.")
 def unembed(
     params: Any,
     x: Array,
     axis_name: AxisName,
-    *,
-    sequence_parallel: bool = True,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[LayerOptions],
 ) -> Array:
     """The logits of each rank's part of the vocabulary.
 
     `x: [..., s/n, d], unembedding: [d, v/n] -> [..., s, v/n]`. For a table that is shared with
     `embed`, pass `{"unembedding": embedding.T}`.
 
-    Steps and bytes, gradient, raises and options: as `column_linear`.
+    Options: `LayerOptions`. Steps and bytes, gradient, raises: as `column_linear`.
 
     >>> unembed = partial(tp.unembed, axis_name="x")
     >>> params, specs = {"unembedding": jnp.ones((2, 4))}, {"unembedding": P(None, "x")}
@@ -87,16 +82,8 @@ def unembed(
     >>> print(logits(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    options = LayerOptions(
-        sequence_parallel=sequence_parallel,
-        algorithm=algorithm,
-        residuals=residuals,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
-    )
-    linear = [("unembedding", field(params, "unembedding"))]
-    (logits,) = columns("unembed", linear, x, axis_name, options)
+    linear = [("unembedding", param(params, "unembedding"))]
+    (logits,) = column_linears("tensor_parallel.unembed", linear, x, axis_name, **options)
     return logits
 
 
@@ -129,19 +116,20 @@ def cross_entropy(
     >>> print(ranks(loss, (P(None, "x"), P()), P())(logits, labels) / jnp.log(4))
     [1. 1.]
     """
-    labels = _integers("cross_entropy", "labels", labels)
+    labels = _integers("tensor_parallel.cross_entropy", "labels", labels)
     if logits.shape[:-1] != labels.shape:
         words = f"the labels are {labels.shape}, the logits {logits.shape}"
-        raise refusal(ValueError, "cross_entropy", words, "pass a label for each row of logits")
-    check_bound("cross_entropy", axis_name)
+        cure = "pass a label for each row of logits"
+        raise refusal(ValueError, "tensor_parallel.cross_entropy", words, cure)
+    check_bound("tensor_parallel.cross_entropy", axis_name)
     wide = jnp.promote_types(logits.dtype, jnp.float32)
     local = lax.stop_gradient(logits.max(-1).astype(wide))
-    with errors_of("cross_entropy"):
+    with errors_of("tensor_parallel.cross_entropy"):
         top = pmax(local, axis_name, algorithm=algorithm)
     mine, place = _own(labels, logits.shape[-1], axis_name)
     chosen = jnp.take_along_axis(logits, place[..., None], -1)[..., 0].astype(wide)
     sums = (_sum_of_exps(logits, top), jnp.where(mine, chosen - top, -0.0))
-    with errors_of("cross_entropy"):
+    with errors_of("tensor_parallel.cross_entropy"):
         total, label = psum(sums, axis_name, algorithm=algorithm)
     is_in = _is_in(labels, logits.shape[-1], axis_name)
     return jnp.where(is_in, jnp.log(total) - label, jnp.nan)

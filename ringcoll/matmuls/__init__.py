@@ -7,9 +7,12 @@ from ringcoll.matmuls.functions import (
     einsum_reduce_scatter,
     matmul_reduce_scatter,
 )
+from ringcoll.matmuls.options import GatherOptions, MatmulOptions
 from ringcoll.matmuls.sharded import sharded_matmul
 
 __all__ = [
+    "GatherOptions",
+    "MatmulOptions",
     "all_gather_einsum",
     "all_gather_matmul",
     "einsum_reduce_scatter",

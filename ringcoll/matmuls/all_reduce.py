@@ -1,51 +1,43 @@
 """The sum over ranks of a product, on every rank: a matmul with an all-reduce."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import all_gather
-from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import renamed
-from ringcoll.collectives.table import Algorithm
 from ringcoll.matmuls.functions import matmul_reduce_scatter
+from ringcoll.matmuls.options import MatmulOptions, with_options
 from ringcoll.runtime.value_types import is_checked, varying
 
 
+@with_options()
 def matmul_all_reduce(
     x: Array,
     w: Array,
     axis_name: AxisName,
-    *,
-    fused: bool = True,
-    algorithm: Algorithm = "auto",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[MatmulOptions],
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
     `x: [..., m, k/n], w: [k/n, f] -> [..., m, f]`; replicated under `check_vma=True`. It is a
     `matmul_reduce_scatter` along the rows, then an all-gather. If n does not divide the rows, they
-    are padded, and the padding is cut off again. With `fused=False` the whole product is
-    computed first, and `ringcoll.psum` sums it with this `algorithm` and
-    `accumulate_dtype`. That is best for results of a few kilobytes, such as those of one token,
-    with "recursive_doubling" or "one_shot". (If fused, "recursive_doubling" names a gather: the
-    scatter and the all-gather use its schedule.) To sum over groups of ranks, call `psum` on x @ w
-    yourself.
+    are padded, and the padding is cut off again. `algorithm` names a gather: the scatter and
+    the all-gather use its schedule. For results of a few kilobytes, such as those of one token,
+    `ringcoll.psum(x @ w, axis_name, algorithm="one_shot")` is best. Call `psum` also to sum over
+    groups of ranks.
 
-    A ring takes 2(n-1) rounds of 1/n of the result; if fused, the product hides the first half.
+    A ring takes 2(n-1) rounds of 1/n of the result; the product hides the first half.
 
     Gradient: under `check_vma=True`, every rank has the same cotangent, so it is a product for
     each factor, and nothing is sent; otherwise the two parts are differentiated separately.
 
-    Raises, source and options: as `einsum_reduce_scatter`.
+    Options: `ringcoll.MatmulOptions`. Raises, source: as `einsum_reduce_scatter`.
 
     >>> matmul = partial(ringcoll.matmul_all_reduce, axis_name="x", algorithm="ring")
     >>> print(ranks(matmul, (P(None, "x"), P("x")), P())(jnp.ones((1, 4)), jnp.ones((4, 2))))
@@ -54,47 +46,30 @@ def matmul_all_reduce(
     call = Call("matmul_all_reduce", axis_name, operands="x, w")
     if (ndim := call.ask(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
-    if not fused:
-        exact = {"precision": precision, "preferred_element_type": preferred_element_type}
-        own = call.ask(partial(jnp.matmul, **exact), x, w)
-        with renamed(call):
-            total = psum(
-                own,
-                axis_name,
-                algorithm=algorithm,
-                accumulate_dtype=accumulate_dtype,
-            )
-        return total.astype(own.dtype)  # the sum of booleans counts them
     n, rows = call.ask(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
     axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
 
+    accumulate_dtype = options["accumulate_dtype"]
+
     def reduced_and_gathered(x: Array, w: Array) -> Array:
         padding = [(0, 0)] * (x.ndim - 2) + [(0, -rows % n), (0, 0)]
-        mine = matmul_reduce_scatter(
-            jnp.pad(x, padding),
-            w,
-            axis_name,
-            algorithm=algorithm,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            accumulate_dtype=accumulate_dtype,
-        )
+        mine = matmul_reduce_scatter(jnp.pad(x, padding), w, axis_name, **options)
         total = all_gather(
             mine,
             axis_name,
             axis=x.ndim - 2,
             tiled=True,
             to="invarying",
-            algorithm=algorithm,
+            algorithm=options["algorithm"],
             accumulate_dtype=accumulate_dtype,  # only its gradient adds, if types are not checked
         )
         return lax.slice_in_dim(total, 0, rows, axis=x.ndim - 2)
 
     def wide_product(x: Array, w: Array) -> Array:  # so that only the gradients are rounded
-        kinds = (accumulate_dtype, preferred_element_type, jnp.result_type(x, w))
+        kinds = (accumulate_dtype, options["preferred_element_type"], jnp.result_type(x, w))
         wide = max((k for k in kinds if k is not None), key=lambda k: jnp.dtype(k).itemsize)
-        return jnp.matmul(x, w, precision=precision, preferred_element_type=wide)
+        return jnp.matmul(x, w, precision=options["precision"], preferred_element_type=wide)
 
     with renamed(call):
         if is_checked():

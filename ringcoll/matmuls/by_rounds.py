@@ -1,7 +1,7 @@
 """Products that are computed round by round, while shards or partial sums are on the wire.
 
 `gather_by_rounds` multiplies each shard as it arrives. `scatter_by_rounds` multiplies each block
-just before its partial sum is sent on. `multiplied` and `summed_products` compute the same products
+just before its partial sum is sent on. `multiply` and `sum_of_products` compute the same products
 from whole operands.
 """
 
@@ -58,14 +58,14 @@ def gather_by_rounds(
     gathered = (
         empty(times_as_long(x.shape, dim, schedule.size), x, ()) if gather.keeps or late else None
     )
-    results: list[Any] = [None if order.begins_with_work else visitor.begun(i, x) for i in early]
+    results: list[Any] = [None if order.begins_with_work else visitor.start(i, x) for i in early]
     state = results, gathered
     results, gathered = engine.gather(
         schedule, ranks, own, visitor.visit, state, order=order, wire=gather.wire
     )
     of_products = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
     if gathered is not None:
-        late_product = partial(multiplied, options, gather.moving)
+        late_product = partial(multiply, options, gather.moving)
         of_products |= {i: late_product(products[i], gathered, others[i]) for i in late}
     return [of_products[i] for i in range(len(products))], gathered if gather.keeps else None
 
@@ -84,16 +84,16 @@ class _Visitor:
     shares: Shares
     joining: str
 
-    def multiplied(self, i: int, piece: Array, places: list[tuple[Any, int]]) -> Array:
+    def multiply(self, i: int, piece: Array, places: list[tuple[Any, int]]) -> Array:
         """Product i of a piece of x, which is at these places."""
         p = self.gather.products[i]
         other = sliced_along(self.others[i], p.other, self.gather.label, places)
         return self.options.einsum(p.spec(self.gather.moving), piece, other, p.dtype, p.sharding)
 
-    def begun(self, i: int, x: Array) -> Array:
+    def start(self, i: int, x: Array) -> Array:
         """Before the first visit: the sum to which product i is added, or its result's buffer."""
         p, label = self.gather.products[i], self.gather.label
-        program = jax.make_jaxpr(lambda: self.multiplied(i, x, [(0, self.shares.size)]))()
+        program = jax.make_jaxpr(lambda: self.multiply(i, x, [(0, self.shares.size)]))()
         (y,) = program.out_avals
         if label not in p.out:
             return zeros(y)
@@ -115,7 +115,7 @@ class _Visitor:
                 piece = lax.optimization_barrier(piece)
             updated = []
             for i, result in zip(self.early, results, strict=True):
-                y, p = self.multiplied(i, piece, places), self.gather.products[i]
+                y, p = self.multiply(i, piece, places), self.gather.products[i]
                 if label not in p.out:
                     updated.append(y if result is None else result + y)
                     continue
@@ -135,13 +135,13 @@ def times_as_long(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
     return tuple(s * n if d == dim else s for d, s in enumerate(shape))
 
 
-def multiplied(options: Options, moving: str, product: Product, x: Array, other: Array) -> Array:
+def multiply(options: Options, moving: str, product: Product, x: Array, other: Array) -> Array:
     """One whole product, in the dtype of its result."""
     y = options.einsum(product.spec(moving), x, other, product.dtype, product.sharding)
     return y.astype(product.dtype)
 
 
-def summed_products(options: Options, scatter: Scatter, factors: Sequence[Array]) -> Array:
+def sum_of_products(options: Options, scatter: Scatter, factors: Sequence[Array]) -> Array:
     """The sum of the products of all terms; `factors` has both factors of each term in turn."""
     specs = [f"{a},{b}->{scatter.out}" for a, b in scatter.terms]
     of_terms, typed = zip(specs, factors[::2], factors[1::2], strict=True), scatter.sharding
@@ -199,7 +199,7 @@ class _Blocks:
             self.order.apart(sliced_along(x, own, label, places)) if label in own else next(rest)
             for x, own in zip(self.factors, self.labels, strict=True)
         ]
-        y = functools.reduce(lax.add, [*sums, summed_products(self.options, self.scatter, parts)])
+        y = functools.reduce(lax.add, [*sums, sum_of_products(self.options, self.scatter, parts)])
         ends = np.cumsum([width for _, width in places])[:-1]
         sliced = [x for x, own in zip(parts, self.labels, strict=True) if label in own]
         return Contributions(jnp.split(y, ends, out.index(label)), sliced)

@@ -6,13 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
-from ringcoll.collectives import choice, wires
+from ringcoll.collectives import wires
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import wide_dtype
-from ringcoll.collectives.table import Table
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
@@ -24,26 +23,6 @@ class FactorsCall(Call):
 
     def __init__(self, name: str, spec: Any, axis_name: AxisName, **arguments: Any) -> None:
         super().__init__(name, axis_name, arguments=arguments, operands=f"{spec!r}, x, w")
-
-    def options(
-        self, algorithm: Any, precision: Any, accumulate_dtype: Any, residuals: str = "save"
-    ) -> Options:
-        """The checked options of the call: its axes, algorithm and precision."""
-        for axis in self.axes:
-            if isinstance(axis, int):
-                words = f"{axis} is not a name; axes by position are lax's own"
-                raise self.refusal(ValueError, words, "name an axis of the mesh")
-            self.ask(lax.axis_size, axis)
-        if residuals not in ("regather", "save"):
-            words = f"residuals={residuals!r}"
-            raise self.refusal(ValueError, words, "choose from regather, save")
-        if isinstance(algorithm, Table):
-            cure = "pass a name, a Schedule, or a function that makes one"
-            raise self.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
-        # It adds by a schedule, so it has the same algorithms as psum_scatter.
-        algorithm = self.ask(choice.resolve_algorithm, algorithm, "psum_scatter", self.axes)
-        wide = None if accumulate_dtype is None else wide_dtype(self, accumulate_dtype)
-        return Options(self.axes, algorithm, precision, wide, residuals == "save")
 
     def wire(self, wire: Any, *factors: Array) -> Wire | None:
         """The wire of the messages, if the factors can be encoded.

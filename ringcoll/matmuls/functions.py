@@ -3,12 +3,11 @@
 x: [m/n, k] and w: [k, f] give [m, f], and no rank holds the gathered x, unless it is kept for the
 gradient. x: [m, k/n] and w: [k/n, f] give [m/n, f], and no rank ever holds the whole sum.
 
-`algorithm=` says how shards travel, as for the collectives (see `ringcoll.lax`): "auto", the name
-of a gather in `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax" (gather,
-then multiply; multiply, then scatter).
+All functions take the options of `ringcoll.MatmulOptions`; those that gather take also the option
+of `ringcoll.GatherOptions`.
 
-"auto" picks the form that is faster by `ringcoll.costs.matmul`, for these shapes on the devices of
-the mesh (`hidden_seconds` against `bare_seconds`):
+`algorithm="auto"` picks the form that is faster by `ringcoll.costs.matmul`, for these shapes on
+the devices of the mesh (`hidden_seconds` against `bare_seconds`):
 
 - on TPUs "bidirectional_ring", where half of the payload travels in each direction (over several
   axes "hamiltonian", which uses the links of all of them), or "lax";
@@ -21,8 +20,7 @@ rather than rows). If several products share a gather, those that would add to a
 computed once, from the whole gathered operand, after the others.
 
 Below, n is the number of ranks over `axis_name`. Derivatives of every order overlap too. JAX
-refuses forward mode (`jvp`). `preferred_element_type` and `precision` are those of
-`jax.numpy.einsum`. `accumulate_dtype` is the dtype of partial sums, also on the wire.
+refuses forward mode (`jvp`).
 
 With a `wire` (see `ringcoll.Wire`), the messages of a gather hold codes of one byte in place of
 floats. A shard is encoded once, by its owner, and decoded just before it is multiplied. The owner
@@ -39,28 +37,25 @@ argument is not an array, dtype or integer, and ValueError if shapes or specs do
 algorithm cannot run.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 from jax import Array
-from jax.typing import DTypeLike
 
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import renamed
-from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.matmuls.checks import FactorsCall
 from ringcoll.matmuls.labels import Gather, Labels, Product, Scatter, matrix_spec
-from ringcoll.matmuls.overlapped import (
-    gather_and_multiply,
-    multiply_and_scatter,
-)
+from ringcoll.matmuls.options import GatherOptions, MatmulOptions, Options, with_options
+from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatter
 
 #: An array, or a pytree of arrays that share a gather.
 Arrays = Any
 
 
+@with_options()
 def all_gather_einsum(
     spec: str,
     x: Arrays,
@@ -69,12 +64,8 @@ def all_gather_einsum(
     *,
     gather: str,
     operand: int = 0,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
+    **options: Unpack[GatherOptions],
 ) -> Any:
     """The einsum of two factors; one of them is gathered along the label `gather`.
 
@@ -86,8 +77,9 @@ def all_gather_einsum(
     A ring takes n-1 rounds of one shard; "bidirectional_ring" sends half of it in each direction.
 
     Gradient: for the gathered factor, `einsum_reduce_scatter`; for the other factor, a product
-    with the gathered factor. `residuals="save"` keeps the gathered factor for that, as
-    autodiff of the plain form does; `"regather"` gathers it again (less memory, more time).
+    with the gathered factor, which is kept for that, or gathered again (`residuals`).
+
+    Options: `ringcoll.GatherOptions`.
 
     Raises:
         ValueError: the spec does not have two factors, lacks `gather`, or does not fit the shapes.
@@ -102,8 +94,7 @@ def all_gather_einsum(
     True
     """
     call = FactorsCall("all_gather_einsum", spec, axis_name, gather=gather, operand=operand)
-    options = call.options(algorithm, precision, accumulate_dtype, residuals)
-    labels = call.labels(spec)
+    checked, labels = Options.of(call, options), call.labels(spec)
     if operand not in (0, 1):
         raise call.refusal(ValueError, f"operand={operand!r}", "pass 0 to gather x, 1 to gather w")
     moving, still = (w, x) if operand else (x, w)
@@ -113,20 +104,21 @@ def all_gather_einsum(
     factors, tree = jax.tree.flatten(still)
     factors = [call.array(factor) for factor in factors]
     times = {gather: (1, call.rank_count()) if operand else (call.rank_count(), 1)}
-    products = []
+    products, preferred = [], options["preferred_element_type"]
     for factor in factors:
         first, second = (factor, shard) if operand else (shard, factor)
         sizes = call.sizes(labels, first, second, times)
-        dtype = call.dtype(options, labels, sizes, first, second, preferred_element_type)
+        dtype = call.dtype(checked, labels, sizes, first, second, preferred)
         products.append(Product(other, labels.out, dtype))
     shard, *factors = call.typed_alike(shard, *factors)
     encoded = call.wire(wire, shard, *factors)
     results = gather_and_multiply(
-        options, Gather(gather, moving_labels, tuple(products), encoded), shard, factors
+        checked, Gather(gather, moving_labels, tuple(products), encoded), shard, factors
     )
     return jax.tree.unflatten(tree, results)
 
 
+@with_options()
 def einsum_reduce_scatter(
     spec: str,
     x: Array,
@@ -134,10 +126,7 @@ def einsum_reduce_scatter(
     axis_name: AxisName,
     *,
     scatter: str,
-    algorithm: Algorithm = "auto",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[MatmulOptions],
 ) -> Array:
     """The sum over ranks of an einsum; rank r keeps block r along `scatter`.
 
@@ -148,6 +137,8 @@ def einsum_reduce_scatter(
     each direction.
 
     Gradient: the gradients of both factors are products with one gather of the cotangent.
+
+    Options: `ringcoll.MatmulOptions`.
 
     Raises:
         ValueError: the spec does not have two factors, its result lacks `scatter`, or n does not
@@ -161,18 +152,7 @@ def einsum_reduce_scatter(
     >>> print(ranks(product, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
-    return product_reduce_scatter(
-        spec,
-        x,
-        w,
-        axis_name,
-        scatter=scatter,
-        follows=False,
-        algorithm=algorithm,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        accumulate_dtype=accumulate_dtype,
-    )
+    return product_reduce_scatter(spec, x, w, axis_name, scatter=scatter, follows=False, **options)
 
 
 def product_reduce_scatter(
@@ -183,30 +163,28 @@ def product_reduce_scatter(
     *,
     scatter: str,
     follows: bool,
-    algorithm: Algorithm,
-    precision: Any,
-    preferred_element_type: DTypeLike | None,
-    accumulate_dtype: DTypeLike | None,
+    **options: Unpack[MatmulOptions],
 ) -> Array:
     """`einsum_reduce_scatter` for layers, which know whether it `follows` other work.
 
     "auto" goes by that, because compilers fetch w under such work (see `Scatter`).
     """
     call = FactorsCall("einsum_reduce_scatter", spec, axis_name, scatter=scatter)
-    options, labels = call.options(algorithm, precision, accumulate_dtype), call.labels(spec)
+    checked, labels = Options.of(call, options), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
     x, w = call.array(x), call.array(w)
     sizes, n = call.sizes(labels, x, w, {}), call.rank_count()
     if sizes[scatter] % n:
         words = f"label {scatter!r} of {spec!r} has size {sizes[scatter]}, not divisible by {n}"
         raise call.refusal(ValueError, words, "pad it to a multiple")
-    dtype = call.dtype(options, labels, sizes, x, w, preferred_element_type)
+    dtype = call.dtype(checked, labels, sizes, x, w, options["preferred_element_type"])
     x, w = call.typed_alike(x, w)
     terms = ((labels.x, labels.w),)
     scattered = Scatter(scatter, labels.out, terms, dtype, follows=follows)
-    return multiply_and_scatter(options, scattered, [(x, w)])
+    return multiply_and_scatter(checked, scattered, [(x, w)])
 
 
+@with_options()
 def all_gather_matmul(
     x: Arrays,
     w: Arrays,
@@ -214,12 +192,8 @@ def all_gather_matmul(
     *,
     operand: int = 0,
     dimension: int = -2,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
     wire: WireLike | None = None,
+    **options: Unpack[GatherOptions],
 ) -> Any:
     """x @ w; one factor is gathered along one of its last two dimensions.
 
@@ -228,8 +202,8 @@ def all_gather_matmul(
     - `operand=1`, FSDP: `x: [..., m, k], w: [k/n, f] -> [..., m, f]`;
     - `operand=1, dimension=-1`: `x: [..., m, k], w: [k, f/n] -> [..., m, f]`.
 
-    Steps and bytes, gradient, raises, source and options: as `all_gather_einsum`, which
-    this calls. The other factor may be a pytree.
+    Options: `ringcoll.GatherOptions`. Steps and bytes, gradient, raises, source: as
+    `all_gather_einsum`, which this calls. The other factor may be a pytree.
 
     >>> matmul = partial(ringcoll.all_gather_matmul, axis_name="x", algorithm="two_ended")
     >>> x, w = jnp.arange(8.0).reshape(4, 2), jnp.ones((2, 4))
@@ -239,44 +213,39 @@ def all_gather_matmul(
     call = Call("all_gather_matmul", axis_name, arguments={"dimension": dimension}, operands="x, w")
     spec = _matrix_spec(call, x)
     labels = Labels.of(spec)
-    of = labels.w if operand else labels.x
+    moving = labels.w if operand else labels.x
     dimension = call.integer("dimension")
-    if dimension not in (-1, -2) or len(of) < -dimension:
+    if dimension not in (-1, -2) or len(moving) < -dimension:
         words = f"dimension {dimension} is not one of the last two of a matrix"
-        raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for another")
+        raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for the others")
     with renamed(call):
         return all_gather_einsum(
             spec,
             x,
             w,
             axis_name,
-            gather=of[dimension],
+            gather=moving[dimension],
             operand=operand,
-            algorithm=algorithm,
-            residuals=residuals,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            accumulate_dtype=accumulate_dtype,
             wire=wire,
+            **options,
         )
 
 
+@with_options()
 def matmul_reduce_scatter(
     x: Array,
     w: Array,
     axis_name: AxisName,
     *,
     scatter_dimension: int = -2,
-    algorithm: Algorithm = "auto",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[MatmulOptions],
 ) -> Array:
     """The sum over ranks of x @ w; rank r keeps block r of a dimension.
 
     `x: [..., m, k/n], w: [k/n, f] -> [..., m/n, f]`; `scatter_dimension=-1`: [..., m, f/n].
 
-    Steps and bytes, gradient, raises, source and options: as `einsum_reduce_scatter`.
+    Options: `ringcoll.MatmulOptions`. Steps and bytes, gradient, raises, source: as
+    `einsum_reduce_scatter`.
 
     >>> matmul = partial(ringcoll.matmul_reduce_scatter, axis_name="x", algorithm="ring")
     >>> x, w = jnp.arange(16.0).reshape(4, 4), jnp.ones((4, 1))
@@ -292,17 +261,7 @@ def matmul_reduce_scatter(
         words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
         raise call.refusal(ValueError, words, "count dimensions from 0, or from the last with -1")
     with renamed(call):
-        return einsum_reduce_scatter(
-            spec,
-            x,
-            w,
-            axis_name,
-            scatter=out[dim],
-            algorithm=algorithm,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            accumulate_dtype=accumulate_dtype,
-        )
+        return einsum_reduce_scatter(spec, x, w, axis_name, scatter=out[dim], **options)
 
 
 def _matrix_spec(call: Call, x: Arrays) -> str:

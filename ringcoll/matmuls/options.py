@@ -1,22 +1,118 @@
-"""The options of a matmul with a collective: its axes, algorithm and precision."""
+"""The options of matmuls with a collective: what a caller may pass, and what it means.
 
-from collections.abc import Hashable
+A function that only passes options on takes `**options: Unpack[MatmulOptions]`, or one of the types
+derived from it. `with_options` shows their names and defaults in its signature.
+"""
+
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import wraps
+from inspect import Parameter, signature
 from math import prod
-from typing import Any
+from typing import Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
+from jax.typing import DTypeLike
 
+from ringcoll.collectives import choice
 from ringcoll.collectives.by_schedule import built
-from ringcoll.collectives.table import Algorithm
+from ringcoll.collectives.call import Call
+from ringcoll.collectives.front_door import wide_dtype
+from ringcoll.collectives.refusals import refused
+from ringcoll.collectives.table import Algorithm, Table
 from ringcoll.costs.model import Model
 from ringcoll.matmuls import auto
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import device_kind
 from ringcoll.schedules.schedule import Schedule
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class MatmulOptions(TypedDict, total=False):
+    """The options of every matmul with a collective, and of the layers that are made of them.
+
+    Your own function may take them: `def f(x, **options: Unpack[ringcoll.MatmulOptions])`.
+
+    Attributes:
+        algorithm: how shards travel, as for the collectives (see `ringcoll.lax`): "auto", the name
+            of a gather in `ringcoll.algorithms`, a `Schedule`, a function that makes one, or "lax"
+            (gather, then multiply; multiply, then scatter).
+        precision: the precision of the products, as for `jax.numpy.einsum`.
+        preferred_element_type: the dtype of the result, as for `jax.numpy.einsum`.
+        accumulate_dtype: the dtype of partial sums, also on the wire; None for that of the result.
+    """
+
+    algorithm: Algorithm
+    precision: Any
+    preferred_element_type: DTypeLike | None
+    accumulate_dtype: DTypeLike | None
+
+
+class GatherOptions(MatmulOptions, total=False):
+    """The options of a matmul that gathers a factor: those of `MatmulOptions`, and `residuals`.
+
+    Attributes:
+        residuals: "save" keeps the gathered factor for the gradient, as autodiff of the plain form
+            does; "regather" gathers it again (less memory, more time).
+    """
+
+    residuals: Literal["save", "regather"]
+
+
+class LayerOptions(GatherOptions, total=False):
+    """The options of a tensor-parallel layer: those of `GatherOptions`, and `sequence_parallel`.
+
+    Attributes:
+        sequence_parallel: whether activations between layers are sharded along the sequence; if
+            not, they are the same on every rank, nothing is gathered, and `residuals` is ignored.
+    """
+
+    sequence_parallel: bool
+
+
+#: The defaults of options; that of an option that is not listed is None.
+DEFAULTS = {"algorithm": "auto", "residuals": "save", "sequence_parallel": True}
+
+
+def with_options(room: str = "") -> Callable[[F], F]:
+    """A decorator that shows options in a signature, checks their names, and fills in defaults.
+
+    The function has `**options: Unpack[a TypedDict]`, and gets a value for each option. `room` is
+    the path of its public room, such as "layers.fsdp.".
+    """
+
+    def decorated(function: F) -> F:
+        own = signature(function)
+        *parameters, options = own.parameters.values()
+        types = get_type_hints(*get_args(options.annotation))
+        defaults = {name: DEFAULTS.get(name) for name in types}
+        for name, default in defaults.items():
+            kind = Parameter.KEYWORD_ONLY
+            parameters.append(Parameter(name, kind, default=default, annotation=types[name]))
+        shown = own.replace(parameters=parameters)
+
+        @wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in shown.parameters:
+                    raise _unknown(f"{room}{function.__name__}", name, list(shown.parameters))
+            return function(*args, **(defaults | given))
+
+        vars(checked)["__signature__"] = shown
+        return cast(F, checked)
+
+    return decorated
+
+
+def _unknown(function: str, name: str, known: list[str]) -> Exception:
+    nearest = get_close_matches(name, known, 1)
+    cure = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(known)}"
+    return refused(TypeError, function, f"unexpected keyword argument {name!r}", cure)
 
 
 @dataclass(frozen=True)
@@ -28,6 +124,27 @@ class Options:
     precision: Any = None
     accumulate_dtype: np.dtype | None = None
     saves: bool = False  # whether the gathered factor is kept for the gradient
+
+    @staticmethod
+    def of(call: Call, given: GatherOptions | MatmulOptions) -> "Options":
+        """The options that were given to a call, checked."""
+        for axis in call.axes:
+            if isinstance(axis, int):
+                words = f"{axis} is not a name; axes by position are lax's own"
+                raise call.refusal(ValueError, words, "name an axis of the mesh")
+            call.ask(lax.axis_size, axis)
+        residuals, algorithm = given.get("residuals", "save"), given["algorithm"]
+        if residuals not in ("regather", "save"):
+            words = f"residuals={residuals!r}"
+            raise call.refusal(ValueError, words, "choose from regather, save")
+        if isinstance(algorithm, Table):
+            cure = "pass a name, a Schedule, or a function that makes one"
+            raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
+        # It adds by a schedule, so it has the same algorithms as psum_scatter.
+        algorithm = call.ask(choice.resolve_algorithm, algorithm, "psum_scatter", call.axes)
+        accumulate_dtype = given["accumulate_dtype"]
+        wide = None if accumulate_dtype is None else wide_dtype(call, accumulate_dtype)
+        return Options(call.axes, algorithm, given["precision"], wide, residuals == "save")
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the axes, without axes of one rank."""

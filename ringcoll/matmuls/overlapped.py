@@ -29,9 +29,9 @@ from ringcoll.collectives.table import LAX
 from ringcoll.matmuls import auto, auto_hosts, exchange
 from ringcoll.matmuls.by_rounds import (
     gather_by_rounds,
-    multiplied,
+    multiply,
     scatter_by_rounds,
-    summed_products,
+    sum_of_products,
     times_as_long,
 )
 from ringcoll.matmuls.forms import Form, by_platform
@@ -82,7 +82,7 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
         ct_others = gather_and_multiply(options, replace(gather, products=back), x, cts)
     else:
         ct_others = [
-            multiplied(options, moving, p, gathered, ct) for p, ct in zip(back, cts, strict=True)
+            multiply(options, moving, p, gathered, ct) for p, ct in zip(back, cts, strict=True)
         ]
     return ct_x, ct_others
 
@@ -132,7 +132,7 @@ def _gather_and_multiply(
         with named("all_gather_einsum", LAX, "all_gather"):
             gathered = watched(send, x, options.axes)
     results = [
-        multiplied(options, gather.moving, p, gathered, other)
+        multiply(options, gather.moving, p, gathered, other)
         for p, other in zip(gather.products, others, strict=True)
     ]
     return results, gathered if gather.keeps else None
@@ -185,7 +185,7 @@ def multiply_and_scatter(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
         )
         with named("einsum_reduce_scatter", LAX, "psum_scatter"):
-            total = summed_products(options, scatter, factors)
+            total = sum_of_products(options, scatter, factors)
             if 0 in total.shape:  # as for a gather
                 shard = total.shape[dim] // prod(options.sizes())
                 return lax.slice_in_dim(total, 0, shard, axis=dim).astype(dtype)

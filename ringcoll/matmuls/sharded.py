@@ -1,33 +1,27 @@
 """A product of two sharded matrices: which collective it needs, and which product hides it."""
 
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Unpack
 
 from jax import Array
 from jax.sharding import PartitionSpec
-from jax.typing import DTypeLike
 
 from ringcoll.collectives.refusals import refused, renamed
-from ringcoll.collectives.table import Algorithm
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_matmul, matmul_reduce_scatter
+from ringcoll.matmuls.options import GatherOptions, with_options
 
 Axes = tuple[Hashable, ...]
 
 
+@with_options()
 def sharded_matmul(
     a: Array,
     b: Array,
     a_spec: PartitionSpec,
     b_spec: PartitionSpec,
     out_spec: PartitionSpec,
-    *,
-    fused: bool = True,
-    algorithm: Algorithm = "auto",
-    residuals: str = "save",
-    precision: Any = None,
-    preferred_element_type: DTypeLike | None = None,
-    accumulate_dtype: DTypeLike | None = None,
+    **options: Unpack[GatherOptions],
 ) -> Array:
     """This rank's shard of a @ b, sharded by `out_spec`; a and b are shards too, inside
     `shard_map`.
@@ -47,9 +41,8 @@ the other, under the product |
     dimension that is sharded in an operand, but whole in `out_spec`, is gathered in the same way. A
     call uses at most one collective.
 
-    Steps and bytes, gradient, and options: as the functions of `ringcoll.matmuls.functions`.
-    `fused` is for the case with an all-reduce, `residuals` for the cases with an all-gather;
-    other cases ignore them.
+    Options: `ringcoll.GatherOptions`; only the cases with an all-gather use `residuals`. Steps,
+    bytes and gradient: as the functions of `ringcoll.matmuls.functions`.
 
     Raises:
         TypeError: a or b is not an array, or a spec is not a `PartitionSpec`.
@@ -66,25 +59,27 @@ the other, under the product |
 
     call = f"sharded_matmul(a, b, {a_spec}, {b_spec}, {out_spec})"
 
-    def refusal(words: str, kind: type[Exception] = ValueError) -> Exception:
-        return refused(kind, call, words)
+    def refusal(kind: type[Exception], words: str, cure: str = "") -> Exception:
+        return refused(kind, call, words, cure)
 
     for name, x in (("a", a), ("b", b)):
         ndim = getattr(x, "ndim", None)
         if ndim is None:
-            raise refusal(f"{name} is {x!r}, no array; pass this rank's shard", TypeError)
+            raise refusal(TypeError, f"{name} is {x!r}, no array", "pass this rank's shard")
         if ndim != 2:
             cure = "reshape it to a matrix, or call all_gather_einsum or einsum_reduce_scatter"
-            raise refusal(f"{name} has {ndim} dimensions, and a matrix has 2; {cure}")
+            raise refusal(ValueError, f"{name} has {ndim} dimensions, and a matrix has 2", cure)
     (a_i, a_j), (b_j, b_k), (c_i, c_k) = (
         _axes(spec, refusal) for spec in (a_spec, b_spec, out_spec)
     )
     if set(c_i) & set(c_k):
-        raise refusal("a rank would hold blocks of a diagonal only; shard one of I and K")
+        words = "a rank would hold blocks of a diagonal only"
+        raise refusal(ValueError, words, "shard one of I and K")
     needed: list[tuple[Callable[..., Array], Axes, dict[str, Any]]] = []
     if a_j != b_j:
         if a_j and b_j:
-            raise refusal(f"J is sharded over {a_j} in a and {b_j} in b; reshard one")
+            words = f"J is sharded over {a_j} in a and {b_j} in b"
+            raise refusal(ValueError, words, "reshard one")
         which = {"operand": 0, "dimension": -1} if a_j else {"operand": 1, "dimension": -2}
         needed.append((all_gather_matmul, a_j or b_j, which))
     if a_j == b_j != ():
@@ -103,42 +98,33 @@ the other, under the product |
         if have == want:
             continue
         if want:
-            raise refusal(f"{name} is sharded over {have or 'nothing'}, the result's over {want}")
+            words = f"{name} is sharded over {have or 'nothing'}, the result's over {want}"
+            raise refusal(ValueError, words)
         needed.append((all_gather_matmul, have, which))
     if len(needed) > 1:
         names = ", ".join(f"{f.__name__} over {axes}" for f, axes, _ in needed)
-        raise refusal(f"it needs more than one collective ({names}); call one of them before")
+        words = f"it needs more than one collective ({names})"
+        raise refusal(ValueError, words, "call one of them before")
     ((function, axes, own),) = needed or [(all_gather_matmul, (), {})]  # of one rank
-    if function is all_gather_matmul:
-        own["residuals"] = residuals
-    elif function is matmul_all_reduce:
-        own["fused"] = fused
+    if function is not all_gather_matmul:
+        del options["residuals"]
     with renamed(call):
-        return function(
-            a,
-            b,
-            axes,
-            **own,
-            algorithm=algorithm,
-            precision=precision,
-            preferred_element_type=preferred_element_type,
-            accumulate_dtype=accumulate_dtype,
-        )
+        return function(a, b, axes, **own, **options)
 
 
 def _axes(spec: PartitionSpec, refusal: Any) -> tuple[Axes, Axes]:
     """The axes over which the rows and the columns are sharded."""
     if not isinstance(spec, PartitionSpec):
-        raise refusal(f"{spec!r} is not a spec; write P('x', None)", TypeError)
+        raise refusal(TypeError, f"{spec!r} is not a spec", "write P('x', None)")
     if PartitionSpec.UNCONSTRAINED in spec:
-        raise refusal(f"{spec} leaves a dimension open; say how it is sharded")
+        raise refusal(ValueError, f"{spec} leaves a dimension open", "say how it is sharded")
     entries = (*spec, None, None)[: max(2, len(spec))]
     if len(entries) > 2:
-        raise refusal(f"{spec} is not the spec of a matrix")
+        raise refusal(ValueError, f"{spec} is not the spec of a matrix")
     rows, columns = (
         () if entry is None else entry if isinstance(entry, tuple) else (entry,)
         for entry in entries
     )
     if len({*rows, *columns}) < len(rows) + len(columns):
-        raise refusal(f"{spec} names an axis twice")
+        raise refusal(ValueError, f"{spec} names an axis twice")
     return rows, columns

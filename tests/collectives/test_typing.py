@@ -3,12 +3,14 @@
 import inspect
 import re
 from importlib.util import find_spec
+from pkgutil import resolve_name
+from typing import Unpack, get_origin
 
 import pytest
 from support import python
-from test_doctests import public
+from test_doctests import named, public
 
-from ringcoll import debug, learn, overlap
+from ringcoll import debug, layers, learn, overlap
 
 USER = """\
 import jax
@@ -40,6 +42,7 @@ def refused(x: jax.Array) -> None:
     ringcoll.matmul_all_reduce(x, x, "x", residuals="save")
     tp.mlp(x, x, "x", algoritm="ring")
     tp.attention(x, x, "x", algorithm=5)
+    tp.gated_mlp(x, x, "x", residuals="keep")
 """
 REFUSED = {
     "lax.psun": 'Module has no attribute "psun"',
@@ -52,6 +55,7 @@ REFUSED = {
     "residuals": 'Unexpected keyword argument "residuals" for "matmul_all_reduce"',
     "tp.mlp": 'Unexpected keyword argument "algoritm" for "mlp"',
     "tp.attention": 'Argument "algorithm" to "attention" has incompatible type "int"',
+    "tp.gated_mlp": 'Argument "residuals" to "gated_mlp" has incompatible type',
 }
 
 
@@ -70,6 +74,31 @@ def test_mypy_knows_every_name_of_lax_and_ours_as_ours(tmp_path):
     for (call, words), (line, message) in zip(REFUSED.items(), found.items(), strict=True):
         assert call in line
         assert message.startswith(words)
+
+
+def of_options():
+    """Public functions that take `**options: Unpack[...]`."""
+    last = {f: [*inspect.signature(inspect.unwrap(f)).parameters.values()][-1] for f in public()}
+    return named(f for f, one in last.items() if get_origin(one.annotation) is Unpack)
+
+
+@pytest.mark.parametrize("function", of_options(), ids=lambda f: f.__name__)
+def test_an_unknown_option_is_refused_with_the_nearest_one(function):
+    """The error names a path at which the function is."""
+    with pytest.raises(TypeError, match="keyword argument 'algoritm'; did you mean") as caught:
+        function(algoritm="ring")
+    path, _, words = str(caught.value).partition(": ")
+    assert resolve_name(path) is function
+    assert words.endswith("did you mean 'algorithm'?")
+    with pytest.raises(TypeError, match=r"argument 'qqq'; choose from .*, algorithm, "):
+        function(qqq=1)
+
+
+def test_options_show_their_defaults_in_signatures():
+    shown = str(inspect.signature(layers.tensor_parallel.mlp))
+    assert "residuals: Literal['save', 'regather'] = 'save'" in shown
+    assert "sequence_parallel: bool = True" in shown
+    assert {f.__name__ for f in of_options()} >= {"all_gather_matmul", "linear", "gather", "copied"}
 
 
 def test_public_functions_name_their_options():

@@ -150,6 +150,7 @@ LINEAR = {
     "residuals": ["save", "regather"],
     "precision": ["highest", None],
     "accumulate_dtype": [None, "float64"],
+    "preferred_element_type": [None, "float64"],
     "way": ["jit", "remat"],
     "check_vma": [True, False],
 }
@@ -180,7 +181,7 @@ def check_linear(case):
     spec = {"kernel": P(*[axes if dim == case["dim"] else None for dim in range(2)])}
     if case["bias"] is not None:
         params["bias"], spec["bias"] = np.arange(3 * n).astype(case["bias"]), P()
-    names = ("algorithm", "residuals", "precision", "accumulate_dtype")
+    names = ("algorithm", "residuals", "precision", "accumulate_dtype", "preferred_element_type")
     options = {name: case[name] for name in names}
 
     def layer(params, x):
@@ -205,7 +206,7 @@ def check_linear(case):
     y, gradients, programs = compared(
         lambda of: mapped(*of), right, ((params, x),), exact=True, check=equal
     )
-    assert y.dtype == dtype
+    assert y.dtype == (case["preferred_element_type"] or dtype)
     assert dtypes(gradients) == dtypes((params, x))
     assert precisions(programs) == {case["precision"] and jax.lax.Precision.HIGHEST}
 

@@ -191,9 +191,6 @@ CALLS = {
         "no 'scale' in the parameters (bias)": lambda: tp.rms_norm({"bias": ones(8)}, X, "x"),
     },
     TypeError: {
-        "algoritm": lambda: tp.column_linear(
-            ones(8, 5), X, "x", sequence_parallel=False, algoritm="ring"
-        ),
         "mlp: x is float32, up is bfloat16; cast them to one dtype (fsdp.gather(..., dty": lambda: (
             tp.mlp({"up": ones(8, 6, dtype=jnp.bfloat16), "down": ones(6, 8)}, X, "x")
         ),
@@ -212,7 +209,7 @@ CALLS = {
         "router is float8_e5m2; pass real floats, of 2 bytes or more": lambda: moe(
             router=ones(6, 8, dtype=jnp.float8_e5m2)
         ),
-        "ringcoll.layers.moe: x=None is not an array; pass an array": lambda: moe(x=None),
+        "ringcoll.layers.expert_parallel.moe: x=None is not an array": lambda: moe(x=None),
         "moe: router=None is not an array": lambda: moe(router=None),
         "moe: up=None is not an array": lambda: moe(up=None),
         "k is bfloat16, v is float32; pass floats of one dtype, of 2 bytes or more": lambda: attend(
@@ -240,7 +237,7 @@ CALLS = {
             ones(8, 5), X, "model"
         ),
         "unbound axis name: nope": lambda: fsdp.gather({"w": X}, {"w": P()}, "x", replicas="nope"),
-        "layers.moe(x, router, experts, axis_nam": lambda: moe(axis_name="z"),
+        "layers.expert_parallel.moe(x, router, experts, a": lambda: moe(axis_name="z"),
         "z": lambda: attend(axis_name="z"),
         "unbound axis name: model": lambda: layers.fold_rng_over_axis(jax.random.key(0), "model"),
     },
@@ -249,13 +246,19 @@ CALLS = {
 
 #: Every layer that needs its axes; `names` are the axes that it is given.
 OF_AXES = {
-    "column_linear": lambda names: tp.column_linear(ones(8, 5), X, names),
-    "row_linear": lambda names: tp.row_linear(ones(8, 5), X, names, sequence_parallel=False),
-    "mlp": lambda names: tp.mlp({"up": ones(8, 6), "down": ones(6, 8)}, X, names),
-    "attention": lambda names: tp.attention(HEADS, X, names),
-    "embed": lambda names: tp.embed({"embedding": ones(2, 8)}, ones(2, 4, dtype=int), names),
-    "unembed": lambda names: tp.unembed({"unembedding": ones(8, 5)}, X, names),
-    "cross_entropy": lambda names: tp.cross_entropy(X, ones(2, 3, dtype=int), names),
+    "tensor_parallel.column_linear": lambda names: tp.column_linear(ones(8, 5), X, names),
+    "tensor_parallel.row_linear": lambda names: tp.row_linear(
+        ones(8, 5), X, names, sequence_parallel=False
+    ),
+    "tensor_parallel.mlp": lambda names: tp.mlp({"up": ones(8, 6), "down": ones(6, 8)}, X, names),
+    "tensor_parallel.attention": lambda names: tp.attention(HEADS, X, names),
+    "tensor_parallel.embed": lambda names: tp.embed(
+        {"embedding": ones(2, 8)}, ones(2, 4, dtype=int), names
+    ),
+    "tensor_parallel.unembed": lambda names: tp.unembed({"unembedding": ones(8, 5)}, X, names),
+    "tensor_parallel.cross_entropy": lambda names: tp.cross_entropy(
+        X, ones(2, 3, dtype=int), names
+    ),
     "copied": lambda names: layers.copied(WHOLE, names),
     "fold_rng_over_axis": lambda names: layers.fold_rng_over_axis(jax.random.key(0), names),
     "fsdp.gather": lambda names: fsdp.gather(WHOLE, PART, names),
@@ -317,7 +320,6 @@ BAD = {
     "precision": ("wide", ValueError, "Precision argument must be one of"),
     "preferred_element_type": ("broad", TypeError, "broad"),
     "accumulate_dtype": ("longer", TypeError, "accumulate_dtype='longer'"),
-    "algoritm": ("ring", TypeError, "unexpected keyword argument 'algoritm'"),
 }
 
 
@@ -337,7 +339,7 @@ def test_an_option_arrives_where_it_is_used(name, option):
     message = message_of(lambda: jax.eval_shape(mapped), kind)
     assert words in message
     layer = name.partition(",")[0]
-    assert message.startswith((f"ringcoll.layers.{layer}: ", f"{layer}() got an unexpected"))
+    assert message.startswith(f"ringcoll.layers.tensor_parallel.{layer}: ")
 
 
 @pytest.mark.parametrize("function", [cp.arrange, cp.restore])

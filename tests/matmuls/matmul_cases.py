@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from inspect import signature
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from covering import Case, covering
+from covering import Case, any_of, covering
 from jax import lax
 from matmul_forms import FORMS, SHARDED
 from support import exists
@@ -148,8 +147,6 @@ def adds_cotangents(transform: str) -> bool:
 #: What cannot be, by the names of some factors.
 FORBIDDEN: list[Callable[..., Any]] = [
     lambda ranks, algorithm: not runs_on(algorithm, *ranks),
-    # These are sums by psum, whose algorithms are pairs of a scatter and a gather.
-    lambda form, algorithm: "whole products" in form and is_given(algorithm),
     lambda form, second: "sharded" in form and second,
     lambda path, algorithm: path in ONLY_AUTO and algorithm != "auto",
     # XLA:CPU cannot compile lax's all_to_all of no elements, which "auto" uses on TPUs only.
@@ -163,7 +160,6 @@ FORBIDDEN: list[Callable[..., Any]] = [
     lambda dtypes, accumulate: F8 in dtypes and not accumulate,
     lambda dtypes, transform: F8 in dtypes and adds_cotangents(transform),
     lambda dtypes, same: F8 in dtypes and same,
-    lambda dtypes, form: F8 in dtypes and "whole products" in form,
 ]
 
 
@@ -193,16 +189,6 @@ SLOW: list[Callable[..., Any]] = [
 def cases_of(table: str, seed: int) -> list[Case]:
     """The cases of a table; more values, and all that is slow, if the seed is not 0."""
     rules = FORBIDDEN if seed else FORBIDDEN + SLOW
-    named = [(tuple(signature(rule).parameters), rule) for rule in rules]
-
-    def forbidden(case: Case) -> bool:
-        """Whether a case, or a part of one, cannot be."""
-        return any(
-            rule(*(case[name] for name in names))
-            for names, rule in named
-            if all(name in case for name in names)
-        )
-
     more = MORE[table] if seed else {}
     factors = {name: values + more.get(name, []) for name, values in TABLES[table].items()}
-    return covering(factors, forbidden, seed)
+    return covering(factors, any_of(rules), seed)

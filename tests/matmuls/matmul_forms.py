@@ -140,7 +140,6 @@ FORMS = {
     "rows scattered": Form(_scatter, "ak,kf->af", "y", "a"),
     "columns scattered": Form(partial(_scatter, scatter_dimension=-1), "bak,kf->baf", "y", "f"),
     "a batch scattered": Form(_scattering("ebk,ekf->bfe", scatter="e"), "ebk,ekf->bfe", "y", "e"),
-    "sum of whole products": Form(partial(_sum, fused=False), "ak,kf->af", "sum", "a"),
     "sum on every rank": Form(_sum, "bak,kf->baf", "sum", "a"),
 }
 SHARDED = {

@@ -151,11 +151,6 @@ REFUSED = {
         (SCATTER, "accumulate_dtype=bfloat16 cannot hold every float32", "pass a dtype"),
     ),
     "precision": (ValueError, gather(precision="some"), (GATHER, "Precision", "some")),
-    "whole products that do not fit": (
-        TypeError,
-        lambda x, w: ringcoll.matmul_all_reduce(x, w[1:], "x", fused=False),
-        (REDUCE, "axis_name='x'"),
-    ),
     "bools": (
         TypeError,
         lambda x, w: ringcoll.matmul_reduce_scatter(x > 0, w > 0, "x"),
@@ -212,7 +207,7 @@ REFUSED = {
     "sharded vector": (
         ValueError,
         lambda a, b: sharded(P(), P(), P())(a[0], b),
-        (SHARDED, "a has 1 dimensions", "reshape it to a matrix"),
+        (SHARDED, "a has 1 dimensions", "reshape it to a matrix, or call all_gather_einsum"),
     ),
     "sharded nothing": (
         TypeError,

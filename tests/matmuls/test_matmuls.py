@@ -87,8 +87,7 @@ class Call:
         """
         exact = all(kind.itemsize >= 4 or kind.kind == "i" for kind in (*self.kinds, *self.outs))
         adds = adds_cotangents(self.case["transform"]) or self.case["same"]
-        whole = "whole products" in self.case["form"]
-        wide = self.case["accumulate"] and not adds and not whole
+        wide = self.case["accumulate"] and not adds
         if F8 in self.kinds:
             return 3, 3, 2
         return (64, 64, 2) if exact or wide else (2, 1, 1)
@@ -119,7 +118,7 @@ class Call:
         if not is_known or adds_cotangents(case["transform"]) or case["transform"] == "remat":
             return None
         is_plain = case["algorithm"] in ("auto", "lax") and case["path"] != "late products"
-        if is_plain or "whole products" in case["form"]:
+        if is_plain:
             return found
         first, _, y = self.shapes
         times = (self.n - 1) * (1 + any(self.batched))

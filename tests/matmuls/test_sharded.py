@@ -46,12 +46,6 @@ def test_the_shards_are_those_of_the_product(a_spec, b_spec, out_spec, permutes)
     assert text.count("stablehlo.collective_permute") == permutes
 
 
-def test_what_is_no_matrix_names_the_function_that_takes_it():
-    words = r"a has 3 dimensions, and a matrix has 2; reshape it .* or call all_gather_einsum"
-    with pytest.raises(ValueError, match=words):
-        ringcoll.sharded_matmul(jnp.ones((1, 2, 2)), jnp.ones((2, 2)), P(), P(), P())
-
-
 @pytest.mark.parametrize(
     ("specs", "words"),
     [

@@ -152,7 +152,6 @@ def attention(
         exchanged,
         scale,
         kernel and _checked(call, kernel),
-        bool(ids) or mask.window is not None or layout == "striped",
     )
     batch, length, heads, d = q.shape
     groups = kv.shape[2]

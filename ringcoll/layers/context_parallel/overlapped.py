@@ -65,7 +65,7 @@ def _attend(
         state = list(state)
         for shard in shards:
             lane = shard.lane
-            state[lane] = work.attended(queries[lane], state[lane], shard, rows[lane][0])
+            state[lane] = work.attend(queries[lane], state[lane], shard, rows[lane][0])
         return state
 
     def unpacked(state: list[Softmax], shards: Sequence[Shard]) -> list[Softmax]:
@@ -152,7 +152,7 @@ def _attend_backward(options, residuals, ct):
                 lambda x, first=first, count=count: lax.slice_in_dim(x, first, first + count),
                 (of_lanes[lane], dq[lane]),
             )
-            added, dkv = work.differentiated(by_row, so_far, shard, rows[lane][0] + first)
+            added, dkv = work.differentiate(by_row, so_far, shard, rows[lane][0] + first)
             dq[lane] = lax.dynamic_update_slice_in_dim(dq[lane], added, first, 0)
             gradients.append(dkv)
         return dq, gradients

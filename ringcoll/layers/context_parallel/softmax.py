@@ -33,7 +33,7 @@ def add_at(whole: Array, x: Array, at: Array, dim: int) -> Array:
     return lax.dynamic_update_slice_in_dim(whole, old + x, at, dim)
 
 
-def added(before: Softmax, scores: Array, v: Array, seen: Array | None) -> Softmax:
+def add_scores(before: Softmax, scores: Array, v: Array, seen: Array | None) -> Softmax:
     """A softmax with the scores of a tile added to it."""
     if seen is not None:
         scores = jnp.where(seen, scores, lowest(scores.dtype))
@@ -48,7 +48,7 @@ def added(before: Softmax, scores: Array, v: Array, seen: Array | None) -> Softm
     )
 
 
-def merged(a: Softmax, b: Softmax) -> Softmax:
+def merge(a: Softmax, b: Softmax) -> Softmax:
     """The softmax of the keys of both."""
     greatest = jnp.maximum(a.greatest, b.greatest)
     of_a, of_b = jnp.exp(a.greatest - greatest), jnp.exp(b.greatest - greatest)

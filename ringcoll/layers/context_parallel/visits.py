@@ -15,10 +15,10 @@ from ringcoll.costs.machines import KINDS
 from ringcoll.layers.context_parallel.softmax import (
     Softmax,
     add_at,
-    added,
+    add_scores,
     like,
     lowest,
-    merged,
+    merge,
     wide,
 )
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, rows_together
@@ -69,7 +69,6 @@ class AttentionOptions:
         layout, sizes, exchanged: which positions a rank has: see `plan`.
         scale: the scale of the scores.
         kernel: computes a whole part of the scores; None for tiles.
-        masks_blocks: whether the kernel gets a `BlockMask` instead of `causal`.
     """
 
     axes: tuple[Hashable, ...]
@@ -80,7 +79,6 @@ class AttentionOptions:
     exchanged: tuple[int, ...]
     scale: float
     kernel: Kernel | None
-    masks_blocks: bool
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,7 @@ class Visits:
         length = self.plan.positions.shape[1]
         return shard._replace(value=shard.value.reshape(-1, length, sum(self.sizes)))
 
-    def attended(self, q: Array, state: Softmax, shard: Shard, start: int) -> Softmax:
+    def attend(self, q: Array, state: Softmax, shard: Shard, start: int) -> Softmax:
         """The softmax with a shard added to it; `start` is the first row of the lane."""
         tile = self.plan.tile
 
@@ -214,9 +212,9 @@ class Visits:
                 before = Softmax(*(lax.dynamic_slice_in_dim(x, i, tile, 2) for x in state))
                 k, v = self.part(kv, j)
                 if self.options.kernel is None:
-                    after = added(before, self.scores(some, k), v, seen)
+                    after = add_scores(before, self.scores(some, k), v, seen)
                 else:
-                    after = merged(before, self.by_kernel(some, k, v, seen))
+                    after = merge(before, self.by_kernel(some, k, v, seen))
                 pairs = zip(state, after, strict=True)
                 return Softmax(*(lax.dynamic_update_slice_in_dim(x, y, i, 2) for x, y in pairs))
 
@@ -229,19 +227,21 @@ class Visits:
         """The softmax of one part, computed by the caller's kernel."""
         assert self.options.kernel is not None
         queries = q.transpose(0, 2, 1, 3)
-        masking = {"mask": mask} if self.options.masks_blocks else {"causal": mask is not None}
+        window, layout = self.options.mask.window, self.options.layout
+        takes_mask = self.ids is not None or window is not None or layout == "striped"
+        masking = {"mask": mask} if takes_mask else {"causal": mask is not None}
         out, lse = self.options.kernel(queries, k[:, :, None], v[:, :, None], **masking)
         exact = wide(q.dtype)
         lse = lse.astype(exact).transpose(0, 2, 1)
         values = out.astype(exact).transpose(0, 2, 1, 3)
-        if not self.options.masks_blocks:
+        if not takes_mask:
             return Softmax(lse, jnp.ones_like(lse), values)
         # In a masked block, a query may see no key. Written so that a NaN stays a NaN.
         sees = ~(lse <= lowest(exact))
         values = jnp.where(sees[..., None], values, 0)
         return Softmax(jnp.where(sees, lse, lowest(exact)), sees.astype(exact), values)
 
-    def differentiated(
+    def differentiate(
         self, by_query: tuple[Array, ...], dq: Array, shard: Shard, start: int
     ) -> tuple[Array, Array]:
         """Add a shard to the gradient of the queries; also the gradient of its keys and values.

@@ -41,13 +41,13 @@ from ringcoll.layers.expert_parallel.auto import GATHER, RAGGED, RINGS, Mixture,
 from ringcoll.layers.expert_parallel.experts import (
     Experts,
     Kernel,
-    combined,
-    counted,
+    count_each,
     experts_of,
     orders,
-    permuted,
+    permute,
     slots_of,
     spread,
+    weighted_sum,
 )
 from ringcoll.layers.expert_parallel.ring import by_ring
 from ringcoll.layers.expert_parallel.routing import Routing, route
@@ -57,6 +57,8 @@ from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
 
+#: The path of `moe` in errors.
+MOE = "expert_parallel.moe"
 #: What `algorithm` may be.
 ALGORITHMS = ("auto", GATHER, *RINGS, RAGGED)
 
@@ -154,14 +156,14 @@ def moe(
      [  3.  75. 243. 507.]] 1.0
     """
     arguments = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
-    call = Call("layers.moe", axis_name, arguments=arguments, operands="x, router, experts")
+    call = Call(f"layers.{MOE}", axis_name, arguments=arguments, operands="x, router, experts")
     axes, n = call.axes, call.ask(call.rank_count)
-    x, router = array_of("moe", "x", x), array_of("moe", "router", router)
+    x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
     top_k = _checked(call, x, router, algorithm, n)
     if max_send is not None and (max_send := call.integer("max_send")) < 1:
         raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
     options = {"activation": activation, "precision": precision, "kernel": kernel}
-    own = experts_of("moe", experts, x, router.shape[1], n, **options)
+    own = experts_of(MOE, experts, x, router.shape[1], n, **options)
     x, router = copied((x, router), axes)
     tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
@@ -224,7 +226,7 @@ def _by_ragged_all_to_all(
     """
     me, count, (tokens, k) = lax.axis_index(axes), experts.count, routing.ids.shape
     order, back = orders(routing.ids)
-    table = all_gather(counted(routing.ids.reshape(-1), routing.experts), axes, axis=0)  # [n, E]
+    table = all_gather(count_each(routing.ids.reshape(-1), routing.experts), axes, axis=0)  # [n, E]
     n, most = len(table), tokens * min(k, count)
     fits = jnp.array(True)
     if max_send is not None and max_send < most:
@@ -244,7 +246,7 @@ def _by_ragged_all_to_all(
     rows = experts.mlp(rows, of_expert[me])
     buffer, _ = typed_alike([jnp.zeros((tokens * k, x.shape[1]), x.dtype), rows], axes)
     rows = exchange(rows, buffer, arrived, gets, left, sends)
-    y = combined(permuted(rows, back, order).reshape(tokens, k, x.shape[1]), routing.weights)
+    y = weighted_sum(permute(rows, back, order).reshape(tokens, k, x.shape[1]), routing.weights)
     return jnp.where(fits, y, jnp.nan)
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from ringcoll.layers.parameters import array_of, check_alike, field, refusal
+from ringcoll.layers.parameters import array_of, check_alike, param, refusal
 from ringcoll.runtime.value_types import typed_alike
 
 #: (rows sorted by expert `[r, d]`, weights `[e, d, f]`, rows of each expert `[e]`) -> `[r, f]`
@@ -67,19 +67,19 @@ class Experts:
         """
         order, back = orders(slots)
         x, _ = typed_alike([x, slots], ())
-        sizes = counted(slots.reshape(-1), self.count)
+        sizes = count_each(slots.reshape(-1), self.count)
         if most is None or most >= slots.size:
             used = slots < self.count
             rows = self.mlp(spread(x, order, back, used), sizes)
-            rows = permuted(rows, back, order).reshape(*slots.shape, x.shape[1])
-            return combined(jnp.where(used[..., None], rows, 0), weights)
+            rows = permute(rows, back, order).reshape(*slots.shape, x.shape[1])
+            return weighted_sum(jnp.where(used[..., None], rows, 0), weights)
         order, total = order[:most], sizes.sum()
         fits, used = total <= most, jnp.arange(most) < total
         tokens = jnp.where(used, order // slots.shape[1], len(x))
         of_rows = jnp.where(used, jnp.take(weights.reshape(-1), order), 0)
-        rows = self.mlp(chosen(len(x), x, tokens), jnp.where(fits, sizes, 0))
+        rows = self.mlp(take_rows(len(x), x, tokens), jnp.where(fits, sizes, 0))
         rows, of_rows = typed_alike([rows, of_rows], ())  # features may vary over another axis
-        return jnp.where(fits, summed(len(x), rows, of_rows, tokens), jnp.nan)
+        return jnp.where(fits, sum_rows(len(x), rows, of_rows, tokens), jnp.nan)
 
 
 def experts_of(
@@ -87,7 +87,7 @@ def experts_of(
 ) -> Experts:
     """Find this rank's experts by name. They must fit the tokens and the `total` experts."""
     weights = {
-        name: array_of(function, name, field(params, name)) for name in ("gate", "up", "down")
+        name: array_of(function, name, param(params, name)) for name in ("gate", "up", "down")
     }
     check_alike(function, x=x, **weights)
     shapes = ", ".join(f"{name} {list(w.shape)}" for name, w in weights.items())
@@ -130,13 +130,13 @@ def orders(slots: Array) -> tuple[Array, Array]:
     return order, jnp.argsort(order)
 
 
-def counted(numbers: Array, count: int) -> Array:
+def count_each(numbers: Array, count: int) -> Array:
     """How often each of 0 to count - 1 occurs: `[r] -> [count]`."""
     each = jnp.arange(count, dtype=numbers.dtype)
     return (numbers[:, None] == each[None]).sum(0, dtype=jnp.int32)
 
 
-def combined(rows: Array, weights: Array) -> Array:
+def weighted_sum(rows: Array, weights: Array) -> Array:
     """The weighted sum of the rows of each token: `[t, s, d], [t, s] -> [t, d]`.
 
     It is added in the dtype of the weights, then rounded to that of the rows.
@@ -169,13 +169,13 @@ spread.defvjp(lambda x, *where: (spread(x, *where), where[1:]), _spread_backward
 
 
 @jax.custom_vjp
-def permuted(x: Array, order: Array, back: Array) -> Array:
+def permute(x: Array, order: Array, back: Array) -> Array:
     """The rows of x in an order, whose inverse is `back`."""
     return jnp.take(x, order, axis=0, mode="clip")
 
 
-permuted.defvjp(
-    lambda x, order, back: (permuted(x, order, back), back),
+permute.defvjp(
+    lambda x, order, back: (permute(x, order, back), back),
     lambda back, ct: (jnp.take(ct, back, axis=0, mode="clip"), None, None),
 )
 
@@ -184,21 +184,23 @@ permuted.defvjp(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def chosen(count: int, x: Array, tokens: Array) -> Array:
+def take_rows(count: int, x: Array, tokens: Array) -> Array:
     """The rows of these tokens: `[t, d], [r] -> [r, d]`. A row without a token is zero."""
     return jnp.take(x, tokens, axis=0, mode="fill", fill_value=0)
 
 
-def _chosen_backward(count: int, tokens: Array, ct: Array) -> tuple[Any, ...]:
+def _take_rows_backward(count: int, tokens: Array, ct: Array) -> tuple[Any, ...]:
     ones = jnp.ones(len(ct), jnp.promote_types(ct.dtype, jnp.float32))
-    return summed(count, ct, ones, tokens), None
+    return sum_rows(count, ct, ones, tokens), None
 
 
-chosen.defvjp(lambda count, x, tokens: (chosen(count, x, tokens), tokens), _chosen_backward)
+take_rows.defvjp(
+    lambda count, x, tokens: (take_rows(count, x, tokens), tokens), _take_rows_backward
+)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def summed(count: int, rows: Array, weights: Array, tokens: Array) -> Array:
+def sum_rows(count: int, rows: Array, weights: Array, tokens: Array) -> Array:
     """The weighted sum of the rows of each token: `[r, d], [r], [r] -> [t, d]`.
 
     It is added in the dtype of the weights, then rounded to that of the rows.
@@ -208,16 +210,16 @@ def summed(count: int, rows: Array, weights: Array, tokens: Array) -> Array:
     return zeros.at[tokens].add(wide, mode="drop").astype(rows.dtype)
 
 
-def _summed_backward(count: int, residuals: tuple[Array, ...], ct: Array) -> tuple[Any, ...]:
+def _sum_rows_backward(count: int, residuals: tuple[Array, ...], ct: Array) -> tuple[Any, ...]:
     # Rows are gathered in their own dtype. JAX's gradient would widen all tokens first.
     rows, weights, tokens = residuals
-    wide = chosen(count, ct, tokens).astype(weights.dtype)
+    wide = take_rows(count, ct, tokens).astype(weights.dtype)
     of_rows = (wide * weights[:, None]).astype(rows.dtype)
     of_weights = (wide * rows.astype(weights.dtype)).sum(1)
     return of_rows, jnp.where(tokens < count, of_weights, 0), None
 
 
-summed.defvjp(lambda count, *operands: (summed(count, *operands), operands), _summed_backward)
+sum_rows.defvjp(lambda count, *operands: (sum_rows(count, *operands), operands), _sum_rows_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

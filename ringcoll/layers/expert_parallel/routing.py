@@ -8,7 +8,7 @@ from jax import Array, lax
 
 from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName
-from ringcoll.layers.expert_parallel.experts import counted
+from ringcoll.layers.expert_parallel.experts import count_each
 from ringcoll.layers.linear import rank_count
 
 
@@ -34,7 +34,7 @@ def route(x: Array, router: Array, axis_name: AxisName, top_k: int, normalize: b
     weights, ids = lax.top_k(probabilities, top_k)
     if normalize:
         weights = weights / weights.sum(-1, keepdims=True)
-    chosen = counted(ids.reshape(-1), experts).astype(wide)
+    chosen = count_each(ids.reshape(-1), experts).astype(wide)
     chosen, likely = psum(jnp.stack([chosen, probabilities.sum(0)]), axis_name)
     loss = experts * jnp.dot(chosen, likely) / float(max(tokens * tokens * top_k, 1))
     return Routing(ids, weights, loss, experts)
