@@ -197,7 +197,6 @@ def small():
         "axes": lambda: overlap.mesh(TOPOLOGY, x=4),
         "kind": lambda: overlap.compile_for("v5p:2x2x2", f, *operands),
         "slice": lambda: overlap.compile_for("v5e:2x2", f, *operands),
-        "wrap": lambda: overlap.report(f.lower(*operands).compile(), wrap=(True,)),
     }.items():
         try:
             call()

@@ -39,7 +39,6 @@ class Program:
 def program_of(
     compiled: object,
     mesh: object = None,
-    wrap: Iterable[bool] | None = None,
     profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Program:
     """Make a `Program` from the arguments of `report`.
@@ -63,7 +62,7 @@ def program_of(
         )
     changes: dict[str, Any] = {}
     if mesh is not None:
-        changes = {"network": network(mesh, wrap), "kind": mesh.devices.flat[0].device_kind}
+        changes = {"network": network(mesh), "kind": mesh.devices.flat[0].device_kind}
     if profile is not None:
         changes["profile"] = profile if isinstance(profile, Mapping) else read_profile(profile)
     return Program(**{**program.__dict__, **changes})

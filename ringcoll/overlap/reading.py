@@ -22,7 +22,6 @@ def report(
     *,
     mesh: object = None,
     chip: str | Chip | Gpu | None = None,
-    wrap: Iterable[bool] | None = None,
     profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Report:
     """Read a compiled program, and report how much of its communication is exposed.
@@ -35,8 +34,6 @@ def report(
         chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` of your own; needed only for a
             string. A program that was compiled for no TPU is priced as if it ran on the chip, and
             the report says so.
-        wrap: which axes of the chips' coordinates are rings; None: the kind of chip and the size
-            decide, see `topology.wraps`.
         profile: cycles by name of instruction, or the directory of the static profile of this
             same compilation.
 
@@ -50,7 +47,7 @@ def report(
     >>> [(row.kind, row.matmuls) for row in found.rows], found.exposed_share  # nothing hides it
     ([('collective-permute', 0)], 1.0)
     """
-    program = program_of(compiled, mesh=mesh, wrap=wrap, profile=profile)
+    program = program_of(compiled, mesh=mesh, profile=profile)
     module = parse(program.text)
     if isinstance(chip, str):
         chip = named_chip(chip)
@@ -201,7 +198,6 @@ def assert_overlapped(
     allow_unread: str | Iterable[str] = (),
     mesh: object = None,
     chip: str | Chip | Gpu | None = None,
-    wrap: Iterable[bool] | None = None,
     profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Report:
     """Assert that a compiled program hides its communication: one line in a test suite.
@@ -219,7 +215,7 @@ def assert_overlapped(
             once, however often it runs.
         allow_unread: names that `Report.unread` may contain. Compilers add numbers to names, so *
             stands for any characters and ? for one character, as in "while*".
-        mesh, chip, wrap, profile: as for `report`.
+        mesh, chip, profile: as for `report`.
 
     Returns:
         The report.
@@ -240,7 +236,7 @@ def assert_overlapped(
     AssertionError: 100.0% of the collectives of jit__lambda is exposed communication, ...
     """
     budget = Budget.from_arguments(max_exposed, max_exposed_seconds, min_collectives, allow_unread)
-    overlap_report = report(compiled, mesh=mesh, chip=chip, wrap=wrap, profile=profile)
+    overlap_report = report(compiled, mesh=mesh, chip=chip, profile=profile)
     if breaches := budget.breaches(overlap_report):
         raise AssertionError("\n".join([*breaches, "The report:", str(overlap_report)]))
     return overlap_report

@@ -3,7 +3,7 @@
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from math import prod
 from typing import Any
@@ -153,33 +153,19 @@ def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
     return (*closed(2 if kind in FLAT else 3, size[:3]), False)
 
 
-def network(mesh: Mesh, wrap: Iterable[bool] | None = None) -> Network | None:
-    """The places of the ranks of a mesh; None if its devices are not TPUs.
-
-    Args:
-        mesh: a mesh of TPU devices, or any other.
-        wrap: which axes of the chips' coordinates are rings; None: see `wraps`.
-
-    Raises:
-        ValueError: `wrap` does not have one value for each axis of the coordinates.
-    """
+def network(mesh: Mesh) -> Network | None:
+    """The places of the ranks of a mesh, and which axes are rings; None if there are no TPUs."""
     flat = list(mesh.devices.flat)
     # A GPU's coords are its slice, host and number. They are not a place on a network.
     if not all(hasattr(device, "coords") and device.platform == "tpu" for device in flat):
         return None
     places = tuple(_place(device) for device in flat)
     size = [max(axis) + 1 for axis in zip(*places, strict=True)]
-    rings = None if wrap is None else tuple(wrap)
-    if rings is not None and len(rings) not in (len(size) - 1, len(size)):
-        raise ValueError(
-            f"overlap: wrap={rings} is of {len(rings)} axes, but the chips have {len(size) - 1}: "
-            f"{flat[0].coords}; give one bool for each"
-        )
     kind = KINDS.get(flat[0].device_kind, "")
-    return Network(places, wraps(kind, size) if rings is None else (*rings, False)[: len(size)])
+    return Network(places, wraps(kind, size))
 
 
-def hops(mesh: Mesh, axis: str, wrap: Iterable[bool] | None = None) -> list[int]:
+def hops(mesh: Mesh, axis: str) -> list[int]:
     """The physical hops of each step of a ring along an axis, from i to i + 1.
 
     If the mesh has several such rings, a step counts the hops of the ring where it is longest.
@@ -187,7 +173,6 @@ def hops(mesh: Mesh, axis: str, wrap: Iterable[bool] | None = None) -> list[int]
     Args:
         mesh: a mesh of TPU devices.
         axis: the name of one of its axes.
-        wrap: as for `network`.
 
     Warns:
         UserWarning: a step is longer than two hops. All ranks wait for it in every round.
@@ -200,7 +185,7 @@ def hops(mesh: Mesh, axis: str, wrap: Iterable[bool] | None = None) -> list[int]
     """
     if axis not in mesh.axis_names:
         raise ValueError(f"hops: the mesh has no axis {axis!r}, only {mesh.axis_names}")
-    known = network(mesh, wrap)
+    known = network(mesh)
     if known is None:
         raise ValueError(
             f"hops: {mesh.devices.flat[0]} has no coordinates; pass a mesh of TPU devices"

@@ -114,7 +114,7 @@ def gather(
     only_forwards = count % 2 and stretches(schedule, 0) == [(0, count)]
     if order.gathers_in_pairs and only_forwards and came == list(chain(*steps[0].sent)):
         own, turns = [message(held, keys) for keys in steps[0].sent], (0, count + 1)
-        return _gather_loop(steps, ranks, turns, own, visit, carry, held, order, 2)[0]
+        return _gather_loop(steps, ranks, turns, own, visit, carry, held, order)[0]
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         step = steps[start]
         sent = [message(held, keys) for keys in step.sent]
@@ -156,7 +156,6 @@ def _gather_loop(
     carry: Carry,
     held: dict[Key, Array],
     order: Order = _ANY,
-    unroll: int = 1,
 ) -> tuple[Carry, list[Array]]:
     """Run a stretch as a loop: visit the latest arrivals and forward them. It first sends `last`.
 
@@ -180,9 +179,9 @@ def _gather_loop(
         ]
         return order.tied((visit(carry, shards), arriving)), last if keep else None
 
-    (carry, arriving), stacks = lax.scan(
-        body, (carry, last), jnp.arange(stop - start, dtype=jnp.int32), unroll=unroll
-    )
+    rounds = jnp.arange(stop - start, dtype=jnp.int32)
+    unroll = 2 if order.gathers_in_pairs else 1
+    (carry, arriving), stacks = lax.scan(body, (carry, last), rounds, unroll=unroll)
     if keep:  # a round after the stretch sends them again
         for i, looped in enumerate(steps[start:stop]):
             for keys, stack in zip(looped.sent, stacks, strict=True):
