@@ -187,9 +187,9 @@ def test_measurements_until_ctrl_c_are_written(
     assert benchmarks(flags) == 130
     assert path.read_text() == "old"  # nothing was measured
 
-    def first_only(*args):
+    def first_only(*args, **options):
         monkeypatch.setattr(module, name, stopped)
-        return measured(*args)
+        return measured(*args, **options)
 
     monkeypatch.setattr(module, name, first_only)
     assert benchmarks(flags) == 130

@@ -87,7 +87,6 @@ WRITES = [
     (main, "overlap --example ring_matmul", "draw"),
     (main, "overlap --example ring_matmul", "text"),
     *[(benchmarks, of, "json") for of in ("", "matmul", "overlap", "layers", "fsdp", "wire")],
-    *[(benchmarks, of, "draw") for of in ("overlap", "layers", "fsdp")],
     (benchmarks, "tune", "table"),
 ]
 
