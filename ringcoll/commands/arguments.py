@@ -222,7 +222,8 @@ def function(text: str) -> Callable[..., Any]:
         ) from error
     if not hasattr(imported, name):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a module:function; {module!r} has no {name!r}"
+            f"{text!r} is not a module:function"
+            + (f"; {module!r} has no {name!r}" if name else f"; write {module}:NAME")
         )
     return getattr(imported, name)
 

@@ -271,7 +271,8 @@ def _read_report(text: str) -> Report:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", "it holds something else")
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no report that --json wrote: {why}; name its file, or an example"
+            f"{text!r} is no report that --json wrote: {why}; name its file, which --json > FILE "
+            "writes, or an example"
         ) from error
 
 

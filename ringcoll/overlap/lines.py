@@ -57,12 +57,15 @@ class Line(NamedTuple):
     @property
     def short(self) -> str:
         """What the line calls: "train.py:41 psum, gradient"; only the line if it calls nothing."""
-        gradient = ", gradient" if "transpose(" in self.op_name else ""
+        # `jax.checkpoint` computes a part of the forward pass again, inside the backward pass.
+        _, again, name = self.op_name.rpartition("rematted_computation")
+        gradient = "transpose(" in name
         ours = re.search(r"ringcoll\.(\w+)", self.op_name)
         called = self.function or (ours[1] if ours else "")
         if not called and not (self.file and gradient):  # a gather's gradient is no gather
             called = _CALLS.get(self.operation, "" if self.file else self.operation)
-        return f"{self.place} {called}".strip() + gradient
+        when = ", gradient" if gradient else ", recomputed" if again else ""
+        return f"{self.place} {called}".strip() + when
 
 
 class Lines:

@@ -98,6 +98,8 @@ def test_a_saved_report_is_read(chip):
          "a.py:9 psum; if it adds up a matmul: `matmul_all_reduce`"),
         ([at(blocking("reduce-scatter"), "transpose(f)/x")],
          "a.py:9, gradient; if a matmul takes it: `all_gather_matmul`"),
+        ([at(blocking("all-gather"), "transpose(f)/checkpoint/rematted_computation/all_gather")],
+         "a.py:9 all_gather, recomputed; if a matmul takes it: `all_gather_matmul`"),
         ([at(blocking("all-gather"), "ringcoll.all_gather_einsum(lax)/x")],
          "a.py:9 all_gather_einsum"),
     ],
