@@ -9,7 +9,9 @@ AxisName = Hashable | Sequence[Hashable]
 Groups = Iterable[Iterable[int]] | None
 Grouped = tuple[tuple[int, ...], ...]
 
-_NO_GROUPS = "axis_index_groups is not a list of lists of ranks; pass one such as [[0, 1], [2, 3]]"
+_NO_GROUPS = (
+    "axis_index_groups is not a list of lists of ranks: {}; pass one such as [[0, 1], [2, 3]]"
+)
 
 
 def axes_of(axis_name: AxisName) -> tuple[Hashable, ...]:
@@ -26,7 +28,7 @@ def as_tuples(groups: Iterable[Iterable[int]]) -> Grouped:
     try:
         return tuple(map(tuple, groups))
     except TypeError as error:
-        raise TypeError(f"{_NO_GROUPS}: {error}") from error
+        raise TypeError(_NO_GROUPS.format(error)) from error
 
 
 def check_groups(grouped: Grouped, n: int) -> None:
@@ -39,7 +41,7 @@ def check_groups(grouped: Grouped, n: int) -> None:
     try:
         are_all = are_all_ranks([rank for group in grouped for rank in group], n)
     except TypeError as error:
-        raise TypeError(f"{_NO_GROUPS}: {error}") from error
+        raise TypeError(_NO_GROUPS.format(error)) from error
     if not are_all:
         raise ValueError(
             "axis_index_groups must cover all indices exactly once; name every rank of the axis in "

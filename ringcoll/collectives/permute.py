@@ -113,12 +113,13 @@ def _among(perm: Pairs, n: int) -> Pairs:
 
 def _pairs(perm: Any) -> Pairs:
     """Read `perm`, which may be anything, as pairs of whole numbers."""
-    words = "`perm` must be a list or a tuple of pairs of ranks; pass pairs (source, target)"
+    words = "`perm` must be a list or a tuple of pairs of ranks"
+    cure = "pass pairs (source, target)"
     try:
         pairs = [tuple(map(operator.index, pair)) for pair in perm]
     except TypeError as error:
-        raise TypeError(f"{words}: {error}") from error
+        raise TypeError(f"{words}: {error}; {cure}") from error
     for pair in pairs:
         if len(pair) != 2:
-            raise ValueError(f"{words}: {pair} is not a pair")
+            raise ValueError(f"{words}: {pair} is not a pair; {cure}")
     return tuple((source, target) for source, target in pairs)

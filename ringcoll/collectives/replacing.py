@@ -173,7 +173,9 @@ def _attributes(module: ModuleType, names: Collection[str]) -> list[tuple[Module
 
 
 def _checked_names(only: str | Iterable[str] | None) -> tuple[str, ...]:
-    names = tuple(_DISPATCHERS) if only is None else (only,) if isinstance(only, str) else (*only,)
+    only = tuple(_DISPATCHERS) if only is None else only
+    is_one = isinstance(only, str) or not isinstance(only, Iterable)
+    names: tuple[Any, ...] = (only,) if is_one else (*only,)
     for name in names:
         call = f"replacing(only={name!r})"
         if not isinstance(name, str):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from numbers import Integral
 from operator import index
 
 from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
@@ -137,9 +138,14 @@ def place_of(
             "minutes and gigabytes to build; give fewer"
         )
     machine = device if isinstance(device, Device) else find(device)
+    for name, count in (("hosts", hosts), ("ports", ports)):
+        if count is None:
+            continue
+        if machine.model.axes:
+            raise ValueError(f"{name}={count!r}: {machine.name} is on a slice; leave it out")
+        if not isinstance(count, Integral) or count < 1:
+            raise ValueError(f"{name}={count!r} is not a number of {name}; give 1 or more")
     if machine.model.axes:
-        if hosts is not None:
-            raise ValueError(f"hosts={hosts!r}: {machine.name} is on a slice; leave it out")
         return _on_a_slice(shape, machine, network, closed)
     if closed is not None:
         raise ValueError(f"closed={closed!r}: {machine.name} has no axes; leave it out")

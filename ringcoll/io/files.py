@@ -27,7 +27,8 @@ def write(path: Path, content: str | bytes) -> None:
             stream.write(data)
         return
     target = os.path.realpath(path)
-    beside = f"{target}.{secrets.token_hex(4)}"
+    # Not its name with an ending, which may be too long.
+    beside = os.path.join(os.path.dirname(target), f".{secrets.token_hex(8)}")
     try:
         with open(beside, "wb") as file:
             file.write(data)

@@ -211,7 +211,7 @@ def _heads_of_own_queries(
     if len(cuts) != 1:
         has = f"each of {ranks} ranks has {heads} heads of queries and {groups} of keys"
         cure = "pass kv_heads= of the whole model; a rank has all of them, or an equal part"
-        raise refusal(ValueError, "attention", f"kv_heads={kv_heads}, and {has}", cure)
+        raise refusal(ValueError, ATTENTION, f"kv_heads={kv_heads}, and {has}", cure)
     (cut,) = cuts
     if cut == axes:
         return None

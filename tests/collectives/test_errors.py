@@ -130,6 +130,16 @@ REFUSED_BY_US = {
         lambda x: lax.psum(x, "x", axis_index_groups=[[0], [1, 2]], algorithm="ring"),
         ("ringcoll.psum", "algorithm='ring'", "groups of one size"),
     ),
+    "groups that are no lists": (
+        TypeError,
+        lambda x: lax.psum(x, "x", axis_index_groups=5),
+        ("lists of ranks: 'int' object is not iterable; pass one such as [[0, 1], [2, 3]]",),
+    ),
+    "ranks that are no pairs": (
+        TypeError,
+        lambda x: lax.ppermute(x, "x", 5),
+        ("pairs of ranks: 'int' object is not iterable; pass pairs (source, target)",),
+    ),
     "a shuffle of more ranks": (
         ValueError,
         lambda x: lax.pshuffle(x, "x", [0, 1, 2, 3]),

@@ -288,6 +288,7 @@ def test_every_function(algorithm, monkeypatch):
             "only='psums'.* not a collective; pass ",
         ),
         ((jax.lax,), {"only": [jax.lax.psum]}, TypeError, "only=<function psum.*; pass one"),
+        ((jax.lax,), {"only": jax.lax.psum}, TypeError, "only=<function psum.*; pass one"),
         ((jax.lax,), {"algorithm": "rign"}, ValueError, "algorithm='rign'.* choose from auto"),
         ((jax.lax,), {"accumulate_dtype": "f33"}, TypeError, "='f33'.* not a dtype"),
     ],

@@ -29,6 +29,10 @@ def test_a_file_is_replaced_and_a_link_stays(tmp_path):
     assert {one.name for one in tmp_path.iterdir()} == {"there", "link"}
     files.write(tmp_path / "new", b"bytes")
     assert (tmp_path / "new").read_bytes() == b"bytes"
+    longest = tmp_path / ("a" * os.pathconf(tmp_path, "PC_NAME_MAX"))
+    files.check(longest)
+    files.write(longest, "new")
+    assert longest.read_text() == "new"
 
 
 def full(*_):

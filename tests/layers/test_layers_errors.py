@@ -1,6 +1,8 @@
 """Layers refuse bad calls before anything is sent; errors name the leaf and a cure."""
 
+import re
 from functools import partial
+from pkgutil import resolve_name
 
 import jax
 import jax.numpy as jnp
@@ -302,6 +304,7 @@ def test_refused_in_words(kind, words):
     mapped = jax.shard_map(program, mesh=make_mesh(N, 2), in_specs=(), out_specs=P())
     message = message_of(lambda: jax.eval_shape(mapped), kind)
     assert words in message, message
+    resolve_name(re.split(r"[:(]", message.strip('"'))[0])  # a path that exists
 
 
 LAYERS = {
