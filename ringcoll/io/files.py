@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import shutil
 from contextlib import suppress
 
 Path = str | os.PathLike[str]
@@ -32,12 +33,14 @@ def write(path: Path, content: str | bytes) -> None:
     try:
         with open(beside, "wb") as file:
             file.write(data)
+        if os.path.exists(target):  # a private file stays private
+            shutil.copymode(target, beside)
         os.replace(beside, target)
-    except OSError as error:
-        with suppress(OSError):
-            os.remove(beside)
-        # Name the file that the caller asked for.
+    except OSError as error:  # name the file that the caller asked for
         raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+    finally:
+        with suppress(OSError):  # it is gone if it has taken the name
+            os.remove(beside)
 
 
 def check(path: Path) -> None:

@@ -128,8 +128,7 @@ def listed_name(collective: str, name: str) -> str:
 
 def unknown(name: str, known: Iterable[str]) -> str:
     """Say that there is no algorithm of a name, and what to write."""
-    asked = "order=ringcoll.Tree(8) adds by one balanced tree; " if "tree" in name else ""
-    return f"no algorithm {name!r}; {asked}{choose(name, known)}"
+    return f"no algorithm {name!r}; {choose(name, known)}"
 
 
 @lru_cache(maxsize=1024)

@@ -51,6 +51,14 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("table.json", "old")]
 
 
+def test_a_private_file_stays_private(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    path.chmod(0o600)
+    files.write(path, "new")
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", 0o600)
+
+
 def test_pipes_and_standard_output_are_written_to(tmp_path):
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
