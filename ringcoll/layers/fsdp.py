@@ -46,13 +46,7 @@ from ringcoll.layers.parameters import (
     shard,
 )
 
-__all__ = [
-    "MIN_SIZE",
-    "gather",
-    "linear",
-    "shard",
-    "specs",
-]
+__all__ = ["MIN_SIZE", "gather", "linear", "shard", "specs"]
 
 #: Leaves with fewer elements are replicated: their gather would be mostly latency.
 MIN_SIZE = 1 << 12

@@ -46,11 +46,7 @@ class _Summing:
 
 
 @with_options("layers.")
-def copied(
-    tree: Pytree,
-    axis_name: AxisName,
-    **options: Unpack[SumOptions],
-) -> Pytree:
+def copied(tree: Pytree, axis_name: AxisName, **options: Unpack[SumOptions]) -> Pytree:
     """Mark a replicated pytree as per-rank, so that its gradient is summed over the axes.
 
     `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that already
@@ -77,10 +73,7 @@ def copied(
 
 
 def copied_with(
-    tree: Pytree,
-    axis_name: AxisName,
-    wire: Wire | None = None,
-    **options: Unpack[SumOptions],
+    tree: Pytree, axis_name: AxisName, wire: Wire | None = None, **options: Unpack[SumOptions]
 ) -> Pytree:
     """`copied`; the messages of its sum may have a `wire`, as those of `fsdp.gather` do."""
     if not is_checked():

@@ -179,11 +179,7 @@ def attention(
 
 
 def _heads_of_own_queries(
-    kv_heads: int | None,
-    query: Array,
-    key: Array,
-    value: Array,
-    axis_name: AxisName,
+    kv_heads: int | None, query: Array, key: Array, value: Array, axis_name: AxisName
 ) -> Array | None:
     """Which of a rank's heads of keys its queries see, in order; None if it is all of them.
 

@@ -63,12 +63,7 @@ def embed(
 
 
 @with_options("layers.tensor_parallel.")
-def unembed(
-    params: Any,
-    x: Array,
-    axis_name: AxisName,
-    **options: Unpack[LayerOptions],
-) -> Array:
+def unembed(params: Any, x: Array, axis_name: AxisName, **options: Unpack[LayerOptions]) -> Array:
     """The logits of each rank's part of the vocabulary.
 
     `x: [..., s/n, d], unembedding: [d, v/n] -> [..., s, v/n]`. For a table that is shared with
@@ -88,11 +83,7 @@ def unembed(
 
 
 def cross_entropy(
-    logits: Array,
-    labels: Array,
-    axis_name: AxisName,
-    *,
-    algorithm: Algorithm = "auto",
+    logits: Array, labels: Array, axis_name: AxisName, *, algorithm: Algorithm = "auto"
 ) -> Array:
     """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 

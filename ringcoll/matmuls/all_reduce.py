@@ -18,10 +18,7 @@ from ringcoll.runtime.value_types import is_checked, varying
 
 @with_options()
 def matmul_all_reduce(
-    x: Array,
-    w: Array,
-    axis_name: AxisName,
-    **options: Unpack[MatmulOptions],
+    x: Array, w: Array, axis_name: AxisName, **options: Unpack[MatmulOptions]
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 

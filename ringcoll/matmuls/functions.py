@@ -220,14 +220,7 @@ def all_gather_matmul(
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for the others")
     with renamed(call):
         return all_gather_einsum(
-            spec,
-            x,
-            w,
-            axis_name,
-            gather=moving[dimension],
-            operand=operand,
-            wire=wire,
-            **options,
+            spec, x, w, axis_name, gather=moving[dimension], operand=operand, wire=wire, **options
         )
 
 

@@ -91,11 +91,7 @@ gather_and_multiply.defvjp(_gather_and_multiply_forward, _gather_and_multiply_ba
 
 
 def _gather_and_multiply(
-    options: Options,
-    gather: Gather,
-    x: Array,
-    others: list[Array],
-    late: Sequence[int] = (),
+    options: Options, gather: Gather, x: Array, others: list[Array], late: Sequence[int] = ()
 ) -> tuple[list[Array], Array | None]:
     """The results, and the gathered x if `gather.keeps`.
 

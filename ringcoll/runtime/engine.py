@@ -414,11 +414,7 @@ def _own_shards(own: Sequence[Array], ranks: Ranks, second: bool | None) -> list
 
 
 def all_to_all(
-    schedule: AllToAllSchedule,
-    ranks: Ranks,
-    blocks: Sequence[Array],
-    *,
-    wire: Wire | None = None,
+    schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array], *, wire: Wire | None = None
 ) -> list[Array]:
     """Carry every block to its rank.
 

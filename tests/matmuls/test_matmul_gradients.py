@@ -16,10 +16,7 @@ from matmul_forms import FORMS
 from support import make_mesh, mostly_exhaustive
 
 ALGORITHMS = ("ring", "bidirectional_ring", "two_ended")
-SCATTERS = (
-    *("rows scattered", "columns scattered", "a batch scattered"),
-    "sum on every rank",
-)
+SCATTERS = (*("rows scattered", "columns scattered", "a batch scattered"), "sum on every rank")
 
 
 def gamma(terms):

@@ -144,14 +144,7 @@ def attention(
             raise call.refusal(ValueError, words, "make both multiples of the ranks, or gather")
         q, kv = (all_to_all(x, across, 2, 1, tiled=True) for x in (q, kv))
     options = AttentionOptions(
-        gathered,
-        chosen,
-        mask,
-        layout,
-        sizes,
-        exchanged,
-        scale,
-        kernel and _checked(call, kernel),
+        gathered, chosen, mask, layout, sizes, exchanged, scale, kernel and _checked(call, kernel)
     )
     batch, length, heads, d = q.shape
     groups = kv.shape[2]
