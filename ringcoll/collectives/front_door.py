@@ -74,7 +74,7 @@ def bind_leaves(
     collectives = [collective] * len(leaves)
     if dims:
         added = collective.adds_dim and not collective.tiled
-        of_leaves = [[call.integer(name, of.ndim + added) for name in dims] for of in types]
+        of_leaves = [[call.integer(name, t.ndim + added) for name in dims] for t in types]
         collectives = [replace(collective, dims=tuple(of_leaf)) for of_leaf in of_leaves]
     try:
         # A single leaf is bound as it was given, and the bind itself asks lax, but with a tuple of
@@ -91,8 +91,8 @@ def bind_leaves(
             by_tree = order is not None
             settings |= dict.fromkeys(collective.tree_fields, by_tree)
             if not all(for_lax):
-                asked = algorithm, collective.collective, call.axes, call.grouped, by_tree
-                settings["algorithm"] = call.ask(_algorithm_of, *asked)
+                request = algorithm, collective.collective, call.axes, call.grouped, by_tree
+                settings["algorithm"] = call.ask(_algorithm_of, *request)
         if wire is not None:
             settings["wire"] = call.ask(wires.as_wire, wire)
             call.ask(wires.check_operands, leaves, for_lax)
@@ -140,8 +140,8 @@ def bind_operands(
         call.ask(check_groups, call.grouped, call.ask(call.rank_count))
     if any(_is_for_lax(call, x, algorithm) for x in xs):
         return call.ask(collective.by_lax, *xs)
-    asked = algorithm, collective.collective, call.axes, call.grouped
-    collective = replace(collective, algorithm=call.ask(_algorithm_of, *asked))
+    request = algorithm, collective.collective, call.axes, call.grouped
+    collective = replace(collective, algorithm=call.ask(_algorithm_of, *request))
     if wire is not None:
         call.ask(wires.check_operands, xs[:1], [False])
         collective = replace(collective, wire=call.ask(wires.as_wire, wire))
@@ -184,7 +184,7 @@ def wide_dtype(call: Call, accumulate_dtype: Any, *types: Any) -> np.dtype:
     except TypeError as error:
         words = f"accumulate_dtype={accumulate_dtype!r} is not a dtype"
         raise call.refusal(TypeError, words, "pass one such as jnp.float32") from error
-    for dtype in (of.dtype for of in types):
+    for dtype in (t.dtype for t in types):
         if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
             words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
             raise call.refusal(ValueError, words, "pass a dtype with as many digits and exponents")

@@ -73,9 +73,9 @@ def put(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) 
 
     A lost row becomes NaN, or the largest or smallest integer.
     """
-    rows, found = _sources(output, offsets, sizes, bound)
+    rows, is_written = _sources(output, offsets, sizes, bound)
     arrived = blocks.at[rows].get(mode="fill", out_sharding=_as(blocks))
-    return selected(found, arrived, output)
+    return selected(is_written, arrived, output)
 
 
 def added(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) -> Array:
@@ -85,9 +85,9 @@ def added(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int
     """
 
     def once(blocks: Array, output: Array) -> Array:
-        rows, found = _sources(output, offsets, sizes, bound)
+        rows, is_written = _sources(output, offsets, sizes, bound)
         arrived = blocks.at[rows].get(mode="fill", out_sharding=_as(blocks))
-        return selected(found, output + arrived, output)
+        return selected(is_written, output + arrived, output)
 
     def often(blocks: Array, output: Array) -> Array:
         rows = jnp.where(_used(sizes, bound), numbers(offsets, sizes, bound), len(output))
@@ -106,8 +106,8 @@ def _sources(output: Array, offsets: Array, sizes: Array, bound: int) -> tuple[A
     n, starts = len(offsets), _starts(sizes)
     first = jnp.arange(n, dtype=jnp.int32)[:, None] * np.int32(bound) + starts - offsets
     held = jnp.clip(sizes, 0, jnp.maximum(bound - starts, 0))
-    came, known = within(offsets, held, len(output)), within(offsets, sizes, len(output))
-    beyond = jnp.where(came, first.reshape(-1, 1), np.int32(n * bound))
-    best = jnp.max(jnp.where(known, beyond, _NONE), 0)
-    found = best > _NONE
-    return jnp.where(found, jnp.arange(len(output), dtype=jnp.int32) + best, 0), found
+    in_block, in_slice = within(offsets, held, len(output)), within(offsets, sizes, len(output))
+    beyond = jnp.where(in_block, first.reshape(-1, 1), np.int32(n * bound))
+    best = jnp.max(jnp.where(in_slice, beyond, _NONE), 0)
+    is_written = best > _NONE
+    return jnp.where(is_written, jnp.arange(len(output), dtype=jnp.int32) + best, 0), is_written

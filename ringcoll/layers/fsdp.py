@@ -105,11 +105,11 @@ def specs(
         if not is_float or not sizes or prod(leaf.shape[leading:]) < min_size:
             return base_spec
         wanted = dim + len(leaf.shape) if dim is not None and dim < 0 else dim
-        chosen = wanted if wanted in sizes else max(sizes, key=lambda d: sizes[d])
-        return PartitionSpec(*[entry if d == chosen else e for d, e in enumerate(entries)])
+        to_shard = wanted if wanted in sizes else max(sizes, key=lambda d: sizes[d])
+        return PartitionSpec(*[entry if d == to_shard else e for d, e in enumerate(entries)])
 
     if base is None:
         base = jax.tree.map(lambda _: PartitionSpec(), params)
-    found = map_with_specs("fsdp.specs", spec, params, base)
-    check_specs("fsdp.specs", params, found, mesh)
-    return found
+    result = map_with_specs("fsdp.specs", spec, params, base)
+    check_specs("fsdp.specs", params, result, mesh)
+    return result

@@ -130,7 +130,7 @@ def attention(
     gathers = [name for name in per_axis if name != ULYSSES]
     gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
     gather = gathers[0] if gathers else "ring"  # a ring of one rank, which has no rounds
-    chosen = call.ask(choice.resolve_algorithm, gather, OF_SUMS, gathered)
+    algorithm = call.ask(choice.resolve_algorithm, gather, OF_SUMS, gathered)
 
     ids = [] if segment_ids is None else [_ids(segment_ids, call.axes, sizes, exchanged)]
     q, k, v, *ids = typed_alike([q, k, v, *ids], call.axes)
@@ -143,9 +143,9 @@ def attention(
             words = f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}"
             raise call.refusal(ValueError, words, "make both multiples of the ranks, or gather")
         q, kv = (all_to_all(x, across, 2, 1, tiled=True) for x in (q, kv))
-    options = AttentionOptions(
-        gathered, chosen, mask, layout, sizes, exchanged, scale, kernel and _checked(call, kernel)
-    )
+    kernel = kernel and _checked(call, kernel)
+    where = layout, sizes, exchanged
+    options = AttentionOptions(gathered, algorithm, mask, *where, scale, kernel)
     batch, length, heads, d = q.shape
     groups = kv.shape[2]
     rows = q.reshape(batch, length, groups, heads // groups, d).transpose(0, 2, 3, 1, 4)
@@ -170,7 +170,7 @@ def arrange(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     >>> print(cp.arrange(jnp.arange(8), 2, "zigzag", dim=0))
     [0 1 6 7 2 3 4 5]
     """
-    return _taken(x, _order("arrange", jnp.shape(x), n, layout, dim), dim)
+    return _reorder(x, _order("arrange", jnp.shape(x), n, layout, dim), dim)
 
 
 def restore(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
@@ -187,10 +187,10 @@ def restore(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     [0 1 2 3 4 5 6 7]
     """
     order = _order("restore", jnp.shape(x), n, layout, dim)
-    return _taken(x, np.argsort(order), dim)
+    return _reorder(x, np.argsort(order), dim)
 
 
-def _taken(x: ArrayLike, order: np.ndarray, dim: int) -> Array:
+def _reorder(x: ArrayLike, order: np.ndarray, dim: int) -> Array:
     """x in another order along a dimension, with the same sharding."""
     x = jnp.asarray(x)
     index = (*[slice(None)] * (dim % x.ndim), order)

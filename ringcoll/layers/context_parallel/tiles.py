@@ -135,15 +135,15 @@ class TilePlan:
             for rank, origin in enumerate(self.origins(offset)):
                 kinds = self.kinds(rank, origin)
                 for masked, known in lists.items():
-                    found = np.argwhere(kinds == (1 if masked else 2)).astype(np.int32)
-                    which[masked][rank, origin] = known.setdefault(found.tobytes(), len(known))
+                    pairs = np.argwhere(kinds == (1 if masked else 2)).astype(np.int32)
+                    which[masked][rank, origin] = known.setdefault(pairs.tobytes(), len(known))
         listed = {}
         for masked, known in lists.items():
-            pairs = [np.frombuffer(found, np.int32).reshape(-1, 2) for found in known]
-            counts = np.array([len(found) for found in pairs], np.int32)
-            table = np.zeros((len(pairs), counts.max(), 2), np.int32)
-            for number, found in enumerate(pairs):
-                table[number, : len(found)] = found
+            lists_of_pairs = [np.frombuffer(key, np.int32).reshape(-1, 2) for key in known]
+            counts = np.array([len(pairs) for pairs in lists_of_pairs], np.int32)
+            table = np.zeros((len(lists_of_pairs), counts.max(), 2), np.int32)
+            for number, pairs in enumerate(lists_of_pairs):
+                table[number, : len(pairs)] = pairs
             if counts.max():
                 listed[masked] = Tiles(table, counts, which[masked])
         return listed
