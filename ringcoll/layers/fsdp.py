@@ -2,7 +2,7 @@
 
 Parameters are whole only while they are used. They are gathered just before that, or under the
 product that uses them. Their gradients are reduce-scattered. You may keep parameters in float32,
-send them and compute in bfloat16, and sum their gradients in another dtype.
+send them and compute in bfloat16, and sum their gradients in a third dtype.
 
     specs = fsdp.specs(params, "fsdp")  # base= adds to other specs, such as tensor_parallel's
     params = fsdp.shard(params, specs)

@@ -30,15 +30,15 @@ class FactorsCall(Call):
         """
         if wire is None:
             return None
-        wire = self.ask(wires.as_wire, wire)
-        self.ask(wires.check_operands, factors, [False] * len(factors))
+        wire = self.attempt(wires.as_wire, wire)
+        self.attempt(wires.check_operands, factors, [False] * len(factors))
         return wire if self.rank_count() > 1 else None
 
     def labels(self, spec: Any) -> Labels:
         """The labels of the spec, or a refusal."""
         if not isinstance(spec, str):
             raise self.refusal(TypeError, f"the spec is {spec!r}, no string", "write 'mk,kf->mf'")
-        return self.ask(Labels.of, spec)
+        return self.attempt(Labels.of, spec)
 
     def check_label(self, label: Any, labels: str, factor: str) -> None:
         """Refuse a label that is not among `labels`."""
@@ -48,7 +48,7 @@ class FactorsCall(Call):
 
     def array(self, factor: Any) -> Array:
         """A factor as an array, or a refusal."""
-        self.ask(jax.typeof, factor)
+        self.attempt(jax.typeof, factor)
         return jnp.asarray(factor)
 
     def dtype(
@@ -61,7 +61,7 @@ class FactorsCall(Call):
         ]
         exact = {"precision": options.precision, "preferred_element_type": preferred}
         einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **exact)
-        out = self.ask(jax.eval_shape, einsum, *factors)
+        out = self.attempt(jax.eval_shape, einsum, *factors)
         if jnp.issubdtype(out.dtype, jnp.bool_):  # lax has no sum of booleans over ranks
             raise self.refusal(TypeError, "the product is of dtype bool", "cast to int32 first")
         if options.accumulate_dtype is not None:

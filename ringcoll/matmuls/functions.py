@@ -108,7 +108,7 @@ def all_gather_einsum(
     products, preferred = [], options["preferred_element_type"]
     for factor in factors:
         first, second = (factor, shard) if operand else (shard, factor)
-        sizes = call.ask(labels.sizes, first.shape, second.shape, times)
+        sizes = call.attempt(labels.sizes, first.shape, second.shape, times)
         dtype = call.dtype(checked, labels, sizes, first, second, preferred)
         products.append(Product(other, labels.out, dtype))
     # So that derivatives have the types of the factors.
@@ -175,7 +175,7 @@ def product_reduce_scatter(
     checked, labels = Options.of(call, options), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
     x, w = call.array(x), call.array(w)
-    sizes, n = call.ask(labels.sizes, x.shape, w.shape, {}), call.rank_count()
+    sizes, n = call.attempt(labels.sizes, x.shape, w.shape, {}), call.rank_count()
     if sizes[scatter] % n:
         words = f"label {scatter!r} of {spec!r} has size {sizes[scatter]}, not divisible by {n}"
         raise call.refusal(ValueError, words, "pad it to a multiple")
@@ -259,7 +259,7 @@ def matmul_reduce_scatter(
 def _matrix_spec(call: Call, x: Arrays) -> str:
     """The spec of x @ w; for a pytree x, that of its first leaf."""
     leaves = jax.tree.leaves(x)
-    ndim = call.ask(jax.typeof, leaves[0] if leaves else x).ndim
+    ndim = call.attempt(jax.typeof, leaves[0] if leaves else x).ndim
     if not ndim:
         raise call.refusal(ValueError, "x has 0 dimensions", "pass a matrix, or several")
     return matrix_spec(ndim)

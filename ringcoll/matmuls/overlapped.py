@@ -116,7 +116,7 @@ def _gather_and_multiply(
 
     def send(x: Array) -> Array:
         if gather.wire:
-            return as_bytes.gathered(x, dim, Ranks.over(options.axes, None), gather.wire)
+            return as_bytes.all_gather(x, dim, Ranks.over(options.axes, None), gather.wire)
         return built_in.all_gather(x, options.axes, axis=dim, tiled=True)
 
     if options.algorithm != LAX:

@@ -45,7 +45,7 @@ class Tiles(NamedTuple):
     Attributes:
         lists: `[lists, tiles, 2]`, each filled up to the longest one.
         counts: the number of tiles of each list.
-        which: `[ranks, origins]`, the list that a rank uses for the shard of another rank.
+        which: `[ranks, origins]`, the list that a rank uses for the shard of each origin.
     """
 
     lists: np.ndarray
@@ -86,7 +86,7 @@ class TilePlan:
         real = np.where(tiles == NOWHERE, -1, tiles)
         self.first, self.last = tiles.min(-1), real.max(-1)
         self.is_filled_up = (tiles == NOWHERE).any(-1)
-        # Caches, because every lane, pass and layer asks again.
+        # Caches: every lane, pass and layer needs the same tiles.
         self._needed: frozenset[int] | None = None
         self._tiles: dict[tuple[int, ...], dict[bool, Tiles]] = {}
 

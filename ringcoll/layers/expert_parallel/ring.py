@@ -45,7 +45,7 @@ def by_ring(
 ) -> Array:
     """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`.
 
-    `halves_pay` says whether it pays to multiply the parts of a round separately.
+    `halves_pay`: whether it is faster to multiply the parts of a round separately.
     """
     operands = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
     x, ids, weights, *own = typed_alike(operands, axes)
