@@ -54,7 +54,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
 
     def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
         if isinstance(schedule, Wire):
-            return as_bytes.gathered(x, self.dims[0], ranks, schedule)
+            return as_bytes.all_gather(x, self.dims[0], ranks, schedule)
         return gather_along(x, self.dims[0], schedule, ranks, self.wire)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
@@ -96,7 +96,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
 
     def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
         if isinstance(schedule, Wire):
-            return as_bytes.scattered(x, self.dims[0], ranks, schedule, self.widen)
+            return as_bytes.reduce_scatter(x, self.dims[0], ranks, schedule, self.widen)
         return reduce_along(x, self.dims[0], schedule, ranks, self.combine, self.wire)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:

@@ -109,13 +109,13 @@ class AllReduce(ScheduledCollective):
         """
         with scope("reduce_scatter"):
             if isinstance(schedule, Wire):
-                mine = as_bytes.scattered(x, dim, ranks, schedule, self.widen)
+                mine = as_bytes.reduce_scatter(x, dim, ranks, schedule, self.widen)
             else:
                 mine = reduce_along(x, dim, schedule, ranks, self.combine, self.wire)
             mine = mine.astype(x.dtype)
         with scope("all_gather"):
             if isinstance(schedule, Wire):
-                return as_bytes.gathered(mine, dim, ranks, schedule)
+                return as_bytes.all_gather(mine, dim, ranks, schedule)
             if self.gathers_by_lax:
                 all_gather = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
                 send = partial(all_gather.builtin, platform="cpu")

@@ -56,7 +56,7 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         if not {split, concat}.isdisjoint(sharded_dims(x)):  # blocks may not be divisible
             return self.by_lax(x)
         if isinstance(schedule, Wire):
-            return as_bytes.swapped(x, split, concat, ranks, schedule)
+            return as_bytes.all_to_all(x, split, concat, ranks, schedule)
         bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
         sent = x if self.wire else bits
         size = x.shape[split] // schedule.size

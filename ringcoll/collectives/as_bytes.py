@@ -16,15 +16,15 @@ from ringcoll.runtime.wire import Wire, decode, encode
 Decode = Callable[[Array], Array]
 
 
-def gathered(x: Array, dim: int, ranks: Ranks, wire: Wire) -> Array:
+def all_gather(x: Array, dim: int, ranks: Ranks, wire: Wire) -> Array:
     """All-gather: the shards of all ranks along `dim`, encoded once by their owners."""
     message = encode(wire, x)
     messages = built_in.all_gather(message, ranks.axes, axis_index_groups=ranks.groups)
     shards = jax.vmap(lambda each: decode(wire, each, x.shape, x.dtype))(messages)
-    return _joined(shards, dim)
+    return _join(shards, dim)
 
 
-def exchanged(x: Array, split: int, ranks: Ranks, wire: Wire) -> tuple[Array, Decode]:
+def _exchange(x: Array, split: int, ranks: Ranks, wire: Wire) -> tuple[Array, Decode]:
     """All-to-all: the messages for this rank, `[n, bytes]`, and a function that decodes one.
 
     It decodes to float32 or wider.
@@ -41,17 +41,17 @@ def exchanged(x: Array, split: int, ranks: Ranks, wire: Wire) -> tuple[Array, De
     return arrived, partial(decode, wire, shape=blocks[0].shape, dtype=wide)
 
 
-def swapped(x: Array, split: int, concat: int, ranks: Ranks, wire: Wire) -> Array:
+def all_to_all(x: Array, split: int, concat: int, ranks: Ranks, wire: Wire) -> Array:
     """All-to-all: the blocks for this rank, end to end along `concat`."""
-    arrived, decoded = exchanged(x, split, ranks, wire)
-    return _joined(jax.vmap(decoded)(arrived), concat).astype(x.dtype)
+    arrived, decoded = _exchange(x, split, ranks, wire)
+    return _join(jax.vmap(decoded)(arrived), concat).astype(x.dtype)
 
 
-def scattered(
+def reduce_scatter(
     x: Array, dim: int, ranks: Ranks, wire: Wire, widen: Callable[[Array], Array]
 ) -> Array:
     """Reduce-scatter: all ranks' blocks for this rank, widened and added."""
-    arrived, decoded = exchanged(x, dim, ranks, wire)
+    arrived, decoded = _exchange(x, dim, ranks, wire)
     if ranks.size > UNROLL_UP_TO:
         return jnp.sum(widen(jax.vmap(decoded)(arrived)), 0)
     # With these additions, XLA:CPU decodes while it adds. A `sum` would read decoded values from
@@ -59,7 +59,7 @@ def scattered(
     return reduce(lax.add, (widen(decoded(each)) for each in arrived))
 
 
-def _joined(blocks: Array, dim: int) -> Array:
+def _join(blocks: Array, dim: int) -> Array:
     """Blocks `[n, *block]`, end to end along `dim`."""
     shape = list(blocks.shape[1:])
     shape[dim] *= len(blocks)

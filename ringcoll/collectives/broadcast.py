@@ -49,9 +49,9 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
             else:  # the axis of a vmap
                 every = [built_in.all_gather(x, axis) for x in xs]
                 xs = tuple(lax.dynamic_index_in_dim(x, place, keepdims=False) for x in every)
-        kept = [varying(_kept(is_source & (rest == 0), x), self.axes) for x in xs]
+        masked = [varying(_or_zero_bits(is_source & (rest == 0), x), self.axes) for x in xs]
         axes = tuple(axis for axis in self.axes if axis in on_mesh)
-        return replace(self, axes=axes, traced=None)(*kept) if axes else kept
+        return replace(self, axes=axes, traced=None)(*masked) if axes else masked
 
     def by_lax(self, x: Array) -> Array:
         return built_in.pbroadcast(x, self.axes, self.source or 0)  # None: only the type counts
@@ -93,21 +93,21 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
 
 
 @jax.custom_jvp
-def _kept(is_kept: Array, x: Array) -> Array:
-    """x where it is kept, and bits that are all 0 elsewhere.
+def _or_zero_bits(is_source: Array, x: Array) -> Array:
+    """x on the source, and bits that are all 0 elsewhere.
 
     Not every narrow float has a zero, and a select of narrow floats may change the bits of a NaN.
     """
     bits, back = as_bits(x)
-    return back(jnp.where(is_kept, bits, jnp.zeros_like(bits)))
+    return back(jnp.where(is_source, bits, jnp.zeros_like(bits)))
 
 
-@_kept.defjvp
+@_or_zero_bits.defjvp
 def _(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Array, Any]:
-    is_kept, t = primals[0], tangents[1]
+    is_source, t = primals[0], tangents[1]
     if t.dtype != jax.dtypes.float0:
-        t = jnp.where(is_kept, t, jnp.zeros_like(t))
-    return _kept(*primals), t
+        t = jnp.where(is_source, t, jnp.zeros_like(t))
+    return _or_zero_bits(*primals), t
 
 
 def pbroadcast(
@@ -140,7 +140,7 @@ def pbroadcast(
     call = Call("pbroadcast", axis_name, arguments={"source": source})
     if not jax.tree.leaves(x):
         return x  # as lax, which then does not look at the axis
-    n = call.ask(call.rank_count)
+    n = call.attempt(call.rank_count)
     if isinstance(source, jax.core.Tracer):
         if source.shape or not jnp.issubdtype(source.dtype, jnp.integer):
             words = f"source is {source.dtype.name}{list(source.shape)}"

@@ -37,7 +37,7 @@ class Call:
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", axes_of(self.axis_name))
         if self.groups is not None:  # read groups only once: they may be iterators
-            object.__setattr__(self, "grouped", self.ask(as_tuples, self.groups))
+            object.__setattr__(self, "grouped", self.attempt(as_tuples, self.groups))
 
     def __str__(self) -> str:
         args = {"axis_name": self.axis_name, **self.arguments}
@@ -69,7 +69,7 @@ class Call:
             raise self.refusal(ValueError, words, cure)
         return number % ndim
 
-    def ask(self, function: Callable[..., T], *args: Any) -> T:
+    def attempt(self, function: Callable[..., T], *args: Any) -> T:
         """`function(*args)`; an exception of lax is raised again as a refusal of this call."""
         try:
             if len(set(self.axes)) < len(self.axes):  # lax may abort the process instead of raising

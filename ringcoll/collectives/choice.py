@@ -108,10 +108,10 @@ def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -
     if adds_by_tree(algorithm, collective, shape):
         return
     collective = "psum_scatter" if collective == "all_gather" else collective
-    those = ", ".join(("auto", *balanced_algorithms(collective, shape), LAX))
+    choose_from = ", ".join(("auto", *balanced_algorithms(collective, shape), LAX))
     raise ValueError(
         f"algorithm={algorithm!r} does not add by the balanced tree of order=Tree(...) on "
-        f"{prod(shape)} ranks; choose from {those}"
+        f"{prod(shape)} ranks; choose from {choose_from}"
     )
 
 
@@ -163,7 +163,7 @@ def _unknown(name: str, known: tuple[str, ...]) -> str:
 @lru_cache(maxsize=1)
 def _known() -> tuple[str, ...]:
     """The names of all algorithms, in the order in which they are listed."""
-    return tuple(dict.fromkeys(name for of in COLLECTIVES for name in ("auto", *choices(of))))
+    return tuple(dict.fromkeys(name for kind in COLLECTIVES for name in ("auto", *choices(kind))))
 
 
 def check_name_or_table(function: str, algorithm: Any) -> None:

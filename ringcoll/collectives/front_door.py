@@ -1,8 +1,8 @@
 """From a public call to primitives: check the arguments, and bind a primitive for every leaf.
 
-When a primitive is bound, it asks lax for the type of its result, before anything is sent. An error
-of lax is raised again with the same exception type and lax's own words. Calls that only lax can
-handle go to lax (see `_is_for_lax`). Small leaves of a pytree are bound together, so that they
+When a primitive is bound, lax gives the type of its result, before anything is sent. An error of
+lax is raised again with the same exception type and lax's own words. Calls that only lax can handle
+go to lax (see `_is_for_lax`). Small leaves of a pytree are bound together, so that they
 share messages.
 """
 
@@ -66,21 +66,21 @@ def bind_leaves(
     """
     leaves, structure = jax.tree.flatten(x)
     if call.grouped is not None:
-        call.ask(check_groups, call.grouped, call.ask(call.rank_count))
-    types = [call.ask(jax.typeof, leaf) for leaf in leaves]
+        call.attempt(check_groups, call.grouped, call.attempt(call.rank_count))
+    types = [call.attempt(jax.typeof, leaf) for leaf in leaves]
     adds_keys = call.name in _REFUSES_KEYS and any(map(_is_key, types))
     if adds_keys and {*jax.sharding.get_abstract_mesh().manual_axes} & {*call.axes}:
         raise call.refusal(TypeError, "a random key is not a number", "leave it out")
     collectives = [collective] * len(leaves)
     if dims:
         added = collective.adds_dim and not collective.tiled
-        of_leaves = [[call.integer(name, of.ndim + added) for name in dims] for of in types]
+        of_leaves = [[call.integer(name, t.ndim + added) for name in dims] for t in types]
         collectives = [replace(collective, dims=tuple(of_leaf)) for of_leaf in of_leaves]
     try:
-        # A single leaf is bound as it was given, and the bind itself asks lax, but with a tuple of
-        # axes. lax may refuse a list of axes, so it is asked about a list here.
+        # A single leaf is bound as it was given. The bind itself traces lax's collective, but with
+        # a tuple of axes. lax may refuse a list of axes, so a list is checked here.
         if len(leaves) > 1 or isinstance(call.axis_name, list):
-            _ask_lax(call, leaves, collectives)
+            _check_leaves(call, leaves, collectives)
         settings: dict[str, Any] = {}
         if accumulate_dtype is not None:
             settings["accumulate_dtype"] = wide_dtype(call, accumulate_dtype, *types)
@@ -91,11 +91,11 @@ def bind_leaves(
             by_tree = order is not None
             settings |= dict.fromkeys(collective.tree_fields, by_tree)
             if not all(for_lax):
-                asked = algorithm, collective.collective, call.axes, call.grouped, by_tree
-                settings["algorithm"] = call.ask(_algorithm_of, *asked)
+                request = algorithm, collective.collective, call.axes, call.grouped, by_tree
+                settings["algorithm"] = call.attempt(_algorithm_of, *request)
         if wire is not None:
-            settings["wire"] = call.ask(wires.as_wire, wire)
-            call.ask(wires.check_operands, leaves, for_lax)
+            settings["wire"] = call.attempt(wires.as_wire, wire)
+            call.attempt(wires.check_operands, leaves, for_lax)
         results: dict[int, Any] = {}
         operands: dict[int, Array] = {}
         packs: dict[Hashable, list[int]] = defaultdict(list)  # the leaves that share messages
@@ -107,7 +107,8 @@ def bind_leaves(
             as_int32 = collective.bools_as_int32 and array.dtype == bool
             operands[i] = varying(array.astype(jnp.int32) if as_int32 else array, call.axes)
             if len(leaves) == 1 and jax.typeof(operands[i]) != types[i]:
-                _ask_lax(call, leaves, collectives)  # it may refuse an operand that does not vary
+                # lax may refuse an operand that does not vary.
+                _check_leaves(call, leaves, collectives)
             # With a wire, leaves do not share messages: in one message, they would share scales.
             shares = collective.packs and wire is None and is_small(operands[i])
             packs[operands[i].dtype if shares else i].append(i)
@@ -119,7 +120,7 @@ def bind_leaves(
             else:
                 results |= zip(members, bound(*(operands[i] for i in members)), strict=True)
     except (*REFUSALS, AssertionError):  # if lax refuses the call too, raise lax's error
-        _ask_lax(call, leaves, collectives)
+        _check_leaves(call, leaves, collectives)
         raise
     return jax.tree.unflatten(structure, [results[i] for i in range(len(leaves))])
 
@@ -134,27 +135,27 @@ def bind_operands(
 ) -> Array:
     """The result of a collective whose operands have different roles.
 
-    lax is asked before anything is sent. If only lax can do the call, lax does it.
+    lax's types are checked before anything is sent. If only lax can do the call, lax does it.
     """
     if call.grouped is not None:
-        call.ask(check_groups, call.grouped, call.ask(call.rank_count))
+        call.attempt(check_groups, call.grouped, call.attempt(call.rank_count))
     if any(_is_for_lax(call, x, algorithm) for x in xs):
-        return call.ask(collective.by_lax, *xs)
-    asked = algorithm, collective.collective, call.axes, call.grouped
-    collective = replace(collective, algorithm=call.ask(_algorithm_of, *asked))
+        return call.attempt(collective.by_lax, *xs)
+    request = algorithm, collective.collective, call.axes, call.grouped
+    collective = replace(collective, algorithm=call.attempt(_algorithm_of, *request))
     if wire is not None:
-        call.ask(wires.check_operands, xs[:1], [False])
-        collective = replace(collective, wire=call.ask(wires.as_wire, wire))
-    return call.ask(collective, *typed_alike(list(map(jnp.asarray, xs)), call.axes))[0]
+        call.attempt(wires.check_operands, xs[:1], [False])
+        collective = replace(collective, wire=call.attempt(wires.as_wire, wire))
+    return call.attempt(collective, *typed_alike(list(map(jnp.asarray, xs)), call.axes))[0]
 
 
-def ask_lax(call: Call, collective: Collective, *avals: Any) -> None:
+def check_by_lax(call: Call, collective: Collective, *avals: Any) -> None:
     """Refuse operands of these types if lax refuses them."""
     as_written: Any = call.axis_name  # a primitive is bound with a tuple of axes
-    call.ask(_let_lax_type, replace(collective, axes=as_written), call.axes, *avals)
+    call.attempt(_let_lax_type, replace(collective, axes=as_written), call.axes, *avals)
 
 
-def _ask_lax(call: Call, leaves: Sequence[Any], collectives: Sequence[Collective]) -> None:
+def _check_leaves(call: Call, leaves: Sequence[Any], collectives: Sequence[Collective]) -> None:
     """Raise what lax would raise for these leaves; each type of leaf is checked once."""
     types = {
         (collective.dims, jax.typeof(leaf)): collective
@@ -162,7 +163,7 @@ def _ask_lax(call: Call, leaves: Sequence[Any], collectives: Sequence[Collective
         if call.name not in _FOLDS_CONSTANTS or isinstance(leaf, jax.core.Tracer)
     }
     for (_, aval), collective in types.items():
-        ask_lax(call, collective, aval)
+        check_by_lax(call, collective, aval)
 
 
 def _let_lax_type(collective: Collective, axes: Sequence[Hashable], *avals: Any) -> None:
@@ -184,7 +185,7 @@ def wide_dtype(call: Call, accumulate_dtype: Any, *types: Any) -> np.dtype:
     except TypeError as error:
         words = f"accumulate_dtype={accumulate_dtype!r} is not a dtype"
         raise call.refusal(TypeError, words, "pass one such as jnp.float32") from error
-    for dtype in (of.dtype for of in types):
+    for dtype in (t.dtype for t in types):
         if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
             words = f"accumulate_dtype={wide.name} cannot hold every {dtype.name}"
             raise call.refusal(ValueError, words, "pass a dtype with as many digits and exponents")
@@ -235,8 +236,8 @@ def _by_lax(call: Call, leaf: Any, collective: Collective, accumulate_dtype: Any
     by_lax = replace(collective, axes=as_written).by_lax
     dtype = jax.typeof(leaf).dtype
     if accumulate_dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
-        return call.ask(by_lax, leaf)
-    return call.ask(by_lax, jnp.astype(leaf, accumulate_dtype)).astype(dtype)
+        return call.attempt(by_lax, leaf)
+    return call.attempt(by_lax, jnp.astype(leaf, accumulate_dtype)).astype(dtype)
 
 
 def _is_key(x: Any) -> bool:

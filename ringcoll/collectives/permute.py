@@ -39,8 +39,8 @@ def ppermute(
     """
     call = Call("ppermute", axis_name, arguments={"perm": perm})
     _refuse(call, algorithm)
-    pairs = call.ask(_pairs, perm)  # read it only once: it may be an iterator
-    call.ask(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes only lists and tuples
+    pairs = call.attempt(_pairs, perm)  # read it only once: it may be an iterator
+    call.attempt(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes only lists and tuples
     return _permute(call, x, pairs)
 
 
@@ -85,8 +85,8 @@ def _refuse(call: Call, algorithm: Any) -> None:
 def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:
     if not jax.tree.leaves(x):
         return x
-    call.ask(hash, call.axis_name)  # refuses a list of axes, as lax does
-    pairs = call.ask(_among, perm, call.ask(call.rank_count))
+    call.attempt(hash, call.axis_name)  # refuses a list of axes, as lax does
+    pairs = call.attempt(_among, perm, call.attempt(call.rank_count))
     return bind_leaves(call, x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
 
 

@@ -17,7 +17,7 @@ from ringcoll.collectives.all_to_all import AllToAll
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective, named
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.front_door import ask_lax, bind_operands
+from ringcoll.collectives.front_door import bind_operands, check_by_lax
 from ringcoll.collectives.table import LAX, Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.runtime import built_in
@@ -85,16 +85,14 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
             algorithm = "auto" if by.algorithm == LAX else by.algorithm
             exchange = partial(replace(self.exchange(algorithm), wire=self.wire).lower, where)
             if self.wire:
-                (blocks,) = exchange(
-                    rows.blank(rows.taken(operand, at, sends, bound), sends, bound)
-                )
-                joined = rows.added if self.adds else rows.put
+                (blocks,) = exchange(rows.blank(rows.take(operand, at, sends, bound), sends, bound))
+                joined = rows.add if self.adds else rows.put
                 return [joined(blocks, output, to, gets, bound)]
             if self.adds:
-                (blocks,) = exchange(rows.taken(operand, at, sends, bound))
-                return [rows.added(blocks, output, to, gets, bound)]
+                (blocks,) = exchange(rows.take(operand, at, sends, bound))
+                return [rows.add(blocks, output, to, gets, bound)]
             (narrow, back), (buffer, _) = as_bits(operand), as_bits(output)
-            (blocks,) = exchange(rows.taken(narrow, at, sends, bound))
+            (blocks,) = exchange(rows.take(narrow, at, sends, bound))
             return [back(rows.put(blocks, buffer, to, gets, bound))]
 
     def checked(
@@ -146,7 +144,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
             (of_operand,) = back(ct, zero, to, gets, at, sends)
         if ad.is_undefined_primal(output):
             written = rows.within(to, gets, len(ct)).any(0)
-            of_output = ct if self.adds else rows.selected(written, jnp.zeros_like(ct), ct)
+            of_output = ct if self.adds else rows.select(written, jnp.zeros_like(ct), ct)
         return [of_operand, of_output, None, None, None, None]
 
     def batch(
@@ -249,8 +247,8 @@ def ragged_all_to_all(
     operands = ", ".join(("operand", "output", *_INTEGERS))
     call = Call("ragged_all_to_all", axis_name, axis_index_groups, arguments, operands)
     collective = RaggedAllToAll(axes=call.axes, groups=call.grouped)
-    types = [call.ask(jax.typeof, x) for x in xs]
-    ask_lax(call, collective, *types)
+    types = [call.attempt(jax.typeof, x) for x in xs]
+    check_by_lax(call, collective, *types)
     _check(call, *types)
     if max_send is not None:
         collective = replace(collective, max_send=call.integer("max_send"))
@@ -270,7 +268,7 @@ def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:
     if operand.dtype != output.dtype:
         words = f"operand is {operand.dtype} and output is {output.dtype}"
         raise call.refusal(TypeError, words, "cast one of them")
-    n = len(call.grouped[0]) if call.grouped else call.ask(call.rank_count)
+    n = len(call.grouped[0]) if call.grouped else call.attempt(call.rank_count)
     sizes = [x.shape[0] for x in integers]
     if len(set(sizes)) > 1 or sizes[0] % n:
         lengths = ", ".join(f"{name}: {size}" for name, size in zip(_INTEGERS, sizes, strict=True))

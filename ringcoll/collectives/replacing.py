@@ -164,12 +164,12 @@ def _attributes(module: ModuleType, names: Collection[str]) -> list[tuple[Module
     if not isinstance(module, ModuleType):
         raise refused(TypeError, f"replacing({module!r})", "not a module", "pass jax.lax")
     named = ((key, _NAMES.get(id(value))) for key, value in vars(module).items())
-    found = [(module, key) for key, name in named if name is not None and name in names]
-    if not found:
+    attributes = [(module, key) for key, name in named if name is not None and name in names]
+    if not attributes:
         words = f"the module has none of jax.lax's {', '.join(names)}"
         cure = "pass jax.lax, or a module that has `from jax.lax import psum`"
         raise refused(ValueError, f"replacing({module.__name__})", words, cure)
-    return found
+    return attributes
 
 
 def _checked_names(only: str | Iterable[str] | None) -> tuple[str, ...]:

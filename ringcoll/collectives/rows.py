@@ -32,15 +32,15 @@ def numbers(offsets: Array, sizes: Array, bound: int) -> Array:
     return places[None] + _total(jnp.where(begun, steps[:, None], 0), 2)
 
 
-def taken(x: Array, offsets: Array, sizes: Array, bound: int) -> Array:
+def take(x: Array, offsets: Array, sizes: Array, bound: int) -> Array:
     """The rows of the slices, in a block for each rank, end to end: `[n bound, ...]`."""
     rows = numbers(offsets, sizes, bound).reshape(-1)
-    return x.at[rows].get(mode="clip", out_sharding=_as(x))
+    return x.at[rows].get(mode="clip", out_sharding=_sharding(x))
 
 
 def blank(blocks: Array, sizes: Array, bound: int) -> Array:
     """The blocks with zeros in unused rows, which would otherwise affect the scales of a wire."""
-    return selected(_used(sizes, bound).reshape(-1), blocks, jnp.zeros_like(blocks))
+    return select(_used(sizes, bound).reshape(-1), blocks, jnp.zeros_like(blocks))
 
 
 def _used(sizes: Array, bound: int) -> Array:
@@ -54,12 +54,12 @@ def within(offsets: Array, sizes: Array, count: int) -> Array:
     return (row >= at) & (row < at + sizes.reshape(-1, 1))
 
 
-def selected(mask: Array, x: Array, y: Array) -> Array:
+def select(mask: Array, x: Array, y: Array) -> Array:
     """The rows of x where the mask is true, and the rows of y elsewhere."""
-    return jnp.where(lax.broadcast_in_dim(mask, x.shape, (0,), out_sharding=_as(x)), x, y)
+    return jnp.where(lax.broadcast_in_dim(mask, x.shape, (0,), out_sharding=_sharding(x)), x, y)
 
 
-def _as(x: Array) -> Any:
+def _sharding(x: Array) -> Any:
     """The sharding over explicit axes of an array with rows like those of x; None if none."""
     return jax.typeof(x).sharding if explicit_spec(x) else None
 
@@ -73,25 +73,25 @@ def put(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) 
 
     A lost row becomes NaN, or the largest or smallest integer.
     """
-    rows, found = _sources(output, offsets, sizes, bound)
-    arrived = blocks.at[rows].get(mode="fill", out_sharding=_as(blocks))
-    return selected(found, arrived, output)
+    rows, is_written = _sources(output, offsets, sizes, bound)
+    arrived = blocks.at[rows].get(mode="fill", out_sharding=_sharding(blocks))
+    return select(is_written, arrived, output)
 
 
-def added(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) -> Array:
+def add(blocks: Array, output: Array, offsets: Array, sizes: Array, bound: int) -> Array:
     """`output`, with the rows of the blocks added to it; slices may overlap.
 
     A lost row becomes NaN if no slices overlap.
     """
 
     def once(blocks: Array, output: Array) -> Array:
-        rows, found = _sources(output, offsets, sizes, bound)
-        arrived = blocks.at[rows].get(mode="fill", out_sharding=_as(blocks))
-        return selected(found, output + arrived, output)
+        rows, is_written = _sources(output, offsets, sizes, bound)
+        arrived = blocks.at[rows].get(mode="fill", out_sharding=_sharding(blocks))
+        return select(is_written, output + arrived, output)
 
     def often(blocks: Array, output: Array) -> Array:
         rows = jnp.where(_used(sizes, bound), numbers(offsets, sizes, bound), len(output))
-        return output.at[rows.reshape(-1)].add(blocks, mode="drop", out_sharding=_as(output))
+        return output.at[rows.reshape(-1)].add(blocks, mode="drop", out_sharding=_sharding(output))
 
     # A gather is faster than a scatter, and gives the same result if no row occurs twice.
     overlap = jnp.max(_total(within(offsets, sizes, len(output)), 0)) > 1
@@ -106,8 +106,8 @@ def _sources(output: Array, offsets: Array, sizes: Array, bound: int) -> tuple[A
     n, starts = len(offsets), _starts(sizes)
     first = jnp.arange(n, dtype=jnp.int32)[:, None] * np.int32(bound) + starts - offsets
     held = jnp.clip(sizes, 0, jnp.maximum(bound - starts, 0))
-    came, known = within(offsets, held, len(output)), within(offsets, sizes, len(output))
-    beyond = jnp.where(came, first.reshape(-1, 1), np.int32(n * bound))
-    best = jnp.max(jnp.where(known, beyond, _NONE), 0)
-    found = best > _NONE
-    return jnp.where(found, jnp.arange(len(output), dtype=jnp.int32) + best, 0), found
+    in_block, in_slice = within(offsets, held, len(output)), within(offsets, sizes, len(output))
+    beyond = jnp.where(in_block, first.reshape(-1, 1), np.int32(n * bound))
+    best = jnp.max(jnp.where(in_slice, beyond, _NONE), 0)
+    is_written = best > _NONE
+    return jnp.where(is_written, jnp.arange(len(output), dtype=jnp.int32) + best, 0), is_written

@@ -60,7 +60,7 @@ def check_order(call: Call, order: Any, wire: Any) -> None:
     if call.grouped and len(set(map(len, call.grouped))) > 1:
         words = f"order={order} needs axis_index_groups of one size"
         raise call.refusal(ValueError, words, "pass groups of one size")
-    ranks = len(call.grouped[0]) if call.grouped else call.ask(call.rank_count)
+    ranks = len(call.grouped[0]) if call.grouped else call.attempt(call.rank_count)
     if order.leaves % ranks:
         raise call.refusal(
             ValueError,

@@ -2,7 +2,7 @@
 
 Parameters are whole only while they are used. They are gathered just before that, or under the
 product that uses them. Their gradients are reduce-scattered. You may keep parameters in float32,
-send them and compute in bfloat16, and sum their gradients in another dtype.
+send them and compute in bfloat16, and sum their gradients in a third dtype.
 
     specs = fsdp.specs(params, "fsdp")  # base= adds to other specs, such as tensor_parallel's
     params = fsdp.shard(params, specs)
@@ -46,13 +46,7 @@ from ringcoll.layers.parameters import (
     shard,
 )
 
-__all__ = [
-    "MIN_SIZE",
-    "gather",
-    "linear",
-    "shard",
-    "specs",
-]
+__all__ = ["MIN_SIZE", "gather", "linear", "shard", "specs"]
 
 #: Leaves with fewer elements are replicated: their gather would be mostly latency.
 MIN_SIZE = 1 << 12
@@ -111,11 +105,11 @@ def specs(
         if not is_float or not sizes or prod(leaf.shape[leading:]) < min_size:
             return base_spec
         wanted = dim + len(leaf.shape) if dim is not None and dim < 0 else dim
-        chosen = wanted if wanted in sizes else max(sizes, key=lambda d: sizes[d])
-        return PartitionSpec(*[entry if d == chosen else e for d, e in enumerate(entries)])
+        to_shard = wanted if wanted in sizes else max(sizes, key=lambda d: sizes[d])
+        return PartitionSpec(*[entry if d == to_shard else e for d, e in enumerate(entries)])
 
     if base is None:
         base = jax.tree.map(lambda _: PartitionSpec(), params)
-    found = map_with_specs("fsdp.specs", spec, params, base)
-    check_specs("fsdp.specs", params, found, mesh)
-    return found
+    result = map_with_specs("fsdp.specs", spec, params, base)
+    check_specs("fsdp.specs", params, result, mesh)
+    return result

@@ -105,7 +105,7 @@ def gather(
     """
     axes = axes_of(axis_name)
     everywhere = (*axes, *axes_of(replicas))
-    encoded, back = (w if w is None else as_wire(w) for w in (wire, gradient_wire))
+    codes, gradient_codes = (w if w is None else as_wire(w) for w in (wire, gradient_wire))
     check_bound("fsdp.gather", axis_name)
     check_bound("fsdp.gather", replicas, "replicas")
 
@@ -135,9 +135,9 @@ def gather(
     ]
     # Leaves that are sharded over an axis already vary over it: `copied` skips them.
     summed: SumOptions = {**options, "reduce_dtype": options["reduce_dtype"] or dtype}
-    if back:
+    if gradient_codes:
         sharded = [i for i, dim in enumerate(dims) if dim is not None]
-        copies = copied_with([leaves[i] for i in sharded], everywhere, back, **summed)
+        copies = copied_with([leaves[i] for i in sharded], everywhere, gradient_codes, **summed)
         for i, copy in zip(sharded, copies, strict=True):
             leaves[i] = copy
     leaves = copied(leaves, everywhere, **summed)
@@ -149,9 +149,11 @@ def gather(
         if dim is None:
             return leaf.astype(to)
         sums = narrowed(to, options["reduce_dtype"])
-        how = _Gathering(axes, dim, options["algorithm"], encoded, back, to, leaf.dtype, sums)
+        gathering = _Gathering(
+            axes, dim, options["algorithm"], codes, gradient_codes, to, leaf.dtype, sums
+        )
         with errors_of("fsdp.gather"):
-            return _gathered(how, leaf)
+            return _gathered(gathering, leaf)
 
     return jax.tree.unflatten(structure, map(whole, leaves, dims))
 
@@ -159,17 +161,17 @@ def gather(
 def _gathered_dim(name: str, spec: PartitionSpec, axes: tuple[Hashable, ...]) -> int | None:
     """The dimension that a spec shards over the gathered axes; None if there is none."""
     known = jax.sharding.get_abstract_mesh().axis_names
-    found = None
+    gathered = None
     for dim, entry in enumerate(spec):
-        there = axes_in(entry)
-        check_axes("fsdp.gather", f"{name}: its spec {spec} names", there, known)
-        if there == axes and axes:
-            found = dim
-        elif set(there) & set(axes):
+        sharding_axes = axes_in(entry)
+        check_axes("fsdp.gather", f"{name}: its spec {spec} names", sharding_axes, known)
+        if sharding_axes == axes and axes:
+            gathered = dim
+        elif set(sharding_axes) & set(axes):
             words = f"{name}: its spec {spec} has {entry!r}, and the gather is over {axes}"
             cure = "pass axis_name as the spec has it, or shard another dimension"
             raise refusal(ValueError, "fsdp.gather", words, cure)
-    return found
+    return gathered
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

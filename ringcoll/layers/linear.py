@@ -23,10 +23,7 @@ from ringcoll.matmuls.options import GatherOptions, LayerOptions, MatmulOptions,
 
 @with_options("layers.tensor_parallel.")
 def column_linear(
-    params: Any,
-    x: Array,
-    axis_name: AxisName,
-    **options: Unpack[LayerOptions],
+    params: Any, x: Array, axis_name: AxisName, **options: Unpack[LayerOptions]
 ) -> Array:
     """x @ kernel + bias; each rank computes its columns.
 
@@ -62,10 +59,7 @@ def column_linear(
 
 @with_options("layers.tensor_parallel.")
 def row_linear(
-    params: Any,
-    x: Array,
-    axis_name: AxisName,
-    **options: Unpack[LayerOptions],
+    params: Any, x: Array, axis_name: AxisName, **options: Unpack[LayerOptions]
 ) -> Array:
     """The sum over the ranks of x @ kernel, plus bias; each rank has rows of the kernel.
 

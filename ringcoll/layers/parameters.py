@@ -21,11 +21,11 @@ _MISSING: Any = object()
 def param(params: Any, name: str, default: Any = _MISSING) -> Any:
     """params["name"] of a mapping, params.name of anything else."""
     if isinstance(params, Mapping):
-        found = params.get(name, _MISSING)
+        value = params.get(name, _MISSING)
     else:
-        found = getattr(params, name, _MISSING)
-    if found is not _MISSING:
-        return found
+        value = getattr(params, name, _MISSING)
+    if value is not _MISSING:
+        return value
     if default is not _MISSING:
         return default
     has = ", ".join(params) if isinstance(params, Mapping) else type(params).__name__
@@ -71,7 +71,7 @@ def axes_in(entry: Any) -> tuple[Hashable, ...]:
 def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree) -> Pytree:
     """`call(name, leaf, spec)` for every leaf; it raises an error if the trees do not fit."""
 
-    def one(path: Any, leaf: Any, spec: Any) -> Any:
+    def checked(path: Any, leaf: Any, spec: Any) -> Any:
         name = keystr(path, simple=True, separator="/")
         if not isinstance(spec, PartitionSpec):
             words = f"the spec of {name} is {spec!r}"
@@ -82,14 +82,15 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
         return call(name, leaf, spec)
 
     leaves, structure = tree_flatten_with_path(params)
-    found: list[Any] = []
+    of_leaves: list[Any] = []
     try:
-        jax.tree.map(lambda _, spec: found.append(spec), params, specs)
+        jax.tree.map(lambda _, spec: of_leaves.append(spec), params, specs)
     except ValueError as error:
         words = f"the specs do not match the parameters ({error})"
         cure = "make the specs from these parameters"
         raise refusal(ValueError, function, words, cure) from error
-    mapped = [one(path, leaf, spec) for (path, leaf), spec in zip(leaves, found, strict=True)]
+    pairs = zip(leaves, of_leaves, strict=True)
+    mapped = [checked(path, leaf, spec) for (path, leaf), spec in pairs]
     return jax.tree.unflatten(structure, mapped)
 
 
@@ -105,10 +106,10 @@ def check_axes(
 
 def mesh_or_ambient(function: str, mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh:
     """The mesh, or that of `jax.set_mesh` if `mesh` is None."""
-    found = jax.sharding.get_abstract_mesh() if mesh is None else mesh
-    if not found.axis_names:
+    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+    if not mesh.axis_names:
         raise refusal(ValueError, function, "there is no mesh", "pass mesh=, or jax.set_mesh")
-    return found
+    return mesh
 
 
 def check_specs(

@@ -22,7 +22,7 @@ def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:
 
     >>> def noise(key):
     ...     return jax.random.bits(layers.fold_rng_over_axis(key, "x"), (1,))
-    >>> len(set(ranks(noise, P())(jax.random.key(0)).tolist()))  # another number on every rank
+    >>> len(set(ranks(noise, P())(jax.random.key(0)).tolist()))  # a different number on every rank
     4
     """
     check_bound("fold_rng_over_axis", axis_name)

@@ -46,11 +46,7 @@ class _Summing:
 
 
 @with_options("layers.")
-def copied(
-    tree: Pytree,
-    axis_name: AxisName,
-    **options: Unpack[SumOptions],
-) -> Pytree:
+def copied(tree: Pytree, axis_name: AxisName, **options: Unpack[SumOptions]) -> Pytree:
     """Mark a replicated pytree as per-rank, so that its gradient is summed over the axes.
 
     `x: [a, b] -> [a, b]`, typed as varying over the axes. Nothing is sent. Leaves that already
@@ -77,27 +73,24 @@ def copied(
 
 
 def copied_with(
-    tree: Pytree,
-    axis_name: AxisName,
-    wire: Wire | None = None,
-    **options: Unpack[SumOptions],
+    tree: Pytree, axis_name: AxisName, wire: Wire | None = None, **options: Unpack[SumOptions]
 ) -> Pytree:
     """`copied`; the messages of its sum may have a `wire`, as those of `fsdp.gather` do."""
     if not is_checked():
         return tree
     check_bound("copied", axis_name)
-    every, structure = jax.tree.flatten(tree)
+    leaves, structure = jax.tree.flatten(tree)
     groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
-    for i, leaf in enumerate(every):
+    for i, leaf in enumerate(leaves):
         missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
             groups[missing].append(i)
     for axes, members in groups.items():
         summing = _Summing(axes, wire=wire, **options)
-        copies = _copied(summing, [every[i] for i in members])
+        copies = _copied(summing, [leaves[i] for i in members])
         for i, x in zip(members, copies, strict=True):
-            every[i] = x
-    return jax.tree.unflatten(structure, every)
+            leaves[i] = x
+    return jax.tree.unflatten(structure, leaves)
 
 
 @with_options("layers.")

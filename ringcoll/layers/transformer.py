@@ -124,9 +124,9 @@ def attention(
             function applies its own mask: `causal` is not passed to it.
         kv_heads: g, the heads of keys and values of the whole model. If the ranks do not divide g,
             leave keys and values whole, or cut them over only the first axes of `axis_name`: each
-            rank uses the heads of its own queries. With None, the types of keys say how they are
-            cut. After `copied` they say "cut" although keys may be whole: pass kv_heads. Under
-            `check_vma=False` they say nothing: None is refused, unless a rank has one head of keys.
+            rank uses the heads of its own queries. With None, the types of keys show how they are
+            cut. After `copied` they vary even if keys are whole: pass kv_heads. Under
+            `check_vma=False` there are no types: pass kv_heads unless a rank has one head of keys.
 
     Steps and bytes: as `mlp`; query, key and value share one gather.
 
@@ -179,11 +179,7 @@ def attention(
 
 
 def _heads_of_own_queries(
-    kv_heads: int | None,
-    query: Array,
-    key: Array,
-    value: Array,
-    axis_name: AxisName,
+    kv_heads: int | None, query: Array, key: Array, value: Array, axis_name: AxisName
 ) -> Array | None:
     """Which of a rank's heads of keys its queries see, in order; None if it is all of them.
 

@@ -52,23 +52,18 @@ def embed(
     check_bound("tensor_parallel.embed", axis_name)
     mine, row = _own(tokens, table.shape[0], axis_name)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
-    found = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
-    found = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], found, jnp.nan)
+    rows = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
+    rows = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], rows, jnp.nan)
     with errors_of("tensor_parallel.embed"):
         if not sequence_parallel:
-            return psum(found, axis_name, algorithm=algorithm)
+            return psum(rows, axis_name, algorithm=algorithm)
         check_sequence("tensor_parallel.embed", tokens.shape[-1], axis_name)
         axes, dim = axes_of(axis_name), tokens.ndim - 1
-        return psum_scatter(found, axes, scatter_dimension=dim, tiled=True, algorithm=algorithm)
+        return psum_scatter(rows, axes, scatter_dimension=dim, tiled=True, algorithm=algorithm)
 
 
 @with_options("layers.tensor_parallel.")
-def unembed(
-    params: Any,
-    x: Array,
-    axis_name: AxisName,
-    **options: Unpack[LayerOptions],
-) -> Array:
+def unembed(params: Any, x: Array, axis_name: AxisName, **options: Unpack[LayerOptions]) -> Array:
     """The logits of each rank's part of the vocabulary.
 
     `x: [..., s/n, d], unembedding: [d, v/n] -> [..., s, v/n]`. For a table that is shared with
@@ -88,11 +83,7 @@ def unembed(
 
 
 def cross_entropy(
-    logits: Array,
-    labels: Array,
-    axis_name: AxisName,
-    *,
-    algorithm: Algorithm = "auto",
+    logits: Array, labels: Array, axis_name: AxisName, *, algorithm: Algorithm = "auto"
 ) -> Array:
     """-log softmax(logits)[label]; each rank has the logits of its part of the vocabulary.
 
@@ -127,8 +118,8 @@ def cross_entropy(
     with errors_of("tensor_parallel.cross_entropy"):
         top = pmax(local, axis_name, algorithm=algorithm)
     mine, place = _own(labels, logits.shape[-1], axis_name)
-    chosen = jnp.take_along_axis(logits, place[..., None], -1)[..., 0].astype(wide)
-    sums = (_sum_of_exps(logits, top), jnp.where(mine, chosen - top, -0.0))
+    at_label = jnp.take_along_axis(logits, place[..., None], -1)[..., 0].astype(wide)
+    sums = (_sum_of_exps(logits, top), jnp.where(mine, at_label - top, -0.0))
     with errors_of("tensor_parallel.cross_entropy"):
         total, label = psum(sums, axis_name, algorithm=algorithm)
     is_in = _is_in(labels, logits.shape[-1], axis_name)

@@ -18,10 +18,7 @@ from ringcoll.runtime.value_types import is_checked, varying
 
 @with_options()
 def matmul_all_reduce(
-    x: Array,
-    w: Array,
-    axis_name: AxisName,
-    **options: Unpack[MatmulOptions],
+    x: Array, w: Array, axis_name: AxisName, **options: Unpack[MatmulOptions]
 ) -> Array:
     """The sum over ranks of x @ w, on every rank.
 
@@ -44,10 +41,10 @@ def matmul_all_reduce(
     [[4. 4.]]
     """
     call = Call("matmul_all_reduce", axis_name, operands="x, w")
-    if (ndim := call.ask(jax.typeof, x).ndim) < 2:
+    if (ndim := call.attempt(jax.typeof, x).ndim) < 2:
         raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
-    n, rows = call.ask(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
-    axes = {*call.axes, *jax.typeof(x).mat.varying, *call.ask(jax.typeof, w).mat.varying}
+    n, rows = call.attempt(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
+    axes = {*call.axes, *jax.typeof(x).mat.varying, *call.attempt(jax.typeof, w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
 
     accumulate_dtype = options["accumulate_dtype"]

@@ -15,7 +15,6 @@ from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
-from ringcoll.runtime.value_types import typed_alike
 
 
 class FactorsCall(Call):
@@ -31,30 +30,26 @@ class FactorsCall(Call):
         """
         if wire is None:
             return None
-        settled = self.ask(wires.as_wire, wire)
-        self.ask(wires.check_operands, factors, [False] * len(factors))
-        return settled if self.rank_count() > 1 else None
+        wire = self.attempt(wires.as_wire, wire)
+        self.attempt(wires.check_operands, factors, [False] * len(factors))
+        return wire if self.rank_count() > 1 else None
 
     def labels(self, spec: Any) -> Labels:
         """The labels of the spec, or a refusal."""
         if not isinstance(spec, str):
             raise self.refusal(TypeError, f"the spec is {spec!r}, no string", "write 'mk,kf->mf'")
-        return self.ask(Labels.of, spec)
+        return self.attempt(Labels.of, spec)
 
-    def check_label(self, label: Any, labels: str, of: str) -> None:
+    def check_label(self, label: Any, labels: str, factor: str) -> None:
         """Refuse a label that is not among `labels`."""
         if label not in tuple(labels):  # "mk" is in "mkf"
             cure = f"choose from {', '.join(labels)}"
-            raise self.refusal(ValueError, f"{label!r} is not a label of {of}", cure)
+            raise self.refusal(ValueError, f"{label!r} is not a label of {factor}", cure)
 
     def array(self, factor: Any) -> Array:
         """A factor as an array, or a refusal."""
-        self.ask(jax.typeof, factor)
+        self.attempt(jax.typeof, factor)
         return jnp.asarray(factor)
-
-    def sizes(self, labels: Labels, x: Array, w: Array, times: Any) -> dict[str, int]:
-        """As `Labels.sizes`."""
-        return self.ask(labels.sizes, x.shape, w.shape, times)
 
     def dtype(
         self, options: Options, labels: Labels, sizes: Any, x: Array, w: Array, preferred: Any
@@ -66,16 +61,9 @@ class FactorsCall(Call):
         ]
         exact = {"precision": options.precision, "preferred_element_type": preferred}
         einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **exact)
-        out = self.ask(jax.eval_shape, einsum, *factors)
+        out = self.attempt(jax.eval_shape, einsum, *factors)
         if jnp.issubdtype(out.dtype, jnp.bool_):  # lax has no sum of booleans over ranks
             raise self.refusal(TypeError, "the product is of dtype bool", "cast to int32 first")
         if options.accumulate_dtype is not None:
             wide_dtype(self, options.accumulate_dtype, out)
         return out.dtype
-
-    def typed_alike(self, *factors: Array) -> list[Array]:
-        """The factors, each varying over every axis over which any of them varies.
-
-        Then derivatives have the types of the factors.
-        """
-        return typed_alike(factors, self.axes)

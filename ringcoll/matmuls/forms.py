@@ -28,11 +28,7 @@ class Form(NamedTuple):
 
 
 def by_platform(
-    axes: tuple[Hashable, ...],
-    form: Form,
-    between: Form,
-    run: Callable[..., T],
-    *operands: Any,
+    axes: tuple[Hashable, ...], form: Form, between: Form, run: Callable[..., T], *operands: Any
 ) -> T:
     """`run(form, *operands)`, in the form for the platform on which the program runs.
 

@@ -50,6 +50,7 @@ from ringcoll.matmuls.checks import FactorsCall
 from ringcoll.matmuls.labels import Gather, Labels, Product, Scatter, matrix_spec
 from ringcoll.matmuls.options import GatherOptions, MatmulOptions, Options, with_options
 from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatter
+from ringcoll.runtime.value_types import typed_alike
 
 #: An array, or a pytree of arrays that share a gather.
 Arrays = Any
@@ -107,10 +108,11 @@ def all_gather_einsum(
     products, preferred = [], options["preferred_element_type"]
     for factor in factors:
         first, second = (factor, shard) if operand else (shard, factor)
-        sizes = call.sizes(labels, first, second, times)
+        sizes = call.attempt(labels.sizes, first.shape, second.shape, times)
         dtype = call.dtype(checked, labels, sizes, first, second, preferred)
         products.append(Product(other, labels.out, dtype))
-    shard, *factors = call.typed_alike(shard, *factors)
+    # So that derivatives have the types of the factors.
+    shard, *factors = typed_alike([shard, *factors], call.axes)
     encoded = call.wire(wire, shard, *factors)
     results = gather_and_multiply(
         checked, Gather(gather, moving_labels, tuple(products), encoded), shard, factors
@@ -173,12 +175,12 @@ def product_reduce_scatter(
     checked, labels = Options.of(call, options), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
     x, w = call.array(x), call.array(w)
-    sizes, n = call.sizes(labels, x, w, {}), call.rank_count()
+    sizes, n = call.attempt(labels.sizes, x.shape, w.shape, {}), call.rank_count()
     if sizes[scatter] % n:
         words = f"label {scatter!r} of {spec!r} has size {sizes[scatter]}, not divisible by {n}"
         raise call.refusal(ValueError, words, "pad it to a multiple")
     dtype = call.dtype(checked, labels, sizes, x, w, options["preferred_element_type"])
-    x, w = call.typed_alike(x, w)
+    x, w = typed_alike([x, w], call.axes)
     terms = ((labels.x, labels.w),)
     scattered = Scatter(scatter, labels.out, terms, dtype, follows=follows)
     return multiply_and_scatter(checked, scattered, [(x, w)])
@@ -220,14 +222,7 @@ def all_gather_matmul(
         raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for the others")
     with renamed(call):
         return all_gather_einsum(
-            spec,
-            x,
-            w,
-            axis_name,
-            gather=moving[dimension],
-            operand=operand,
-            wire=wire,
-            **options,
+            spec, x, w, axis_name, gather=moving[dimension], operand=operand, wire=wire, **options
         )
 
 
@@ -256,10 +251,7 @@ def matmul_reduce_scatter(
     call = Call("matmul_reduce_scatter", axis_name, arguments=arguments, operands="x, w")
     spec = _matrix_spec(call, x)
     out = Labels.of(spec).out
-    dim = call.integer("scatter_dimension")
-    if not -len(out) <= dim < len(out):
-        words = f"axis {dim} is out of bounds for array of dimension {len(out)}"
-        raise call.refusal(ValueError, words, "count dimensions from 0, or from the last with -1")
+    dim = call.integer("scatter_dimension", len(out))
     with renamed(call):
         return einsum_reduce_scatter(spec, x, w, axis_name, scatter=out[dim], **options)
 
@@ -267,7 +259,7 @@ def matmul_reduce_scatter(
 def _matrix_spec(call: Call, x: Arrays) -> str:
     """The spec of x @ w; for a pytree x, that of its first leaf."""
     leaves = jax.tree.leaves(x)
-    ndim = call.ask(jax.typeof, leaves[0] if leaves else x).ndim
+    ndim = call.attempt(jax.typeof, leaves[0] if leaves else x).ndim
     if not ndim:
         raise call.refusal(ValueError, "x has 0 dimensions", "pass a matrix, or several")
     return matrix_spec(ndim)

@@ -65,7 +65,7 @@ class Labels:
         Raises:
             ValueError: there are not as many labels as dimensions, or the sizes of a label differ.
         """
-        found: dict[str, int] = {}
+        whole_sizes: dict[str, int] = {}
         for which, (name, labels, shape) in enumerate((("x", self.x, x), ("w", self.w, w))):
             if len(labels) != len(shape):
                 raise ValueError(
@@ -74,15 +74,15 @@ class Labels:
                 )
             for label, size in zip(labels, shape, strict=True):
                 full_size = size * times.get(label, (1, 1))[which]
-                if found.setdefault(label, full_size) != full_size:
+                if whole_sizes.setdefault(label, full_size) != full_size:
                     cure = "; make them agree"
                     if label in times:
                         cure = ", counting all shards; pass a shard of one and all of the other"
                     raise ValueError(
                         f"label {label!r} of '{self.x},{self.w}->{self.out}' is of size "
-                        f"{found[label]} in x and {full_size} in w{cure}"
+                        f"{whole_sizes[label]} in x and {full_size} in w{cure}"
                     )
-        return found
+        return whole_sizes
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,7 @@ class Options:
             if isinstance(axis, int):
                 words = f"{axis} is not a name; axes by position are lax's own"
                 raise call.refusal(ValueError, words, "name an axis of the mesh")
-            call.ask(lax.axis_size, axis)
+            call.attempt(lax.axis_size, axis)
         residuals, algorithm = given.get("residuals", "save"), given["algorithm"]
         if residuals not in ("regather", "save"):
             words = f"residuals={residuals!r}"
@@ -141,7 +141,7 @@ class Options:
             cure = "pass a name, a Schedule, or a function that makes one"
             raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
         # It adds by a schedule, so it has the same algorithms as psum_scatter.
-        algorithm = call.ask(choice.resolve_algorithm, algorithm, "psum_scatter", call.axes)
+        algorithm = call.attempt(choice.resolve_algorithm, algorithm, "psum_scatter", call.axes)
         accumulate_dtype = given["accumulate_dtype"]
         wide = None if accumulate_dtype is None else wide_dtype(call, accumulate_dtype)
         return Options(call.axes, algorithm, given["precision"], wide, residuals == "save")

@@ -62,8 +62,8 @@ def gather_and_multiply(
 def _gather_and_multiply_forward(options, gather, x, others):
     if not options.saves or exchange.stays(options, gather, x, others, keeps=True):
         return gather_and_multiply(options, gather, x, others), (x, None, others)
-    kept = replace(gather, keeps=True)
-    results, gathered = _gather_and_multiply(options, kept, x, others)
+    keeping = replace(gather, keeps=True)
+    results, gathered = _gather_and_multiply(options, keeping, x, others)
     return results, (None, gathered, others)
 
 
@@ -91,11 +91,7 @@ gather_and_multiply.defvjp(_gather_and_multiply_forward, _gather_and_multiply_ba
 
 
 def _gather_and_multiply(
-    options: Options,
-    gather: Gather,
-    x: Array,
-    others: list[Array],
-    late: Sequence[int] = (),
+    options: Options, gather: Gather, x: Array, others: list[Array], late: Sequence[int] = ()
 ) -> tuple[list[Array], Array | None]:
     """The results, and the gathered x if `gather.keeps`.
 
@@ -112,15 +108,15 @@ def _gather_and_multiply(
         def run(form: Form, x: Array, others: list[Array]) -> Any:
             if form.algorithm == exchange.EXCHANGED:
                 return _exchanged(options, gather, x, others), None
-            chosen = replace(options, algorithm=form.algorithm)
-            return _gather_and_multiply(chosen, gather, x, others, form.late)
+            with_form = replace(options, algorithm=form.algorithm)
+            return _gather_and_multiply(with_form, gather, x, others, form.late)
 
         return by_platform(options.axes, form, between, run, x, others)
     dim = gather.moving.index(gather.label)
 
     def send(x: Array) -> Array:
         if gather.wire:
-            return as_bytes.gathered(x, dim, Ranks.over(options.axes, None), gather.wire)
+            return as_bytes.all_gather(x, dim, Ranks.over(options.axes, None), gather.wire)
         return built_in.all_gather(x, options.axes, axis=dim, tiled=True)
 
     if options.algorithm != LAX:
@@ -142,15 +138,15 @@ def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) 
     """The results of the form in which x stays, and the rows of the other factor travel."""
     label, sizes, model, results = gather.label, options.sizes(), options.model(), []
     for product, other in zip(gather.products, others, strict=True):
-        of = exchange.in_place_of(gather, product, other)
-        if isinstance(of, Scatter):
-            pair = x, exchange.swapped(options, other, product.other, label, of.label)
-            chosen = replace(options, algorithm=auto.to_scatter(of, [pair], sizes, model))
-            results.append(multiply_and_scatter(chosen, of, [pair]))
-        elif of:
-            chosen = replace(options, algorithm=auto.to_gather(of, other, [x], sizes, model)[0])
-            (y,) = gather_and_multiply(chosen, of, other, [x])
-            results.append(exchange.swapped(options, y, product.out, of.label, label))
+        in_place = exchange.in_place_of(gather, product, other)
+        if isinstance(in_place, Scatter):
+            pair = x, exchange.swapped(options, other, product.other, label, in_place.label)
+            by = replace(options, algorithm=auto.to_scatter(in_place, [pair], sizes, model))
+            results.append(multiply_and_scatter(by, in_place, [pair]))
+        elif in_place:
+            by = replace(options, algorithm=auto.to_gather(in_place, other, [x], sizes, model)[0])
+            (y,) = gather_and_multiply(by, in_place, other, [x])
+            results.append(exchange.swapped(options, y, product.out, in_place.label, label))
     return results
 
 

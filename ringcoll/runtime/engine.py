@@ -101,25 +101,25 @@ def gather(
         # Codes may be computed again: the same x gives the same codes.
         own = [encode(wire, lax.optimization_barrier(x)) for x in own]
     held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
-    came = list(held)
+    latest = list(held)
     before: list[Array] = []  # the messages of the round before, kept until their visit
 
     def shards() -> list[Shard]:
-        origins = [order.after(ranks.origin(key.offset), before) for key in came]
-        pairs = zip(came, origins, strict=True)
+        origins = [order.after(ranks.origin(key.offset), before) for key in latest]
+        pairs = zip(latest, origins, strict=True)
         return [Shard(held[k], at, k.lane, (k.offset,)) for k, at in pairs]
 
     steps = planned(schedule)
     count = len(steps)
     only_forwards = count % 2 and stretches(schedule, 0) == [(0, count)]
-    if order.gathers_in_pairs and only_forwards and came == list(chain(*steps[0].sent)):
+    if order.gathers_in_pairs and only_forwards and latest == list(chain(*steps[0].sent)):
         own, turns = [message(held, keys) for keys in steps[0].sent], (0, count + 1)
         return _gather_loop(steps, ranks, turns, own, visit, carry, held, order)[0]
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         step = steps[start]
         sent = [message(held, keys) for keys in step.sent]
         first = start  # of the loop; its rounds forward the arrivals of the round before
-        if stop - start == 1 or not order.gathers_in_one_loop or came != list(chain(*step.sent)):
+        if stop - start == 1 or not order.gathers_in_one_loop or latest != list(chain(*step.sent)):
             first += 1
             late = [order.late(x) for x in sent]
             arriving = ranks.hops(f"round {first}", step.moves, late)
@@ -129,8 +129,8 @@ def gather(
             carry, arriving = _gather_loop(steps, ranks, stretch, last, visit, carry, held)
         before = sent
         carry, arriving = order.tied((carry, arriving))
-        came = list(chain(*steps[stop - 1].arrived))
-        held.update(zip(came, chain(*arriving), strict=True))
+        latest = list(chain(*steps[stop - 1].arrived))
+        held.update(zip(latest, chain(*arriving), strict=True))
     return visit(carry, shards())
 
 
@@ -236,8 +236,8 @@ def reduce(
                 sums.send_back(start)
     mine = [Key(lane, 0) for lane in range(schedule.lanes)]
     sums.want(mine)
-    kept = sums.made_of if steps else ()
-    return [order.after(sums.partial[key], kept) for key in mine]
+    factors = sums.factors if steps else ()
+    return [order.after(sums.partial[key], factors) for key in mine]
 
 
 @dataclass
@@ -253,7 +253,7 @@ class _Sums:
     wire: Wire | None = None
     partial: dict[Key, Array] = field(default_factory=dict)
     sent: list[Array] = field(default_factory=list)
-    made_of: Sequence[Array] = ()  # the arrays from which the last contributions were computed
+    factors: Sequence[Array] = ()  # the arrays from which the last contributions were computed
 
     def want(self, keys: Sequence[Key]) -> bool:
         """Produce the missing contributions to these keys; return whether any was missing."""
@@ -261,9 +261,9 @@ class _Sums:
         if not missing:
             return False
         slots = [Slot(self.ranks.origin(key.offset), key.lane) for key in missing]
-        if before := [*self.sent, *self.made_of]:
+        if before := [*self.sent, *self.factors]:
             slots = [slot._replace(origin=self.order.after(slot.origin, before)) for slot in slots]
-        values, self.made_of = self.produce(self.operands, slots)
+        values, self.factors = self.produce(self.operands, slots)
         for key, value in zip(missing, values, strict=True):
             self.partial[key] = varying(value, self.ranks.axes)
         return True
@@ -361,13 +361,13 @@ def tour(
     """
     own = [varying(x, ranks.axes) for x in own]
     held = {Key(lane, 0): x for lane, x in enumerate(own)}
-    came, sums = list[Key](), dict[Key, Array]()
-    there, home = planned(path.out), planned(path.back)[::-1]
+    latest, sums = list[Key](), dict[Key, Array]()
+    outward, homeward = planned(path.out), planned(path.back)[::-1]
     last = max(path.rounds, 1)
     of_own: list[list[Array]] = [[] for _ in own]
     for time in range(1, last + 1):
-        out = there[time - 1] if time <= len(there) else None
-        back = home[time - 1 - path.delay] if 0 < time - path.delay <= len(home) else None
+        out = outward[time - 1] if time <= len(outward) else None
+        back = homeward[time - 1 - path.delay] if 0 < time - path.delay <= len(homeward) else None
         arriving: list[Array] = []
         received: list[Array] = []
         if out:
@@ -378,22 +378,22 @@ def tour(
             received = ranks.hops(f"round {time}, home", back.moves, partial, back=True)
             for key in chain(*back.arrived):
                 del sums[key]
-        shards = [Shard(held[k], ranks.origin(k.offset), k.lane, (k.offset,)) for k in came]
+        shards = [Shard(held[k], ranks.origin(k.offset), k.lane, (k.offset,)) for k in latest]
         if time == 1 or (halves and time == last):
             shards += _own_shards(own, ranks, time == last if halves and last > 1 else None)
         if shards:
             carry, contributions = visit(carry, shards)
             contributions = [varying(x, ranks.axes) for x in contributions]
-            sums |= zip(came, contributions[: len(came)], strict=True)
-            for shard, x in zip(shards[len(came) :], contributions[len(came) :], strict=True):
+            sums |= zip(latest, contributions[: len(latest)], strict=True)
+            for shard, x in zip(shards[len(latest) :], contributions[len(latest) :], strict=True):
                 of_own[shard.lane].append(x)
         carry, arriving, received, sums, of_own = order.tied(
             (carry, arriving, received, sums, of_own)
         )
         for key, value in zip(chain(*back.sent) if back else (), chain(*received), strict=True):
             sums[key] = lax.add(value, sums[key]) if key in sums else value
-        came = list(chain(*out.arrived)) if out else []
-        held |= zip(came, chain(*arriving), strict=True)
+        latest = list(chain(*out.arrived)) if out else []
+        held |= zip(latest, chain(*arriving), strict=True)
     totals = [concatenated(contributions, 0) for contributions in of_own]
     for lane, total in enumerate(totals):
         if Key(lane, 0) in sums:
@@ -413,11 +413,7 @@ def _own_shards(own: Sequence[Array], ranks: Ranks, second: bool | None) -> list
 
 
 def all_to_all(
-    schedule: AllToAllSchedule,
-    ranks: Ranks,
-    blocks: Sequence[Array],
-    *,
-    wire: Wire | None = None,
+    schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array], *, wire: Wire | None = None
 ) -> list[Array]:
     """Carry every block to its rank.
 

@@ -223,11 +223,11 @@ class Ranks:
             if wire and len(sent) > 1:
                 # Without the barrier, a compiler runs one lane to its end before the next begins.
                 sent = lax.optimization_barrier(sent)
-            came = watched(send, sent, self.axes, self.groups, to=shifts)
+            received = watched(send, sent, self.axes, self.groups, to=shifts)
             if wire is None:
-                return came
+                return received
             wide = [jnp.promote_types(x.dtype, jnp.float32) for x in messages]
-            pairs = zip(came, messages, wide, strict=True)
+            pairs = zip(received, messages, wide, strict=True)
             return [decode(wire, y, x.shape, dtype) for y, x, dtype in pairs]
 
 

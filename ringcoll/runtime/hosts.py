@@ -77,10 +77,7 @@ def are_cpu_processes() -> bool:
 
 
 def by_hosts(
-    axes: tuple[Hashable, ...],
-    within: Callable[..., T],
-    between: Callable[..., T],
-    *operands: Any,
+    axes: tuple[Hashable, ...], within: Callable[..., T], between: Callable[..., T], *operands: Any
 ) -> T:
     """`between(*operands)` if the ranks along some axes are on several hosts, otherwise `within`.
 

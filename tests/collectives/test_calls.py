@@ -46,11 +46,7 @@ COMMON: dict[str, Sequence[Any]] = {
     "program": ["usual", "loops", "x64"],
 }
 OWN = ["own schedule", "own table"]
-WIDE = {
-    "axes": [*AXES],
-    "accumulate": [None, "float32", "float64"],
-    "order": [None, Tree(8)],
-}
+WIDE = {"axes": [*AXES], "accumulate": [None, "float32", "float64"], "order": [None, Tree(8)]}
 
 
 def of(*names: str) -> list[Case]:
@@ -88,15 +84,8 @@ TABLES: dict[str, dict[str, Sequence[Any]]] = {
         "groups": [*COMMON["groups"], "uneven"],
         "dtype": NUMBERS,
     },
-    "all_to_all": {
-        "case": of("all_to_all", "pswapaxes"),
-        "algorithm": by("all_to_all", *OWN),
-    },
-    "pbroadcast": {
-        "case": of("pbroadcast"),
-        "algorithm": FEW,
-        "groups": ["none"],
-    },
+    "all_to_all": {"case": of("all_to_all", "pswapaxes"), "algorithm": by("all_to_all", *OWN)},
+    "pbroadcast": {"case": of("pbroadcast"), "algorithm": FEW, "groups": ["none"]},
     "permutes": {"case": of(*PERMUTES), "groups": ["none"]},
 }
 

@@ -436,12 +436,7 @@ REFUSALS = [
     ((X, Y, *[jnp.zeros(3, int)] * 4), {}, ValueError, "one multiple of 2 ranks.*a multiple of 2"),
     ((X, Y, *[ONE] * 4), {"max_send": 0}, ValueError, "max_send=0.*pass 1 or more"),
     ((X, Y, *[ONE] * 4), {"max_send": 1.5}, TypeError, "max_send=1.5 is not an integer"),
-    (
-        (X, Y, *[ONE] * 4),
-        {"algorithm": "ring"},
-        ValueError,
-        "choose from .*pairwise, bruck",
-    ),
+    ((X, Y, *[ONE] * 4), {"algorithm": "ring"}, ValueError, "choose from .*pairwise, bruck"),
     ((X, Y, *[ONE] * 4), {"axis_index_groups": [[0]]}, ValueError, "in exactly one group"),
     (([[1.0]], Y, *[ONE] * 4), {}, TypeError, "not a valid JAX type"),
 ]

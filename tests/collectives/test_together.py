@@ -68,8 +68,7 @@ def test_a_wide_sum_is_wide_over_a_vmapped_axis_too():
 def test_a_mean_does_not_overflow_where_its_sum_would():
     mean = lambda v: lax.pmean(v, "x", accumulate_dtype=jnp.float32, algorithm="ring")  # noqa: E731
     assert_same(
-        per_rank(MESH, mean, np.full((N, 2), 60000, np.float16)),
-        np.full((N, 2), 60000, np.float16),
+        per_rank(MESH, mean, np.full((N, 2), 60000, np.float16)), np.full((N, 2), 60000, np.float16)
     )
 
 

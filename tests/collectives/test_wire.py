@@ -28,10 +28,7 @@ def own_ring(*shape):
 
 #: By function, two forms of a call: the shape of one rank's operand on n ranks, and the arguments.
 FORMS = {
-    "all_gather": (
-        (lambda n: (3, 4), {"axis": 1, "tiled": True}),
-        (lambda n: (3, 4), {"axis": 0}),
-    ),
+    "all_gather": ((lambda n: (3, 4), {"axis": 1, "tiled": True}), (lambda n: (3, 4), {"axis": 0})),
     "psum_scatter": (
         (lambda n: (3, 4 * n), {"scatter_dimension": 1, "tiled": True}),
         (lambda n: (n, 8), {"scatter_dimension": 0}),

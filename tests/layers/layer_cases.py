@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from support import make_mesh
+from operations import equations
+from support import gamma, make_mesh
 
 #: The shape of a mesh (axes x, y, z), and the axes of the layer. The batch is over the others.
 MESHES: Mapping[str, tuple[tuple[int, ...], str | tuple[str, ...]]] = {
@@ -138,11 +139,6 @@ def widened(x: Any) -> Any:
     return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def gamma(terms: int, unit: float = 2.0**-53) -> float:
-    """The relative error of a sum of so many terms (Higham, section 3.1); `unit` rounds one."""
-    return terms * unit / (1 - terms * unit)
-
-
 def close(
     ours: Any, theirs: Any, terms: int, roundings: int = 2, narrowest: Any = np.float64
 ) -> None:
@@ -180,20 +176,9 @@ def dtypes(tree: Any) -> list[str]:
     return [jnp.dtype(leaf.dtype).name for leaf in jax.tree.leaves(tree)]
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All operations of a program, also of the programs inside it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for value in equation.params.values():
-            for part in value if isinstance(value, tuple | list) else [value]:
-                inner = getattr(part, "jaxpr", part)
-                if hasattr(inner, "eqns"):
-                    yield from equations(inner)
-
-
 def programs(jaxpr: Any, name: str) -> Iterator[Any]:
     """The programs inside the operations of this name."""
-    for equation in equations(jaxpr):
+    for equation, _ in equations(jaxpr):
         if equation.primitive.name == name:
             inner = equation.params["jaxpr"]
             yield getattr(inner, "jaxpr", inner)
@@ -201,7 +186,7 @@ def programs(jaxpr: Any, name: str) -> Iterator[Any]:
 
 def precisions(jaxprs: list[Any]) -> set[Any]:
     """The precisions of all products."""
-    products = [e for one in jaxprs for e in equations(one) if e.primitive.name in PRODUCTS]
+    products = [e for one in jaxprs for e, _ in equations(one) if e.primitive.name in PRODUCTS]
     found = [e.params["precision"] for e in products]
     return {p[0] if isinstance(p, tuple) else p for p in found}
 
@@ -213,7 +198,7 @@ def messages(jaxprs: list[Any], *names: str) -> set[str]:
     """The dtypes of the floats that are sent, by all collectives or by those of these names."""
     sent = set()
     for one in jaxprs:
-        for equation in equations(one):
+        for equation, _ in equations(one):
             name = equation.primitive.name
             if name.startswith("ringcoll_") if not names else name in names:
                 sent |= {x.aval.dtype.name for x in equation.invars if is_float(x.aval)}
@@ -222,10 +207,3 @@ def messages(jaxprs: list[Any], *names: str) -> set[str]:
 
 def is_float(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def hops(jaxpr: Any) -> int:
-    """How often a program sends; each turn of a loop counts."""
-    inner = ((e, x) for e in jaxpr.eqns for x in e.params.values() if hasattr(x, "eqns"))
-    below = sum(hops(x) * e.params.get("length", 1) for e, x in inner)
-    return below + sum(e.primitive.name == "ringcoll_ppermute" for e in jaxpr.eqns)

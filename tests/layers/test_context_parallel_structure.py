@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from layer_cases import hops
-from support import make_mesh, mostly_exhaustive
+from operations import hops
+from support import make_mesh, mostly_exhaustive, with_gradients
 
 from ringcoll import overlap
 from ringcoll.layers import context_parallel as cp
@@ -23,14 +23,6 @@ def attention(mesh, **options):
     spec = P(None, "x")
     attend = partial(cp.attention, axis_name="x", causal=True, **options)
     return jax.shard_map(attend, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)
-
-
-def with_gradients(attend):
-    def both(q, k, v):
-        out, back = jax.vjp(attend, q, k, v)
-        return out, back(out)
-
-    return both
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 8])

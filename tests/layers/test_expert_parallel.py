@@ -85,11 +85,7 @@ def over(
 
     specs = {"x": P(axes), "router": P(), "experts": experts}
     return jax.shard_map(
-        wrap(layer),
-        mesh=mesh,
-        in_specs=(specs,),
-        out_specs=(P(axes), P()),
-        check_vma=check_vma,
+        wrap(layer), mesh=mesh, in_specs=(specs,), out_specs=(P(axes), P()), check_vma=check_vma
     )
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from layer_cases import hops
+from operations import hops
 from support import make_mesh
 
 from ringcoll.layers import tensor_parallel as tp

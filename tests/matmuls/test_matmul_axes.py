@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from matmul_forms import FORMS
-from support import data, make_mesh, mostly_exhaustive, per_rank
+from support import data, make_mesh, mostly_exhaustive, per_rank, with_gradients
 
 from ringcoll.matmuls import auto
 from ringcoll.runtime import engine
@@ -33,18 +33,6 @@ FEW = [("rows gathered", "columns"), ("weight gathered", "rows"), ("columns scat
 def operands(name):
     *shapes, _ = SHAPES[name]
     return [data((N, *shape), ranks=16) % 5 - 2 for shape in shapes]
-
-
-def with_gradients(call):
-    def both(x, w):
-        y, pull = jax.vjp(call, x, w)
-        return y, pull(y)
-
-    return both
-
-
-def plain_form(name):
-    return with_gradients(partial(FORMS[name].ours, algorithm="lax"))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +66,7 @@ def test_beside_an_axis_that_shards_rows_or_columns(
     def program(pairs):
         ys = []
         for (name, _), (x, w) in zip(cases, pairs, strict=True):
-            call = partial(FORMS[name].ours, algorithm=algorithm)
-            ours = with_gradients(call)
+            ours = with_gradients(partial(FORMS[name].ours, algorithm=algorithm))
             ys.append(jax.tree.map(lambda y: y[None], ours(x[0], w[0])))
         return ys
 
@@ -89,12 +76,13 @@ def test_beside_an_axis_that_shards_rows_or_columns(
         )
         placed = [put(*case) for case in cases]
         results = jax.jit(mapped)(placed)
-    plain = per_rank(
-        make_mesh(N),
-        lambda pairs: {name: plain_form(name)(*pair) for name, pair in pairs.items()},
-        {name: operands(name) for name, _ in cases},
-        check_vma=check_vma,
-    )
+
+    def plain_forms(pairs):
+        call = lambda name: with_gradients(partial(FORMS[name].ours, algorithm="lax"))  # noqa: E731
+        return {name: call(name)(*pair) for name, pair in pairs.items()}
+
+    by_name = {name: operands(name) for name, _ in cases}
+    plain = per_rank(make_mesh(N), plain_forms, by_name, check_vma=check_vma)
     for (name, of), ours, factors in zip(cases, results, placed, strict=True):
         for got, wanted in zip(jax.tree.leaves(ours), jax.tree.leaves(plain[name]), strict=True):
             np.testing.assert_array_equal(got, wanted, f"{name} {of}")

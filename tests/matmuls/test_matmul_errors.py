@@ -129,16 +129,8 @@ REFUSED = {
         lambda x, w: ringcoll.matmul_all_reduce(x[0], w, "x"),
         (REDUCE, "x has 1 dimensions", "pass a matrix"),
     ),
-    "no array": (
-        TypeError,
-        lambda x, w: gather()(None, w),
-        (GATHER, "not a valid JAX type"),
-    ),
-    "several to gather": (
-        TypeError,
-        lambda x, w: gather()([x, x], w),
-        (GATHER, "<class 'list'>"),
-    ),
+    "no array": (TypeError, lambda x, w: gather()(None, w), (GATHER, "not a valid JAX type")),
+    "several to gather": (TypeError, lambda x, w: gather()([x, x], w), (GATHER, "<class 'list'>")),
     "keys": (ValueError, lambda x, w: gather()(keys(x), w), (GATHER, "key<fry>")),
     "accumulation in no dtype": (
         TypeError,

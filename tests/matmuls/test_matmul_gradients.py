@@ -13,18 +13,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 from matmul_forms import FORMS
-from support import make_mesh, mostly_exhaustive
+from support import gamma, make_mesh, mostly_exhaustive
 
 ALGORITHMS = ("ring", "bidirectional_ring", "two_ended")
-SCATTERS = (
-    *("rows scattered", "columns scattered", "a batch scattered"),
-    "sum on every rank",
-)
-
-
-def gamma(terms):
-    u = 2.0**-53
-    return terms * u / (1 - terms * u)
+SCATTERS = (*("rows scattered", "columns scattered", "a batch scattered"), "sum on every rank")
 
 
 def variants(name):

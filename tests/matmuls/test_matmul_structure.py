@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from operations import count, hops, parts_of
 from support import make_mesh
 
 import ringcoll
@@ -37,35 +38,20 @@ def scatter(**options):
     return call, (P(None, "x"), P("x")), ((8, 8), (8, 6))
 
 
-def hops(jaxpr):
-    """How often a program sends; each turn of a loop counts."""
-    inner = ((e, x) for e in jaxpr.eqns for x in e.params.values() if hasattr(x, "eqns"))
-    below = sum(hops(x) * e.params.get("length", 1) for e, x in inner)
-    return below + sum(e.primitive.name == "ringcoll_ppermute" for e in jaxpr.eqns)
-
-
-def within(equation):
-    """The programs that are parts of an operation."""
-    for value in equation.params.values():
-        for part in value if isinstance(value, tuple | list) else [value]:
-            if hasattr(part, "eqns"):
-                yield part
-
-
 def before_barriers(jaxpr):
     """For each barrier of a program, in order: how many products and hops it comes after."""
     needed, found = {}, []
-    for of in jaxpr.eqns:
-        mine = set().union(*(needed.get(id(x), ()) for x in of.invars))
-        if "dot_general" in f"{of.primitive.name} {[*within(of)]}":
-            mine |= {("product", id(of))}
-        if of.primitive.name == "ringcoll_ppermute":
-            mine |= {("hop", id(of))}
-        if of.primitive.name == "optimization_barrier":
+    for equation in jaxpr.eqns:
+        mine = set().union(*(needed.get(id(x), ()) for x in equation.invars))
+        if "dot_general" in f"{equation.primitive.name} {[*parts_of(equation)]}":
+            mine |= {("product", id(equation))}
+        if equation.primitive.name == "ringcoll_ppermute":
+            mine |= {("hop", id(equation))}
+        if equation.primitive.name == "optimization_barrier":
             kinds = [kind for kind, _ in mine]
             found.append((kinds.count("product"), kinds.count("hop")))
-        needed.update((id(out), mine) for out in of.outvars)
-        found += [barrier for part in within(of) for barrier in before_barriers(part)]
+        needed.update((id(out), mine) for out in equation.outvars)
+        found += [barrier for part in parts_of(equation) for barrier in before_barriers(part)]
     return found
 
 
@@ -85,20 +71,14 @@ def test_a_compiler_must_keep_the_products_of_rounds_apart(make, shapes, expecte
     assert before_barriers(traced.jaxpr) == expected
 
 
-def count_of(jaxpr, primitive):
-    """How often an operation stands in a program; in a loop, once."""
-    here = sum(e.primitive.name == primitive for e in jaxpr.eqns)
-    return here + sum(count_of(part, primitive) for e in jaxpr.eqns for part in within(e))
-
-
 @pytest.mark.parametrize("residuals", ["save", "regather"])
 def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
     """With a barrier, or unrolled, a compiler copies their sum in every round."""
     call, _, _ = gather(algorithm="ring", dimension=-1, residuals=residuals)
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((5, 2)), np.ones((2 * N, 6)))
-    assert count_of(traced.jaxpr, "optimization_barrier") == 0
-    assert count_of(traced.jaxpr, "scan") == 1
-    assert count_of(traced.jaxpr, "dot_general") == 2  # the loop's product, and the last one
+    assert count(traced.jaxpr, "optimization_barrier") == 0
+    assert count(traced.jaxpr, "scan") == 1
+    assert count(traced.jaxpr, "dot_general") == 2  # the loop's product, and the last one
     assert hops(traced.jaxpr) == N - 1
 
 
@@ -106,10 +86,10 @@ def test_a_sum_by_turns_is_a_loop_of_two_halves_without_barriers(monkeypatch):
     monkeypatch.setattr(auto, "turns_pay", lambda *_: True)
     call, _, _ = scatter(algorithm="ring")
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((8, 2)), np.ones((2, 6)))
-    assert count_of(traced.jaxpr, "optimization_barrier") == 0
-    assert count_of(traced.jaxpr, "scan") == 1
+    assert count(traced.jaxpr, "optimization_barrier") == 0
+    assert count(traced.jaxpr, "scan") == 1
     # The first of one half, both of a turn, and the last of the other.
-    assert count_of(traced.jaxpr, "dot_general") == 4
+    assert count(traced.jaxpr, "dot_general") == 4
     assert hops(traced.jaxpr) == 2 * (N - 1)
 
 

@@ -32,9 +32,8 @@ from matmul_cases import (
     cases_of,
     sizes_of,
 )
-from matmul_forms import FORMS as FORMS
-from matmul_forms import SHARDED
-from matmul_forms import with_gradients as with_gradients
+from matmul_forms import FORMS, SHARDED
+from operations import equations
 from support import make_mesh, mostly_exhaustive
 
 from ringcoll import algorithms
@@ -279,19 +278,6 @@ def check_types(call: Call, types: list[Any], names: set[str]) -> None:
     for aval, kind in zip(types, call.outs, strict=True):
         assert (aval.dtype, aval.weak_type) == (kind, False), call.case
         assert aval.mat.varying == varying, call.case
-
-
-def equations(jaxpr: Any, times: int = 1) -> Any:
-    """All operations of a program, and how often each runs."""
-    for equation in jaxpr.eqns:
-        yield equation, times
-        turns = (
-            times * equation.params.get("length", 1) if equation.primitive.name == "scan" else times
-        )
-        for value in equation.params.values():
-            for part in value if isinstance(value, tuple | list) else [value]:
-                if inner := getattr(part, "jaxpr", part if hasattr(part, "eqns") else None):
-                    yield from equations(inner, turns)
 
 
 def check_program(call: Call, program: list[Any]) -> None:

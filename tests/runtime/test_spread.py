@@ -37,9 +37,7 @@ def chosen(hosts, own):
 
 @pytest.mark.exhaustive  # each process compiles all
 @pytest.mark.parametrize(
-    "devices",
-    [[1, 1], [1, 1, 1], [2, 2]],
-    ids=lambda own: "+".join(map(str, own)),
+    "devices", [[1, 1], [1, 1, 1], [2, 2]], ids=lambda own: "+".join(map(str, own))
 )
 def test_processes_compute_as_one(devices, tmp_path):
     n = sum(devices)

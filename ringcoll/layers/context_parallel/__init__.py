@@ -115,7 +115,7 @@ def attention(
         "layers.context_parallel.attention", axis_name, arguments=arguments, operands="q, k, v"
     )
     _check_arrays(call, q, k, v, segment_ids)
-    sizes = tuple(call.ask(lax.axis_size, axis) for axis in call.axes)
+    sizes = tuple(call.attempt(lax.axis_size, axis) for axis in call.axes)
     mask = _mask(call, causal, window)
     scale = _scale(call, scale, q.shape[3])
     if kernel is not None and not callable(kernel):
@@ -130,7 +130,7 @@ def attention(
     gathers = [name for name in per_axis if name != ULYSSES]
     gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
     gather = gathers[0] if gathers else "ring"  # a ring of one rank, which has no rounds
-    chosen = call.ask(choice.resolve_algorithm, gather, OF_SUMS, gathered)
+    algorithm = call.attempt(choice.resolve_algorithm, gather, OF_SUMS, gathered)
 
     ids = [] if segment_ids is None else [_ids(segment_ids, call.axes, sizes, exchanged)]
     q, k, v, *ids = typed_alike([q, k, v, *ids], call.axes)
@@ -143,16 +143,9 @@ def attention(
             words = f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}"
             raise call.refusal(ValueError, words, "make both multiples of the ranks, or gather")
         q, kv = (all_to_all(x, across, 2, 1, tiled=True) for x in (q, kv))
-    options = AttentionOptions(
-        gathered,
-        chosen,
-        mask,
-        layout,
-        sizes,
-        exchanged,
-        scale,
-        kernel and _checked(call, kernel),
-    )
+    kernel = kernel and _checked(call, kernel)
+    where = layout, sizes, exchanged
+    options = AttentionOptions(gathered, algorithm, mask, *where, scale, kernel)
     batch, length, heads, d = q.shape
     groups = kv.shape[2]
     rows = q.reshape(batch, length, groups, heads // groups, d).transpose(0, 2, 3, 1, 4)
@@ -177,7 +170,7 @@ def arrange(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     >>> print(cp.arrange(jnp.arange(8), 2, "zigzag", dim=0))
     [0 1 6 7 2 3 4 5]
     """
-    return _taken(x, _order("arrange", jnp.shape(x), n, layout, dim), dim)
+    return _reorder(x, _order("arrange", jnp.shape(x), n, layout, dim), dim)
 
 
 def restore(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
@@ -194,11 +187,11 @@ def restore(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     [0 1 2 3 4 5 6 7]
     """
     order = _order("restore", jnp.shape(x), n, layout, dim)
-    return _taken(x, np.argsort(order), dim)
+    return _reorder(x, np.argsort(order), dim)
 
 
-def _taken(x: ArrayLike, order: np.ndarray, dim: int) -> Array:
-    """x in another order along a dimension, with the same sharding."""
+def _reorder(x: ArrayLike, order: np.ndarray, dim: int) -> Array:
+    """x in this order along a dimension, with the same sharding."""
     x = jnp.asarray(x)
     index = (*[slice(None)] * (dim % x.ndim), order)
     return x.at[index].get(out_sharding=explicit_spec(x))
@@ -224,7 +217,7 @@ def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -
     arguments = {"length": length, "layout": layout}
     call = Call("layers.context_parallel.position_ids", axis_name, arguments=arguments, operands="")
     _check_layout(call, layout, call.integer("length"))
-    table = jnp.asarray(positions(layout, call.ask(call.rank_count), length))
+    table = jnp.asarray(positions(layout, call.attempt(call.rank_count), length))
     return table[lax.axis_index(call.axes)]
 
 
@@ -251,7 +244,7 @@ def _order(function: str, shape: Sequence[int], n: int, layout: str, dim: int) -
 def _check_arrays(call: Call, q: Any, k: Any, v: Any, ids: Any) -> None:
     """Refuse operands that do not fit each other."""
     named = {"q": q, "k": k, "v": v}
-    types = {name: call.ask(jax.typeof, x) for name, x in named.items()}
+    types = {name: call.attempt(jax.typeof, x) for name, x in named.items()}
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in types.items())
     query, key, value = types.values()
     if any(x.ndim != 4 for x in types.values()):
@@ -270,7 +263,7 @@ def _check_arrays(call: Call, q: Any, k: Any, v: Any, ids: Any) -> None:
         raise call.refusal(TypeError, words, "pass floats of one dtype, of 2 bytes or more")
     if ids is None:
         return
-    typed = call.ask(jax.typeof, ids)
+    typed = call.attempt(jax.typeof, ids)
     if not jnp.issubdtype(typed.dtype, jnp.integer):
         raise call.refusal(TypeError, f"segment_ids are {typed.dtype.name}", "pass integers")
     if typed.shape != query.shape[:2]:
@@ -326,7 +319,7 @@ def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
         cure = f"pass a name, a Schedule, {ULYSSES!r}, or one for each axis"
         raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
     if algorithm == "auto":  # unless `ringcoll.algorithm` names one for all calls
-        algorithm = call.ask(choice.resolve_algorithm, algorithm, OF_SUMS, call.axes)
+        algorithm = call.attempt(choice.resolve_algorithm, algorithm, OF_SUMS, call.axes)
     return None if algorithm == "auto" else (algorithm,) * len(call.axes)
 
 

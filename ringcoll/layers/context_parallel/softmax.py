@@ -41,10 +41,10 @@ def add_scores(before: Softmax, scores: Array, v: Array, seen: Array | None) -> 
     p = jnp.exp(scores - greatest[..., None])
     if seen is not None:  # otherwise a query that has seen nothing yet would see everything
         p = jnp.where(seen, p, 0)
-    kept = jnp.exp(before.greatest - greatest)
+    rescale = jnp.exp(before.greatest - greatest)
     values = jnp.einsum("bgqk,bkd->bgqd", p.astype(v.dtype), v, preferred_element_type=scores.dtype)
     return Softmax(
-        greatest, kept * before.total + p.sum(-1), kept[..., None] * before.values + values
+        greatest, rescale * before.total + p.sum(-1), rescale[..., None] * before.values + values
     )
 
 

@@ -45,7 +45,7 @@ class Tiles(NamedTuple):
     Attributes:
         lists: `[lists, tiles, 2]`, each filled up to the longest one.
         counts: the number of tiles of each list.
-        which: `[ranks, origins]`, the list that a rank uses for the shard of another rank.
+        which: `[ranks, origins]`, the list that a rank uses for the shard of each origin.
     """
 
     lists: np.ndarray
@@ -86,7 +86,7 @@ class TilePlan:
         real = np.where(tiles == NOWHERE, -1, tiles)
         self.first, self.last = tiles.min(-1), real.max(-1)
         self.is_filled_up = (tiles == NOWHERE).any(-1)
-        # Caches, because every lane, pass and layer asks again.
+        # Caches: every lane, pass and layer needs the same tiles.
         self._needed: frozenset[int] | None = None
         self._tiles: dict[tuple[int, ...], dict[bool, Tiles]] = {}
 
@@ -135,15 +135,15 @@ class TilePlan:
             for rank, origin in enumerate(self.origins(offset)):
                 kinds = self.kinds(rank, origin)
                 for masked, known in lists.items():
-                    found = np.argwhere(kinds == (1 if masked else 2)).astype(np.int32)
-                    which[masked][rank, origin] = known.setdefault(found.tobytes(), len(known))
+                    pairs = np.argwhere(kinds == (1 if masked else 2)).astype(np.int32)
+                    which[masked][rank, origin] = known.setdefault(pairs.tobytes(), len(known))
         listed = {}
         for masked, known in lists.items():
-            pairs = [np.frombuffer(found, np.int32).reshape(-1, 2) for found in known]
-            counts = np.array([len(found) for found in pairs], np.int32)
-            table = np.zeros((len(pairs), counts.max(), 2), np.int32)
-            for number, found in enumerate(pairs):
-                table[number, : len(found)] = found
+            lists_of_pairs = [np.frombuffer(key, np.int32).reshape(-1, 2) for key in known]
+            counts = np.array([len(pairs) for pairs in lists_of_pairs], np.int32)
+            table = np.zeros((len(lists_of_pairs), counts.max(), 2), np.int32)
+            for number, pairs in enumerate(lists_of_pairs):
+                table[number, : len(pairs)] = pairs
             if counts.max():
                 listed[masked] = Tiles(table, counts, which[masked])
         return listed

@@ -281,9 +281,8 @@ def packed(kv: Array) -> Array:
 
     With two dimensions, the compiler makes the row the major dimension in memory, once, before the
     first hop. With three, it keeps the order of the caller's arrays, in which a tile of a row is
-    not in one place. On v5p this saves a tenth of the time. On v5e and v6e three dimensions are
-    faster with long sequences or with gradients (`python -m benchmarks context`). Other chips
-    were not tried.
+    not in one place. On v5p two are faster; on v5e and v6e three are, with long sequences or with
+    gradients (`python -m benchmarks context`). Other chips were not tried.
     """
     is_v5p = KINDS.get(device_kind() or "") == "v5p"
     return kv.reshape(-1, kv.shape[-1]) if is_v5p else kv

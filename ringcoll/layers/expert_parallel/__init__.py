@@ -2,7 +2,7 @@
 
 Call `moe` inside `jax.shard_map`, on a rank's own tokens and experts: with E experts on n ranks,
 expert e is on rank e // (E/n). Every token goes to the experts that the router chooses for it. No
-token is dropped, however uneven the choice is. `algorithm` says how tokens get to experts:
+token is dropped, however uneven the choice is. `algorithm` is how tokens get to experts:
 
 - "gather": all tokens travel to all ranks, and the sums of the experts' results travel back;
 - "ring", "bidirectional_ring": the same, block by block. While the experts work on one block of
@@ -157,7 +157,7 @@ def moe(
     """
     arguments = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
     call = Call(f"layers.{MOE}", axis_name, arguments=arguments, operands="x, router, experts")
-    axes, n = call.axes, call.ask(call.rank_count)
+    axes, n = call.axes, call.attempt(call.rank_count)
     x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
     top_k = _checked(call, x, router, algorithm, n)
     if max_send is not None and (max_send := call.integer("max_send")) < 1:
@@ -222,7 +222,7 @@ def _by_ragged_all_to_all(
     """Send each token to the ranks of its experts, a row for each expert, and the results back.
 
     Rows are sorted by expert before they are sent, and arrive sorted: a rank has a slice for each
-    expert. Every rank knows how many rows go from each rank to each expert.
+    expert. Every rank has the numbers of rows that go from each rank to each expert.
     """
     me, count, (tokens, k) = lax.axis_index(axes), experts.count, routing.ids.shape
     order, back = orders(routing.ids)

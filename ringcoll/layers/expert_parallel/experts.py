@@ -119,9 +119,9 @@ def slots_of(ids: Array, weights: Array, first: Array, count: int) -> tuple[Arra
         mine = (local >= 0) & (local < count)
         return jnp.where(mine, local, count), jnp.where(mine, weights, 0)
     here = jnp.arange(count, dtype=local.dtype)
-    chosen = local[:, :, None] == here[None, None]  # [t, k, count]
-    numbers = jnp.where(chosen.any(1), here[None], count)
-    return numbers, jnp.where(chosen, weights[:, :, None], 0).sum(1)
+    is_choice = local[:, :, None] == here[None, None]  # [t, k, count]
+    numbers = jnp.where(is_choice.any(1), here[None], count)
+    return numbers, jnp.where(is_choice, weights[:, :, None], 0).sum(1)
 
 
 def orders(slots: Array) -> tuple[Array, Array]:
@@ -254,11 +254,11 @@ def _each(call: Callable[..., Array]) -> Callable[..., Array]:
     def rule(_: int, is_batched: Sequence[bool], *operands: Array) -> tuple[Array, bool]:
         moving = [x for x, batch in zip(operands, is_batched, strict=True) if batch]
 
-        def one(moving: list[Array]) -> Array:
+        def one_call(moving: list[Array]) -> Array:
             rest = iter(moving)
             pairs = zip(operands, is_batched, strict=True)
             return _each(call)(*(next(rest) if batch else x for x, batch in pairs))
 
-        return lax.map(one, moving), True
+        return lax.map(one_call, moving), True
 
     return batched

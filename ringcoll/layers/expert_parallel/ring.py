@@ -24,7 +24,7 @@ from jax import Array, lax
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.layers.expert_parallel.experts import Experts, Kernel, slots_of
 from ringcoll.layers.expert_parallel.routing import Routing
-from ringcoll.layers.expert_parallel.tours import Part, toured
+from ringcoll.layers.expert_parallel.tours import Part, sum_by_tour
 from ringcoll.runtime.value_types import typed_alike
 
 #: The weights gate, up and down.
@@ -45,7 +45,7 @@ def by_ring(
 ) -> Array:
     """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`.
 
-    `halves_pay` says whether it pays to multiply the parts of a round separately.
+    `halves_pay`: whether it is faster to multiply the parts of a round separately.
     """
     operands = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
     x, ids, weights, *own = typed_alike(operands, axes)
@@ -92,18 +92,18 @@ class _Ring:
                 results += of_part
             return carry, results
 
-        return toured(x, apart if self.apart else joined, self.axes, self.algorithm, carry)
+        return sum_by_tour(x, apart if self.apart else joined, self.axes, self.algorithm, carry)
 
     def work(self, where: Places, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
         """The weighted sums of this rank's experts' results for the tokens of a round."""
 
-        def found(table: Array) -> Array:
+        def of_places(table: Array) -> Array:
             return jnp.concatenate(
                 [jnp.take(table, origin, axis=0)[first:][:count] for origin, first, count in where]
             )
 
         first = lax.axis_index(self.axes) * experts.count
-        slots = slots_of(found(ids), found(weights), first, experts.count)
+        slots = slots_of(of_places(ids), of_places(weights), first, experts.count)
         return experts.weighted(x, *slots, self.most(len(x)))
 
     def most(self, tokens: int) -> int | None:
@@ -124,7 +124,7 @@ def _mixed(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) -> A
 
 
 def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) -> Any:
-    kept = list[Any]()
+    saved = list[Any]()
     experts = ring.experts(*own)
 
     def make(_: None, x: Array, where: Places) -> tuple[None, Array]:
@@ -132,19 +132,19 @@ def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) ->
             result, of_round = _keeping(ring, where, ids, x, weights, experts)
         else:
             result, of_round = ring.work(where, ids, x, weights, experts), x
-        kept.append(of_round)
+        saved.append(of_round)
         return None, result
 
-    return ring.tour(x, make)[1], (kept, weights, ids, own)
+    return ring.tour(x, make)[1], (saved, weights, ids, own)
 
 
 def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
-    kept, weights, ids, own = residuals
+    saved, weights, ids, own = residuals
     if not ring.keeps():
         # Without the barrier, a compiler would keep the forward pass's results instead of computing
         # them again.
-        kept, ct = lax.optimization_barrier((kept, ct))
-    rounds, products = iter(kept), list[Any]()
+        saved, ct = lax.optimization_barrier((saved, ct))
+    rounds, products = iter(saved), list[Any]()
 
     def make(sums: Any, ct: Array, where: Places) -> tuple[Any, Array]:
         of_round = next(rounds)
@@ -152,13 +152,13 @@ def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
             pull, multiplied = of_round
             dx, dweights, cts = pull(ct)
             gradients = [dweights]
-            products.append([(*of, ct) for of, ct in zip(multiplied, cts, strict=True)])
+            products.append([(*operands, ct) for operands, ct in zip(multiplied, cts, strict=True)])
         else:
 
-            def again(x: Array, weights: Array, own: Weights) -> Array:
+            def recompute(x: Array, weights: Array, own: Weights) -> Array:
                 return ring.work(where, ids, x, weights, ring.experts(*own))
 
-            dx, *gradients = jax.vjp(again, of_round, weights, own)[1](ct)
+            dx, *gradients = jax.vjp(recompute, of_round, weights, own)[1](ct)
         sums = gradients if sums is None else jax.tree.map(lax.add, sums, gradients)
         return sums, dx
 

@@ -34,7 +34,7 @@ def route(x: Array, router: Array, axis_name: AxisName, top_k: int, normalize: b
     weights, ids = lax.top_k(probabilities, top_k)
     if normalize:
         weights = weights / weights.sum(-1, keepdims=True)
-    chosen = count_each(ids.reshape(-1), experts).astype(wide)
-    chosen, likely = psum(jnp.stack([chosen, probabilities.sum(0)]), axis_name)
-    loss = experts * jnp.dot(chosen, likely) / float(max(tokens * tokens * top_k, 1))
+    counts = count_each(ids.reshape(-1), experts).astype(wide)
+    counts, likely = psum(jnp.stack([counts, probabilities.sum(0)]), axis_name)
+    loss = experts * jnp.dot(counts, likely) / float(max(tokens * tokens * top_k, 1))
     return Routing(ids, weights, loss, experts)

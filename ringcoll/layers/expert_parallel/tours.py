@@ -18,7 +18,7 @@ Part = tuple[Array, Array, int]
 Make = Callable[[Any, Sequence[Part]], tuple[Any, Sequence[Array]]]
 
 
-def toured(
+def sum_by_tour(
     x: Array, make: Make, axes: tuple[Hashable, ...], algorithm: str, carry: Any = None
 ) -> tuple[Any, Array]:
     """The sum over all ranks of their results for these rows: `[r, d] -> [r, ...]`.
