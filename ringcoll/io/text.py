@@ -21,12 +21,16 @@ def wrapped(lines: Iterable[str], then: str = "      ", width: int = WIDTH) -> I
         yield from wrapper.wrap(line) or [line]
 
 
+def guess(name: object, known: Sequence[str]) -> str:
+    """The question for an unknown name, with the known name that is nearest; "" if none is near."""
+    near = get_close_matches(str(name), known, 1)
+    return f"did you mean {near[0]!r}?" if near else ""
+
+
 def choose(name: object, known: Iterable[str]) -> str:
     """The cure for an unknown name: the known name that is nearest, then all names."""
     names = [*known]
-    near = get_close_matches(str(name), names, 1)
-    question = f"did you mean {near[0]!r}? " if near else ""
-    return f"{question}choose from {', '.join(names)}"
+    return f"{guess(name, names)} choose from {', '.join(names)}".lstrip()
 
 
 def bytes_in_words(size: float) -> str:

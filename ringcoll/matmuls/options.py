@@ -6,7 +6,6 @@ derived from it. `with_options` shows their names and defaults in its signature.
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import wraps
 from inspect import Parameter, signature
 from math import prod
@@ -25,6 +24,7 @@ from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.refusals import refused
 from ringcoll.collectives.table import Algorithm, Table
 from ringcoll.costs.model import Model
+from ringcoll.io.text import choose, guess
 from ringcoll.matmuls import auto
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import device_kind
@@ -110,8 +110,7 @@ def with_options(room: str = "") -> Callable[[F], F]:
 
 
 def _unknown(function: str, name: str, known: list[str]) -> Exception:
-    nearest = get_close_matches(name, known, 1)
-    cure = f"did you mean {nearest[0]!r}?" if nearest else f"choose from {', '.join(known)}"
+    cure = guess(name, known) or choose(name, known)
     return refused(TypeError, function, f"unexpected keyword argument {name!r}", cure)
 
 
