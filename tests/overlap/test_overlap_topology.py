@@ -81,20 +81,6 @@ def test_embed_returns_none_if_axes_do_not_divide():
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "closed"),
-    [
-        ("v5e", (4, 2, 1, 1), (False, False, False, False)),
-        ("v5e", (16, 16, 1, 1), (True, True, False, False)),
-        ("v6e", (16, 8, 1, 1), (True, False, False, False)),
-        ("v5p", (4, 4, 4, 1), (True, True, True, False)),
-        ("v5p", (2, 2, 4, 1), (False, False, False, False)),
-    ],
-)
-def test_which_axes_are_rings(kind, size, closed):
-    assert topology.wraps(kind, size) == closed
-
-
-@pytest.mark.parametrize(
     ("topology_name", "exact"),
     [
         ("v5e:4x2", "v5e:4x2"),
