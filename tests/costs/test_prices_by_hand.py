@@ -6,8 +6,10 @@ from math import log2
 import pytest
 
 from ringcoll.costs import Model, encoding, place_of, predict
+from ringcoll.costs.counts import price_on_hosts
 from ringcoll.costs.curves import Curve
 from ringcoll.costs.machines import Device
+from ringcoll.costs.model import seconds_on_hosts
 from ringcoll.costs.wire import Wire
 
 pytestmark = pytest.mark.quick
@@ -115,6 +117,20 @@ def test_an_algorithm_on_hosts_that_share_their_ports(algorithm, ranks, paid):
     )
 
 
+def test_a_round_on_hosts_takes_the_longer_of_the_two_networks():
+    inner, outer = Model(1, 0.5, 10), Model(5, 1, 0)
+    # 7 rounds of a shard within and between; 7 shards are added.
+    paid = price_on_hosts("psum_scatter", "ring", (8,), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == 7 * 6 + 10 * 7
+    assert seconds_on_hosts(paid, 1, Model(9, 0, 0), outer) == 7 * 9
+    # A round of four messages by the port; three within hosts, of two shards each.
+    paid = price_on_hosts("all_gather", "ring", (2, 4), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 4) + 3 * (1 + 0.5 * 2)
+    # Stages of whole vectors: 8 shards each, and four ranks send them by one port.
+    paid = price_on_hosts("psum", "recursive_doubling", (8,), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 32) + 2 * (1 + 4) + 10 * 24
+
+
 def test_ranks_alone_on_their_hosts_are_a_ring_on_the_network():
     alone = replace(SWITCH, ranks_a_host=1)
     ring = 14 * (START + GB / 8 * BYTE)
@@ -163,9 +179,8 @@ def test_a_wire_sends_its_codes_and_scales():
     assert encoding.ratio(wire, 4) == 36 / 128
     by_ring = predict("all_gather", 1280, place_of(4, ring), "ring", wire=wire)
     assert by_ring == predict("all_gather", 1280, place_of(4, ring), wire=wire) == 3 / 4 * 360
-    summed = predict(
-        "psum", 1280, place_of(4, ring), wire=wire
-    )  # the built-in exchanges, then gathers
+    # The built-in exchanges, then gathers.
+    summed = predict("psum", 1280, place_of(4, ring), wire=wire)
     assert summed == predict("pmean", 1280, place_of(4, ring), wire=wire) == 2 * 3 / 4 * 360
     assert predict("psum_scatter", 1280, place_of(4, ring), wire=wire) == 3 / 4 * 360
     assert (wire.nbytes(64), wire.nbytes(65), wire.nbytes(1)) == (72, 3 * (22 + 4), 5)

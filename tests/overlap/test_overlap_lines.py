@@ -82,13 +82,6 @@ def test_a_line_is_the_innermost_frame_of_user_code(tables, frame, source):
     assert (f"{found.source} {found.function}".strip(), found.op_name) == (source, "jit(f)/psum")
 
 
-def test_frames_that_call_each_other_end():
-    circle = TABLES.replace(
-        "file_location_id=2 parent_frame_id=2", "file_location_id=2 parent_frame_id=4"
-    )
-    assert line_of(text("stack_frame_id=3", circle)).source.startswith("/venv")
-
-
 def test_older_texts_name_the_line_beside_the_instruction():
     metadata = 'op_name="jit(f)/shard_map/psum" source_file="C:\\\\me\\\\train.py" source_line=12'
     assert line_of(text(metadata, "\n\n")).short == "train.py:12 psum"

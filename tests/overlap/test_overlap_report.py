@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
@@ -164,8 +165,9 @@ def test_a_program_for_an_unknown_gpu_has_counts_and_no_times():
     assert not report.timed
     assert (report.total, report.compute, report.exposed, report.communication) == (0, 0, 0, 0)
     assert "no times" in report.assumptions[0]
-    with pytest.raises(ValueError, match="no times to draw"):
-        report.draw("timeline.svg")
+    for write in (report.to_perfetto, report.to_html, partial(report.draw, "timeline.svg")):
+        with pytest.raises(ValueError, match="jit_f has no times to draw"):
+            write()
 
 
 def test_a_cpu_program_is_priced_on_the_given_chip():
