@@ -1,25 +1,19 @@
-"""Slices: which axes are rings, by rule and by link; the commands `cost` and `overlap` on one."""
+"""Slices: which axes are rings, by rule and by link; the command `cost` on one."""
 
-import re
 from collections import Counter
 from fractions import Fraction
 from itertools import product
-from math import prod
 
 import pytest
-from hlo_texts import HEAD
-from support import mostly_exhaustive
 
-from ringcoll import overlap
 from ringcoll.__main__ import main
 from ringcoll.algorithms import build
 from ringcoll.costs import price
 from ringcoll.costs.counts import price_backward
 from ringcoll.costs.routes import on_torus
 from ringcoll.costs.slices import along, closed, rings
-from ringcoll.overlap.embedding import embed
 from ringcoll.overlap.network import Network
-from ringcoll.overlap.topology import FLAT, wraps
+from ringcoll.overlap.topology import FLAT
 from ringcoll.schedules.schedule import ScheduleError
 
 pytestmark = pytest.mark.quick
@@ -125,64 +119,7 @@ def test_closed_needs_a_value_for_each_axis():
     assert price("all_gather", "ring", (4, 2), (4, 2), (True, True)) == everything
 
 
-# -- the two commands --
-
-SIZE = 2**26
-
-
-def reported(kind, size, shape, algorithm):
-    """The seconds by `overlap` of an all-gather on a slice, in the order of `overlap.mesh`."""
-    schedule = build("all_gather", algorithm, shape)
-    shard = SIZE / schedule.size / schedule.lanes
-    lines = []
-    for number, moves in enumerate(schedule.rounds):
-        names = [f"{number}.{i}" for i in range(len(moves))]
-        for name, move in zip(names, moves, strict=True):
-            array = f"u8[{round(shard * len(move.offsets))}]{{0:T(128)}}"
-            to = ",".join(f"{{{a},{b}}}" for a, b in pairs(schedule, move))
-            lines.append(
-                f"%s{name} = ({array}, {array}) collective-permute-start({array} %x{name}), "
-                f"source_target_pairs={{{to}}}"
-            )
-            lines.insert(0, f"%x{name} = {array} parameter({len(lines)})")
-        lines += [f"%d{name} = u8[1] collective-permute-done(%s{name})" for name in names]
-    body = "\n".join(f"  {line}" for line in lines)
-    text = HEAD.format(ranks=schedule.size) + f"ENTRY %main () -> u8[1] {{\n{body}\n}}\n"
-    wrap = wraps(kind, (*size, 1))
-    places = embed((*size, 1), wrap, shape).reshape(-1, len(size) + 1).tolist()
-    network = Network(tuple(map(tuple, places)), wrap)
-    return overlap.report(overlap.Program(text, network=network), chip=kind).total
-
-
-@pytest.mark.parametrize("algorithm", ["ring", "bidirectional_ring", "two_ended"])
-@pytest.mark.parametrize(
-    ("kind", "size", "shape"),
-    mostly_exhaustive(
-        [
-            *(
-                ("v5e", size, (prod(size),))
-                for size in ((2, 1, 1), (2, 2, 1), (4, 2, 1), (4, 4, 1))
-            ),
-            *(("v5e", (n, n, 1), (n, n)) for n in (2, 16)),
-            ("v6e", (4, 8, 1), (32,)),
-            *(("v5p", size, (prod(size),)) for size in ((2, 1, 1), (2, 2, 2))),
-            *(("v5p", (n, n, n), (n, n, n)) for n in (2, 4)),
-            ("tpu7x", (2, 2, 1), (4,)),
-        ],
-        lambda kind, size, shape: prod(shape) <= 32,
-    ),
-)
-def test_cost_and_overlap_agree_on_a_slice(capsys, kind, size, shape, algorithm):
-    ranks = "x".join(map(str, shape))
-    of = f"all_gather --bytes 64M --device {kind} --ranks {ranks}"
-    flags = f"{of} --algorithm {algorithm} --alpha 0"  # the report charges no starts
-    assert main(["cost", *flags.split()]) == 0
-    printed = capsys.readouterr().out
-    number, unit = re.search(rf"^{algorithm} +([\d.]+) (us|ms)", printed, re.M).groups()
-    seconds = float(number) * {"us": 1e-6, "ms": 1e-3}[unit]
-    # The command prints three digits.
-    assert reported(kind, size, shape, algorithm) == pytest.approx(seconds, rel=0.01)
-    assert ("is a line, not a ring" in printed) == (prod(size) == 2 or shape in ((2, 2), (2, 2, 2)))
+# -- the command --
 
 
 def test_a_network_by_its_shape_is_a_slice(capsys):
