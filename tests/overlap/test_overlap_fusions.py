@@ -150,18 +150,11 @@ def test_an_asynchronous_call_begins_with_its_update(start, key, kind, wire):
 
 
 def test_an_asynchronous_call_that_sends_nothing_is_free_and_noted():
-    body = f"""%formats (a: f32[500,500]) -> f32[500,500] {{
-  %a = {SHAPE} parameter(0)
-  ROOT %c = {SHAPE} copy(%a)
-}}, execution_thread="sparsecore"
-
-"""
-    lines = [
-        "%s = ((), (), s32[1]) call-start(), to_apply=%formats",
-        dot("y"),
-        f"%u = (({SHAPE}), {SHAPE}) call-update(%s, %y)",
-        f"%d = {SHAPE} call-done(%u)",
-    ]
+    line = f'ROOT %c = {SHAPE} copy(%a)\n}}, execution_thread="sparsecore"\n\n'
+    body = f"%formats (a: {SHAPE}) -> {SHAPE} {{\n  %a = {SHAPE} parameter(0)\n  {line}"
+    begun = "%s = ((), (), s32[1]) call-start(), to_apply=%formats"
+    update = f"%u = (({SHAPE}), {SHAPE}) call-update(%s, %y)"
+    lines = begun, dot("y"), update, f"%d = {SHAPE} call-done(%u)"
     report = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
     assert us(report, "total", "compute", "exposed") == (1000, 1000, 0)
     assert any("sparse cores" in line for line in report.assumptions)
