@@ -71,17 +71,3 @@ def test_the_command_counts_and_times():
     assert ours.returncode == 0, ours.stderr
     assert "3 of 3 collectives have a matmul between start and done" in ours.stdout
     assert "exposed 0 us (0.0%)" in ours.stdout
-
-
-@pytest.mark.exhaustive
-def test_the_command_fails_and_the_benchmark_counts():
-    plain = python("-m", "ringcoll", "overlap", *HIDDEN, "--example", "all_gather_then_matmul")
-    assert plain.returncode == 1, plain.stderr
-    table = python(
-        *("-m", "benchmarks", "overlap", "--topology", "h200:4", "--shape", "512x512x1024"),
-        *("--form", "all_gather_matmul", "--algorithm", "bidirectional_ring"),
-        *("--direction", "forward", "--option"),
-        "xla_gpu_experimental_parallel_collective_overlap_limit=2",
-    )
-    assert table.returncode == 0, table.stderr
-    assert "collective-permute 6 of 6" in table.stdout

@@ -117,13 +117,3 @@ def test_without_a_compiler_the_extra_is_named(monkeypatch):
 def test_gpus_are_named_with_their_number(message):
     with pytest.raises(ValueError, match=r"does not give their number; .*h200:8"):
         topology.devices(message)
-
-
-def test_gpus_have_no_network():
-    class Gpu:
-        platform, coords = "gpu", (0, 0, 0)
-
-    class Devices:
-        devices = np.array([Gpu(), Gpu()])
-
-    assert topology.network(Devices()) is None
