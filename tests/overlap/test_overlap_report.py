@@ -140,11 +140,16 @@ def test_reports_are_compared_by_line():
     ]
     assert "\n3 lines as before\n" in text
     assert max(map(len, text.splitlines())) <= 100
-    hidden = overlap.report(HIDDEN, chip=CHIP)
-    assert overlap.compare(report, hidden).splitlines()[-1] == (
-        "before: 1001 of 2001 us exposed (50.0%); now: 1 of 2001 us exposed (0.0%), "
-        "1.00 times as fast"
+    hidden = program(start("s"), dot("y"), done("d", "s"))
+    assert overlap.compare(report, overlap.report(hidden, chip=CHIP)).splitlines()[-1] == (
+        "before: 1001 of 2001 us exposed (50.0%); now: 1 of 1001 us exposed (0.1%), "
+        "2.00 times as fast"
     )
+    counted = [overlap.report(untiled(text)) for text in (BARE, hidden)]
+    *_, row, _, end = overlap.compare(*counted).splitlines()
+    assert row.split() == ["shrank", "1", "0", "collective-permute", "no", "line", "known"]
+    share = "1 of 1 collectives exposed (100.0%); now: 0 of 1 collectives exposed (0.0%)"
+    assert end == f"before: {share}"
     with pytest.raises(ValueError, match="jit_f has no times, and the other report has"):
         overlap.compare(report, overlap.report(untiled(BARE)))
 
