@@ -71,6 +71,8 @@ def test_a_flat_ring_of_many_ranks():
 def test_bad_routes_are_refused_in_words():
     paid = price("all_gather", "direct", (2**12,), network=(2**12,))
     assert (paid.startups, paid.hops, paid.link) == (2**11, 2**11, 2**21 + 2**10)
+    # Of 2048 distances, 16 are looked at: every 137th, and the last.
+    assert paid.uneven[0].reach[1] == (138, sum(range(138, 2049)))
     for hosts in (0, 4):
         with pytest.raises(ScheduleError, match=f"6 ranks do not divide among {hosts} hosts"):
             on_hosts(ring(6), hosts)
