@@ -25,15 +25,6 @@ def test_a_price_is_counted_on_the_schedule(name):
         assert total.link == total.sent  # a switch: one port a rank
 
 
-@pytest.mark.parametrize("shape", [(4, 2), (3, 5), (2, 3, 4), (1, 6)])
-def test_a_torus_pays_less_along_each_axis(shape):
-    p = prod(shape)
-    paid = price("psum", "ring", shape)
-    assert paid.rounds == paid.startups == sum(2 * (p_i - 1) for p_i in shape)
-    assert paid.sent / p == F(2 * (p - 1), p)
-    assert paid.additions / p == F(p - 1, p)
-
-
 @pytest.mark.parametrize("shape", [(4, 4), (5, 5), (3, 3, 3)])
 def test_no_link_of_a_square_torus_is_idle(shape):
     paid = price("all_gather", "torus", shape, network=shape)
