@@ -54,6 +54,24 @@ def test_the_built_in_has_the_bound_of_any_order():
     assert bounds == {error_bound("psum", "direct", (8,), 2**-7, wire=Wire("int8"))}
 
 
+@pytest.mark.parametrize(
+    ("collective", "encoded", "added", "rounded"),
+    [
+        ("all_gather", 1, 0, 2),
+        ("psum_scatter", 1, 7, 2),
+        ("psum", 2, 7, 3),
+        ("pmean", 2, 8, 4),
+    ],
+)
+def test_the_bound_of_a_wire(collective, encoded, added, rounded):
+    """Codes, additions in float32, and roundings to bfloat16."""
+    sums = added * 2**-24 / (1 - added * 2**-24)
+    codes = 1 + Wire("int8").error
+    expected = codes**encoded * (1 + sums) * (1 + 2**-8) ** rounded - 1
+    assert error_bound(collective, "direct", (8,), 2**-7, wire="int8") == pytest.approx(expected)
+    assert error_bound(collective, "direct", (1,), 2**-7, wire="int8") == 0
+
+
 def test_wide_sums_are_rounded_once():
     narrow, wide = 2**-7, 2**-23
     bound = error_bound("psum", "ring", (256,), np.float32(narrow), np.float32(wide))
