@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import pytest
-from hlo_texts import CHIP, MATMUL, SHAPE, done, dot, loop, program, start
+from hlo_texts import CHIP, MATMUL, SHAPE, computation, done, dot, loop, program, start
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
@@ -108,12 +108,8 @@ def test_short_labels_of_lines(line, short):
 
 
 def test_a_fusion_has_the_line_of_its_collective():
-    inner = f"""%spread (a: f32[500,500]) -> f32[500,500] {{
-  %a = {SHAPE} parameter(0)
-  ROOT %g = {SHAPE} all-reduce(%a), metadata={{op_name="f/psum" stack_frame_id=4}}
-}}
-
-"""
+    metadata = 'metadata={op_name="f/psum" stack_frame_id=4}'
+    inner = computation("spread", {"a": SHAPE}, f"%g = {SHAPE} all-reduce(%a), {metadata}")
     outer = f'%f = {SHAPE} fusion(%x), calls=%spread, metadata={{op_name="f/dot" stack_frame_id=1}}'
     fused = program(outer, before=inner + MATMUL).replace("\n\n", TABLES, 1)
     assert line_of(fused, "f").short == "train.py:7 psum"

@@ -12,6 +12,7 @@ from hlo_texts import (
     SHAPE,
     add,
     blocking,
+    computation,
     done,
     dot,
     loop,
@@ -188,8 +189,7 @@ def test_the_body_of_a_loop_counts_once_a_turn(known, compared, options, turns):
 
 def test_a_loop_inside_a_loop():
     # The transfer of a turn begins with it; its matmuls are called from a computation.
-    called = f"%twice (a: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
-    called += f"  %w = {SHAPE} parameter(1)\n  {dot('a')}\n  ROOT {dot('b', 'a')}\n}}\n\n"
+    called = computation("twice", {"x": SHAPE, "w": SHAPE}, dot("a"), dot("b", "a"))
     body = (start("s"), f"%y = {SHAPE} call(%x, %w), to_apply=%twice", done("next", "s"))
     text = loop("", *body).replace("%body (c", called + "%body (c")
     assert us(overlap.report(text, chip=CHIP), "total", "exposed") == (14_000, 0)

@@ -1,7 +1,7 @@
 """Communication of an unknown kind is named. It is never silently free."""
 
 import pytest
-from hlo_texts import CHIP, MATMUL, SHAPE, blocking, done, dot, loop, program, start
+from hlo_texts import CHIP, MATMUL, SHAPE, blocking, computation, done, dot, loop, program, start
 
 from ringcoll.overlap.hlo import parse
 from ringcoll.overlap.network import Network
@@ -20,18 +20,11 @@ REMOTE = (
     *('"has_communication":true,', '"collective_id":"0",', '"collective_id": 0,'),
     *('"has_communication": true,', '\\"has_communication\\": true,'),
 )
-SUMS = f"""%sums (a: f32[500,500]) -> f32[500,500] {{
-  %a = {SHAPE} parameter(0)
-  ROOT %ar = {SHAPE} all-reduce(%a), replica_groups={{}}
-}}
-
-"""
-
-
-TWICE = SUMS.replace("ROOT", f"%a2 = {SHAPE} all-reduce(%a), replica_groups={{}}\n  ROOT")
+SUM = f"%ar = {SHAPE} all-reduce(%a), replica_groups={{}}"
+SUMS = computation("sums", {"a": SHAPE}, SUM)
+TWICE = computation("sums", {"a": SHAPE}, SUM.replace("%ar", "%a2"), SUM)
 #: A kernel in a computation.
-OWN = f"%own (x: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
-OWN += f"  ROOT {kernel(REMOTE[0])}\n}}\n\n"
+OWN = computation("own", {"x": SHAPE}, kernel(REMOTE[0]))
 BRANCHES = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%own, %sums}}"
 FUSED = f"%o = {SHAPE} fusion(%x), kind=kCustom, calls="
 BEGUN = f"%o = (({SHAPE}), {SHAPE}, u32[]) async-start(%x), calls=%own"
