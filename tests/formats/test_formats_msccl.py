@@ -46,6 +46,13 @@ def test_all_reduces_have_one_program_and_others_that_msccl_lacks_are_refused():
             formats.program(name, "pairwise", (3,))
 
 
+def test_shards_in_a_row_are_one_message():
+    program = formats.program("all_gather", "recursive_doubling", (8,))
+    for rank in range(8):
+        steps = [step for at, step in program.steps() if at.rank == rank]
+        assert sorted(step.count for step in steps if step.does.sends) == [1, 2, 4]
+
+
 def test_a_users_schedule_is_written_by_its_name():
     def mine(n):
         return Schedule((n,), tuple((Move(-1, (-t % n,)),) for t in range(n - 1)))
