@@ -46,11 +46,12 @@ def test_all_reduces_have_one_program_and_others_that_msccl_lacks_are_refused():
             formats.program(name, "pairwise", (3,))
 
 
-def test_shards_in_a_row_are_one_message():
-    program = formats.program("all_gather", "recursive_doubling", (8,))
-    for rank in range(8):
-        steps = [step for at, step in program.steps() if at.rank == rank]
-        assert sorted(step.count for step in steps if step.does.sends) == [1, 2, 4]
+@pytest.mark.parametrize(("rank", "counts"), [(7, [1, 2, 4]), (0, [1, 1, 1, 1, 3])])
+def test_shards_in_a_row_are_one_message(rank, counts):
+    """Rank 7 sends its shard, then 6 and 7, then 4 to 7. Rank 0 sends 7 and 0, then 5 to 7 and 0."""
+    steps = formats.program("all_gather", "bruck", (8,)).steps()
+    sends = [step.count for at, step in steps if at.rank == rank and step.does.sends]
+    assert sorted(sends) == counts
 
 
 def test_a_users_schedule_is_written_by_its_name():
