@@ -48,7 +48,7 @@ def test_all_reduces_have_one_program_and_others_that_msccl_lacks_are_refused():
 
 @pytest.mark.parametrize(("rank", "counts"), [(7, [1, 2, 4]), (0, [1, 1, 1, 1, 3])])
 def test_shards_in_a_row_are_one_message(rank, counts):
-    """Rank 7 sends its shard, then 6 and 7, then 4 to 7. Rank 0 sends 7 and 0, then 5 to 7 and 0."""
+    """Rank 7 sends shard 7, 6 and 7, then 4 to 7. Rank 0 sends 0, 7 and 0, then 5 to 7 and 0."""
     steps = formats.program("all_gather", "bruck", (8,)).steps()
     sends = [step.count for at, step in steps if at.rank == rank and step.does.sends]
     assert sorted(sends) == counts
