@@ -29,6 +29,12 @@ BRANCHES = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%own, %
 FUSED = f"%o = {SHAPE} fusion(%x), kind=kCustom, calls="
 BEGUN = f"%o = (({SHAPE}), {SHAPE}, u32[]) async-start(%x), calls=%own"
 TURNS = loop("", start("s"), dot("y"), done("next", "s"))
+#: The counter is the last of a carry that is joined elsewhere.
+BARRED = (
+    TURNS.replace("%carry =", "%joined =")
+    .replace("index=0", "index=2")
+    .replace("  %while", f"  %carry = (s32[], {SHAPE}, {SHAPE}) opt-barrier(%joined)\n  %while")
+)
 ASKED = "%g = s32[] all-reduce(%k)\n  %bound = s32[]"
 HOST = f"%o = ({SHAPE}, u32[], token[]) OPCODE(%x, %x), is_host_transfer=true"
 
@@ -61,6 +67,7 @@ HOST = f"%o = ({SHAPE}, u32[], token[]) OPCODE(%x, %x), is_host_transfer=true"
         (TURNS, ""),
         (TURNS.replace("s32[] constant(7)", "s32[] custom-call()"), "while"),
         (TURNS.replace("%bound = s32[]", ASKED), "while"),
+        (BARRED, "while"),
     ],
 )  # fmt: skip
 def test_unread_instructions_are_named(text, names):
