@@ -8,12 +8,14 @@ import re
 from importlib.metadata import version
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 from hlo_texts import CHIP, blocking, program
-from support import python
+from support import assert_same, data, make_mesh, per_rank, python
 
 from ringcoll import __main__ as command_line
 from ringcoll import overlap
+from ringcoll.commands.overlap_examples import ring_matmul
 
 USERS_OWN = """
 import jax, jax.numpy as jnp
@@ -91,6 +93,12 @@ def test_bad_arguments_are_refused_in_a_line(capsys, arguments, complaint):
     with pytest.raises(SystemExit, match="2"):
         command_line.main(["overlap", *arguments.split()])
     assert complaint in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_ring_of_the_examples_is_a_gather_and_a_product():
+    x, w = data((4, 2, 3)), data((4, 3, 5))
+    expected = np.stack([x.reshape(8, 3) @ of_rank for of_rank in w])
+    assert_same(per_rank(make_mesh(4), ring_matmul, x, w), expected)
 
 
 #: Refused by the compiler or by what was compiled for.
