@@ -5,6 +5,8 @@ The chip of these programs runs at 1 GHz, its links carry 1 GB/s each way, its m
 a matmul of 1,000,000 cycles 1000 us.
 """
 
+from collections.abc import Mapping
+
 from ringcoll.overlap import Chip
 
 CHIP = Chip("toy", clock=1e9, link=1e9, flops=1e12, hbm=10e9)
@@ -34,6 +36,14 @@ def program(*lines: str, ranks: int = 4, before: str = MATMUL) -> str:
     body[-1] = body[-1].replace("  %", "  ROOT %", 1)
     head = HEAD.format(ranks=ranks) + before
     return head + f"ENTRY %main (x: f32[1]) -> f32[1] {{\n{chr(10).join(body)}\n}}\n"
+
+
+def computation(name: str, parameters: Mapping[str, str], *lines: str, end: str = "}") -> str:
+    """A computation that instructions of the program call; the last line is its root."""
+    numbered = enumerate(parameters.items())
+    body = [f"%{one} = {shape} parameter({i})" for i, (one, shape) in numbered] + [*lines]
+    body[-1] = body[-1].replace("%", "ROOT %", 1)
+    return f"%{name} (p: f32[1]) -> f32[1] {{\n  {(chr(10) + '  ').join(body)}\n{end}\n\n"
 
 
 def dot(name: str, x: str = "x", cycles: int = 1_000_000) -> str:

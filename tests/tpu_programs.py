@@ -110,7 +110,7 @@ def jitted(f, shapes, sharded, mesh):
     return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=out)), operands
 
 
-def reported(f, shapes=SHAPES, sharded=COLUMNS, mesh=mesh):
+def reported(f, shapes=SHAPES, sharded=COLUMNS):
     """The report of a function, as plain data."""
     return judged(*jitted(f, shapes, sharded, mesh))
 
@@ -189,8 +189,6 @@ def small():
             "far": max(overlap.hops(far, "x")),
             "said": [str(warning.message) for warning in caught],
         }
-    shapes = (64 * 64, 1024), (1024, 1024)
-    reports["far"] = reported(lambda x, w: hop(x, 0) @ w, shapes, COLUMNS, far)
     f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
     for name, call in {
         "topology": lambda: overlap.mesh("v5e:5x7"),

@@ -8,12 +8,14 @@ import re
 from importlib.metadata import version
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 from hlo_texts import CHIP, blocking, program
-from support import python
+from support import assert_same, data, make_mesh, per_rank, python
 
 from ringcoll import __main__ as command_line
 from ringcoll import overlap
+from ringcoll.commands.overlap_examples import ring_matmul
 
 USERS_OWN = """
 import jax, jax.numpy as jnp
@@ -33,9 +35,6 @@ def plain(mesh):
     return jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False), (
         operand(mesh), whole)
 
-def nothing(mesh):
-    return None
-
 def nothing_compiled(mesh):
     return lambda x: None, (operand(mesh),)
 
@@ -44,9 +43,6 @@ def compiled(mesh):
 
 def too_few(mesh):
     return lambda x, y: x @ y, (operand(mesh),)
-
-def not_sharded(mesh):
-    return lambda x: x, (jax.ShapeDtypeStruct((8, 8), jnp.bfloat16),)
 
 def raises(mesh):
     return {}[mesh.size]
@@ -99,19 +95,22 @@ def test_bad_arguments_are_refused_in_a_line(capsys, arguments, complaint):
     assert complaint in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_the_ring_of_the_examples_is_a_gather_and_a_product():
+    x, w = data((4, 2, 3)), data((4, 3, 5))
+    expected = np.stack([x.reshape(8, 3) @ of_rank for of_rank in w])
+    assert_same(per_rank(make_mesh(4), ring_matmul, x, w), expected)
+
+
 #: Refused by the compiler or by what was compiled for.
 NOT_COMPILED = [
     ("--topology v9:4x2", "has no topology 'v9:4x2' "),
     ("--mesh x=4,y=3", "are 12 devices, but v5e:4x2 has 8; let the sizes multiply to that"),
     ("--option foo=bar", "No such compile option: 'foo'; --option foo=bar: give an option and"),
-    ("--function own:nothing", "nothing returned None; return a function and a tuple of its oper"),
-    ("--function own:raises", "own:raises: called with the mesh: KeyError: 8 ("),
-    ("--function own:raises", "own.py, line "),
+    ("--function own:raises", "raises: called with the mesh: KeyError: 8 ({folder}/own.py, line "),
     ("--function own:nothing_compiled", "it returns no array, so nothing is compiled; return"),
     ("--function own:compiled", "return a function and a tuple of its operands"),
     ("--function own:too_few", "missing 1 required positional argument: 'y'; let --function"),
     ("--function own:does_not_trace", "cannot compile it: TypeError: dot_general requires"),
-    ("--function own:not_sharded", "no operand is sharded over a mesh; give jax.ShapeDtypeSt"),
     ("--function own:elsewhere", "which is not one of the 8 devices of v5e:4x2"),
     ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
 ]
@@ -189,7 +188,7 @@ def test_a_report_has_lines_a_comparison_and_advice(typed):
 
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize("n", range(len(NOT_COMPILED)), ids=lambda n: NOT_COMPILED[n][0])
-def test_compile_errors_end_with_one_line(typed, n):
+def test_compile_errors_end_with_one_line(typed, folder, n):
     status, out, err = typed[3 + n]
     assert (status, out) == (2, "")
-    assert NOT_COMPILED[n][1] in err.splitlines()[-1]
+    assert NOT_COMPILED[n][1].format(folder=folder) in err.splitlines()[-1]

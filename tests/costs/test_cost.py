@@ -12,10 +12,6 @@ from ringcoll.costs.model import scatter_links
 pytestmark = pytest.mark.quick
 
 
-def test_one_rank_takes_no_time():
-    assert modelled(price("psum", "ring", (1, 1)), 1e9, DEVICES["v5e"], 2) == 0
-
-
 def test_seconds_are_the_sum_of_startups_bytes_and_additions():
     paid = price("psum", "ring", (4,))  # 6 messages, 6 shards sent, 3 added, 4 of them raw
     assert modelled(paid, 100, Model(1, 0, 0)) == 6
@@ -47,35 +43,27 @@ def test_near_bytes_travel_during_far_hops():
 # -- fit --
 
 
-def samples(
-    model, noise=0.0, collective="psum", algorithms=("ring", "recursive_doubling", "direct")
-):
-    random = np.random.default_rng(0)
-    for algorithm in algorithms:
-        for p in (2, 4, 8):
-            for shard in (16, 4096, 2**20, 2**26):
-                paid = price(collective, algorithm, (p,))
-                time = modelled(paid, shard, model) * (1 + noise * random.uniform(-1, 1))
-                sent, added = float(paid.link) * shard, float(paid.additions) * shard
-                yield Sample(paid.startups, sent, added, time)
-
-
 @pytest.mark.parametrize(
-    "model", [Model(3e-5, 2e-10, 7e-11), Model(1e-6, 1e-9, 0), Model(0, 1e-11, 1e-9)]
+    ("collective", "algorithms", "model", "expected"),
+    [
+        ("psum", ["ring", "recursive_doubling", "direct"], *[(3e-5, 2e-10, 7e-11)] * 2),
+        # Some cannot be told apart: nothing is added, or as much is added as is sent.
+        ("all_gather", ["ring"], (3e-5, 2e-10, 1e-10), (3e-5, 2e-10, 0)),
+        ("psum_scatter", ["ring"], (3e-5, 2e-10, 1e-10), (3e-5, 3e-10, 0)),
+    ],
 )
-def test_fit_finds_the_model_again(model):
-    found, residual = fit(samples(model))
-    assert found.alpha == pytest.approx(model.alpha, rel=1e-6, abs=1e-15)
-    assert found.beta == pytest.approx(model.beta, rel=1e-6, abs=1e-19)
-    assert found.gamma == pytest.approx(model.gamma, rel=1e-6, abs=1e-19)
+def test_fit_finds_the_model_again(collective, algorithms, model, expected):
+    paid = [price(collective, algorithm, (p,)) for algorithm in algorithms for p in (2, 4, 8)]
+    found, residual = fit(
+        Sample(
+            *(one.startups, float(one.link) * shard, float(one.additions) * shard),
+            modelled(one, shard, Model(*model)),
+        )
+        for one in paid
+        for shard in (16, 4096, 2**20, 2**26)
+    )
+    assert (found.alpha, found.beta, found.gamma) == pytest.approx(expected, rel=1e-6)
     assert residual < 1e-9
-
-
-def test_undetermined_coefficients_are_zero():
-    model = Model(3e-5, 2e-10, 1e-10)  # (a reduce-scatter adds what it sends)
-    for collective, beta in [("all_gather", 2e-10), ("psum_scatter", 3e-10)]:
-        found, _ = fit(samples(model, collective=collective, algorithms=["ring"]))
-        assert found == Model(pytest.approx(3e-5), pytest.approx(beta), 0)
 
 
 @settings(deadline=None, max_examples=100)

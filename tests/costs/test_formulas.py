@@ -16,26 +16,14 @@ RANKS = (*range(2, 18), 32, 64)
 TWOS = [n for n in RANKS if not n & (n - 1)]
 
 
-@pytest.mark.parametrize(
-    ("form", "count"),
-    [
-        ("0", lambda n: 0),
-        ("3", lambda n: 3),
-        ("n", lambda n: n),
-        ("n-2", lambda n: n - 2),
-        ("2n-3", lambda n: 2 * n - 3),
-        ("2(n-1)", lambda n: 2 * n - 2),
-        ("(n-1)/(2n)", lambda n: F(n - 1, 2 * n)),
-        ("2(n-1)/n", lambda n: F(2 * n - 2, n)),
-        ("2 ceil((n-1)/2)/n", lambda n: F(2 * ceil((n - 1) / 2), n)),
-        ("ceil(log2 n)+1", lambda n: ceil(log2(n)) + 1),
-        ("3 ceil(log2 n)", lambda n: 3 * ceil(log2(n))),
-        ("floor(n^2/4)/n", lambda n: F(n**2 // 4, n)),
-        ("(n^2+1)/3", lambda n: F(n * n + 1, 3)),
-    ],
-)
-def test_a_form_is_recognised(form, count):
-    assert recognised({n: count(n) for n in RANKS}) == Formula(form)
+def test_counts_that_no_algorithm_has_are_recognised_too():
+    for form, count in {
+        "0": lambda n: 0,
+        "2n-3": lambda n: 2 * n - 3,
+        "3 ceil(log2 n)": lambda n: 3 * ceil(log2(n)),
+        "(n^2+1)/3": lambda n: F(n * n + 1, 3),
+    }.items():
+        assert recognised({n: count(n) for n in RANKS}) == Formula(form)
 
 
 def test_a_form_for_powers_of_two_only():

@@ -12,35 +12,6 @@ from ringcoll.costs import machines, place_of, predict
 from ringcoll.costs.machines import FOLDER, MACHINES
 
 MIB = 2**20
-US = 1e-6
-
-
-@pytest.mark.parametrize(
-    ("asked", "measured"),
-    [  # published: XLA's table, marin#6736, Google's Ironwood guide, scaling-book, Alps
-        (("all_gather", 64 * MIB, 8, "h100"), 213.6),
-        (("psum", 256 * MIB, 8, "b200"), 842.9),
-        (("ppermute", 64 * MIB, 8, "h100"), 877.3),
-        (("ppermute", 1024 * MIB, 8, "h100"), 3706),
-        (("ppermute", 16384, 2, "v5p"), 5.5),
-        (("ppermute", 64 * MIB, 4, "TPU v5p"), 782),
-        (("all_gather", 16 * MIB, 4, "tpu7x"), 155.4),
-        (("psum", 1024 * MIB, 64, "gh200"), 23140),
-    ],
-)
-def test_predictions_are_near_measurements(asked, measured):
-    collective, nbytes, *where = asked
-    assert predict(collective, nbytes, place_of(*where)) == pytest.approx(measured * US, rel=0.2)
-
-
-def test_a_line_of_chips_is_slower_than_a_ring():
-    def gather(nbytes, **where):
-        return predict("all_gather", nbytes, place_of(4, "v5e", **where))
-
-    assert gather(2**17, network="8x4") == gather(2**17, closed=False)
-    assert gather(2**30, closed=True) == pytest.approx(gather(2**30, closed=False) / 2, 0.01)
-    closed = predict("all_gather", 2**30, place_of(16, "v5e", network="16x16"))
-    assert closed == pytest.approx(15 / 16 * 2**30 / 2 * costs.DEVICES["v5e"].beta, rel=0.01)
 
 
 @pytest.mark.parametrize("sides", [(4, 4, 4), (2, 2, 1), (2, 4, 1)])
@@ -49,6 +20,9 @@ def test_the_built_in_uses_all_axes_of_a_slice_that_ranks_fill(collective, sides
     in_a_row = place_of(prod(sides), "v5p", network="x".join(map(str, sides)))
     by_sides = predict(collective, 2**26, place_of(sides, "v5p"))
     assert predict(collective, 2**26, in_a_row) == by_sides
+    if collective == "psum" and sides == (4, 4, 4):  # a ring of all chips
+        by_ring = predict("psum", 2**26, place_of(64, "v5p"), "ring")
+        assert predict("psum", 2**26, in_a_row, "ring") == by_ring
 
 
 def test_axes_of_ranks_may_be_a_part_of_a_slice():
@@ -67,45 +41,16 @@ def test_axes_of_ranks_may_be_a_part_of_a_slice():
     assert torus((4, 2), network="4x4") == torus((4, 2), closed=False)
 
 
-def test_a_ring_of_all_chips_of_a_slice():
-    in_a_cube = predict("psum", 2**26, place_of(64, "v5p", network="4x4x4"), "ring")
-    assert in_a_cube == predict("psum", 2**26, place_of(64, "v5p"), "ring")
-
-
-def test_aliases_of_machines_and_collectives():
+def test_aliases_of_machines_networks_and_collectives():
     same = predict("psum", MIB, place_of(4, "v5e"))
     for device in ("v5litepod-4", "v5e-4", "TPU v5 lite", "TPU v5e (v5litepod)"):
         assert predict("psum", MIB, place_of(4, device)) == same
     same = predict("psum", MIB, place_of(8, "h100"))
-    for collective, device in [
-        ("all_reduce", "H100 SXM5"),
-        ("pmax", "NVIDIA H100 80GB HBM3"),
-        ("psum", "nvidia-h100"),
-        ("psum", "HGX H100-SXM5-80GB"),
-    ]:
-        assert predict(collective, MIB, place_of(np.int64(8), device)) == same
-    assert predict("psum", MIB, place_of([1, 8], "h100", hosts=1)) == same
-
-
-def test_hosts_and_the_network_between_them():
-    def gather(ranks=16, **where):
-        return predict("all_gather", 2**28, place_of(ranks, "h100", **where))
-
-    assert gather() == gather((2, 8)) == gather(hosts=2)
-    assert gather(hosts=2, network="ethernet100") > 2 * gather()
-    assert gather(hosts=4) > gather()
-    ten, hundred = (gather(hosts=2, network=f"ethernet{n}") for n in (10, 100))
-    assert ten == pytest.approx(10 * hundred, rel=0.1)
-    alps = gather(network="Slingshot ALPS")
-    assert alps == gather(network="slingshot200")
-    assert alps < gather(network="slingshot") / 2
-
-
-def test_ranks_alone_on_their_hosts_are_on_the_network_between_them():
-    on_hosts = predict("psum", 2**16, place_of(2, "cpu", hosts=2, network="ibverbs"))
-    assert on_hosts == predict("psum", 2**16, place_of(2, "ibverbs"))
-    cpu, gloo = (predict("psum", 2**20, place_of(4, one), "ring") for one in ("cpu", "gloo"))
-    assert cpu == gloo
+    for device in ("H100 SXM5", "NVIDIA H100 80GB HBM3", "nvidia-h100", "HGX H100-SXM5-80GB"):
+        assert predict("all_reduce", MIB, place_of(np.int64(8), device)) == same
+    assert predict("pmax", MIB, place_of([1, 8], "h100", hosts=1)) == same
+    alps, same = (place_of(16, "h100", network=n) for n in ("Slingshot ALPS", "slingshot200"))
+    assert predict("psum", MIB, alps) == predict("psum", MIB, same)
 
 
 @pytest.mark.parametrize(

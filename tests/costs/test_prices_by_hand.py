@@ -5,9 +5,11 @@ from math import log2
 
 import pytest
 
-from ringcoll.costs import Model, encoding, place_of, predict
+from ringcoll.costs import Model, encoding, place_of, predict, prediction
+from ringcoll.costs.counts import price_on_hosts
 from ringcoll.costs.curves import Curve
 from ringcoll.costs.machines import Device
+from ringcoll.costs.model import seconds_on_hosts
 from ringcoll.costs.wire import Wire
 
 pytestmark = pytest.mark.quick
@@ -115,6 +117,20 @@ def test_an_algorithm_on_hosts_that_share_their_ports(algorithm, ranks, paid):
     )
 
 
+def test_a_round_on_hosts_takes_the_longer_of_the_two_networks():
+    inner, outer = Model(1, 0.5, 10), Model(5, 1, 0)
+    # 7 rounds of a shard within and between; 7 shards are added.
+    paid = price_on_hosts("psum_scatter", "ring", (8,), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == 7 * 6 + 10 * 7
+    assert seconds_on_hosts(paid, 1, Model(9, 0, 0), outer) == 7 * 9
+    # A round of four messages by the port; three within hosts, of two shards each.
+    paid = price_on_hosts("all_gather", "ring", (2, 4), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 4) + 3 * (1 + 0.5 * 2)
+    # Stages of whole vectors: 8 shards each, and four ranks send them by one port.
+    paid = price_on_hosts("psum", "recursive_doubling", (8,), 2)
+    assert seconds_on_hosts(paid, 1, inner, outer) == (5 + 32) + 2 * (1 + 4) + 10 * 24
+
+
 def test_ranks_alone_on_their_hosts_are_a_ring_on_the_network():
     alone = replace(SWITCH, ranks_a_host=1)
     ring = 14 * (START + GB / 8 * BYTE)
@@ -129,6 +145,36 @@ def test_a_curve_serves_collectives_that_send_as_much():
     for collective in ("all_gather", "psum_scatter", "all_to_all"):
         assert predict(collective, 50, place_of(4, known)) == 3
     assert predict("psum", 50, place_of(4, known)) == predict("psum", 50, place_of(4, SWITCH))
+
+
+def test_a_measured_wire_prices_each_message():
+    """Three rounds of a shard of 50 bytes, each 2 s."""
+    known = machine(replace(SWITCH.model, wire=Curve(((0.0, 1.0), (100.0, 3.0)))), 4, "ethernet100")
+    assert predict("ppermute", 50, place_of(4, known)) == 2
+    for algorithm in ("lax", "ring"):
+        assert predict("all_gather", 200, place_of(4, known), algorithm) == 3 * 2
+
+
+@pytest.mark.parametrize(
+    ("collective", "curves", "paid"),
+    [
+        # Of the 5 s of 100 bytes, 4 s are sent, and three times as long here: half is 1 + 6.
+        ("all_gather", {}, 7),
+        # Here ranks send the sums too: 100 bytes are 2 x 3/4 x 300 s.
+        ("psum", {}, 1 + 450 / 2),
+        # Measured on two ranks: 2 s of any size. Four take 1/1 and 13/7 as long as two.
+        ("all_gather", {2: Curve(((0.0, 2.0), (100.0, 2.0)))}, (2 + 2 * 13 / 7) / 2),
+    ],
+)
+def test_curves_of_the_machine_that_another_is_based_on(monkeypatch, collective, curves, paid):
+    of_base = {n: Curve(((0.0, 1.0), (100.0, n + 1.0))) for n in (2, 4)}
+    known = {(name, False): of_base for name in ("all_gather", "psum")}
+    base = machine(replace(SWITCH.model, beta=1), 4, "ethernet100", curves=known)
+    monkeypatch.setattr(prediction, "MACHINES", {"base": replace(base, switch_adds=True)})
+    own = {(collective, False): curves} if curves else {}
+    slower = machine(replace(SWITCH.model, beta=3), 4, "ethernet100", curves=own)
+    place = place_of(4, replace(slower, based_on="base"))
+    assert predict(collective, 50, place) == pytest.approx(paid)
 
 
 # -- wires: a byte of the main memory takes 1 s, an addition three --
@@ -163,9 +209,8 @@ def test_a_wire_sends_its_codes_and_scales():
     assert encoding.ratio(wire, 4) == 36 / 128
     by_ring = predict("all_gather", 1280, place_of(4, ring), "ring", wire=wire)
     assert by_ring == predict("all_gather", 1280, place_of(4, ring), wire=wire) == 3 / 4 * 360
-    summed = predict(
-        "psum", 1280, place_of(4, ring), wire=wire
-    )  # the built-in exchanges, then gathers
+    # The built-in exchanges, then gathers.
+    summed = predict("psum", 1280, place_of(4, ring), wire=wire)
     assert summed == predict("pmean", 1280, place_of(4, ring), wire=wire) == 2 * 3 / 4 * 360
     assert predict("psum_scatter", 1280, place_of(4, ring), wire=wire) == 3 / 4 * 360
     assert (wire.nbytes(64), wire.nbytes(65), wire.nbytes(1)) == (72, 3 * (22 + 4), 5)

@@ -25,15 +25,6 @@ def test_a_price_is_counted_on_the_schedule(name):
         assert total.link == total.sent  # a switch: one port a rank
 
 
-@pytest.mark.parametrize("shape", [(4, 2), (3, 5), (2, 3, 4), (1, 6)])
-def test_a_torus_pays_less_along_each_axis(shape):
-    p = prod(shape)
-    paid = price("psum", "ring", shape)
-    assert paid.rounds == paid.startups == sum(2 * (p_i - 1) for p_i in shape)
-    assert paid.sent / p == F(2 * (p - 1), p)
-    assert paid.additions / p == F(p - 1, p)
-
-
 @pytest.mark.parametrize("shape", [(4, 4), (5, 5), (3, 3, 3)])
 def test_no_link_of_a_square_torus_is_idle(shape):
     paid = price("all_gather", "torus", shape, network=shape)
@@ -66,10 +57,12 @@ def test_stages_of_several_lanes_are_priced():
     assert paid.raw == 6  # the first stage; the second sends sums
 
 
-@pytest.mark.parametrize("collective", ["pmean", "pmax", "pmin", "pbroadcast"])
-def test_every_all_reduce_is_priced_like_psum(collective):
+def test_every_all_reduce_is_priced_like_psum():
     for algorithm in names("psum"):
-        assert price(collective, algorithm, (4, 2)) == price("psum", algorithm, (4, 2))
+        paid = {price(name, algorithm, (4, 2)) for name in ("pmean", "pmax", "pbroadcast", "psum")}
+        assert len(paid) == 1
+        alone = price("psum", algorithm, (1, 1))
+        assert (alone.rounds, alone.sent, alone.link, alone.additions) == (0, 0, 0, 0)
 
 
 def my_star(n):
@@ -82,13 +75,6 @@ def test_a_users_algorithm_is_priced():
     assert price("psum_scatter", my_star, (5,)) == price("psum_scatter", my_star(5), [5])
     with pytest.raises(ValueError, match="no algorithm 'rign'; did you mean 'ring'"):
         price("psum", "rign", (5,))
-
-
-def test_one_rank_pays_nothing():
-    for collective in ("psum", "all_to_all"):
-        for name in names(collective):
-            paid = price(collective, name, (1, 1))
-            assert (paid.rounds, paid.sent, paid.link, paid.additions) == (0, 0, 0, 0)
 
 
 # -- bytes --

@@ -54,12 +54,6 @@ def test_ports_of_ranks_and_hosts_are_those_of_the_busiest(data, shape):
     assert found == Counter(tuple(walked(schedule, moves, hosts)) for moves in schedule.rounds)
 
 
-def test_ranks_that_do_not_divide_among_hosts_are_refused():
-    for hosts in (0, 4):
-        with pytest.raises(ScheduleError, match=f"6 ranks do not divide among {hosts} hosts"):
-            on_hosts(ring(6), hosts)
-
-
 # -- at scale: quadratic work would take minutes --
 
 
@@ -74,18 +68,14 @@ def test_a_flat_ring_of_many_ranks():
     assert (times, inner[:3], outer[:3]) == (n - 1, (1, 0, 1), (1, 0, 1))
 
 
-def test_a_torus_of_many_ranks():
-    shape = (32, 32, 16)
-    paid = price("all_gather", "torus", shape, network=shape)
-    assert paid.sent == prod(shape) - 1
-    # The shorter axis makes two lanes meet on the others.
-    assert paid.rounds == 31 + 31 + 15 == paid.hops < paid.startups
-    assert price("psum", "torus", (16,) * 3, network=(16,) * 3).link == F(16**3 - 1, 3)
-
-
 def test_bad_routes_are_refused_in_words():
     paid = price("all_gather", "direct", (2**12,), network=(2**12,))
     assert (paid.startups, paid.hops, paid.link) == (2**11, 2**11, 2**21 + 2**10)
+    # Of 2048 distances, 16 are looked at: every 137th, and the last.
+    assert paid.uneven[0].reach[1] == (138, sum(range(138, 2049)))
+    for hosts in (0, 4):
+        with pytest.raises(ScheduleError, match=f"6 ranks do not divide among {hosts} hosts"):
+            on_hosts(ring(6), hosts)
     for route, network in ((on_torus, (64, 64)), (on_hosts, 64)):
         with pytest.raises(ScheduleError, match="4096 ranks that send 4095 messages each in a rou"):
             route(direct(2**12), network)

@@ -14,7 +14,7 @@ from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
 pytestmark = pytest.mark.quick
 
 COLLECTIVES = ("all_gather", "psum_scatter", "psum", "all_to_all")
-SHAPES = [*((n,) for n in SIZES), (4, 2), (2, 3), (2, 2, 2)]
+SHAPES = [*((n,) for n in SIZES), (2, 3), (2, 2, 2)]
 
 
 def sent(program):
@@ -37,16 +37,21 @@ def test_what_is_written_is_read_back_and_proved(collective, shape):
         assert all(share == pytest.approx(float(wanted)) for share in sent(read).values())
 
 
-@pytest.mark.parametrize("name", ["pmean", "all_reduce", "pmax"])
-def test_other_names_of_an_all_reduce_have_its_program(name):
-    ours = formats.program(name, "ring", (3,))
-    assert (ours.collective, ours.ranks) == ("psum", formats.program("psum", "ring", (3,)).ranks)
+def test_all_reduces_have_one_program_and_others_that_msccl_lacks_are_refused():
+    programs = [formats.program(name, "ring", (3,)) for name in ("pmean", "pmax", "psum")]
+    assert programs[0].collective == "psum"
+    assert programs[0].ranks == programs[1].ranks == programs[2].ranks
+    for name in ("ragged_all_to_all", "pbroadcast"):
+        with pytest.raises(ValueError, match=f"{name}: MSCCL has no such collective"):
+            formats.program(name, "pairwise", (3,))
 
 
-@pytest.mark.parametrize("collective", ["ragged_all_to_all", "pbroadcast"])
-def test_collectives_that_msccl_lacks_are_refused(collective):
-    with pytest.raises(ValueError, match=f"{collective}: MSCCL has no such collective"):
-        formats.program(collective, "pairwise", (3,))
+@pytest.mark.parametrize(("rank", "counts"), [(7, [1, 2, 4]), (0, [1, 1, 1, 1, 3])])
+def test_shards_in_a_row_are_one_message(rank, counts):
+    """Rank 7 sends shard 7, 6 and 7, then 4 to 7. Rank 0 sends 0, 7 and 0, then 5 to 7 and 0."""
+    steps = formats.program("all_gather", "bruck", (8,)).steps()
+    sends = [step.count for at, step in steps if at.rank == rank and step.does.sends]
+    assert sorted(sends) == counts
 
 
 def test_a_users_schedule_is_written_by_its_name():
@@ -84,24 +89,19 @@ def replaced(text, before, after, nth=0):
     ("text", "words"),
     [
         ("", "it is not XML: no element found"),
-        (CHAIN[:-8], "it is not XML: no element found: line 26"),
-        (CHAIN.replace("<gpu", "<gpv", 1), "it is not XML: mismatched tag: line 9"),
         ("<xml/>", "<xml>: it is the outermost element; that of an MSCCL file is an <algo>"),
         (CHAIN.replace(' deps="-1"', "", 1), "it has no attribute 'deps'"),
         (CHAIN.replace('type="rrc"', 'type="rrx"'), "rank 0, thread block 0, step 0: no kind rrx"),
         (CHAIN.replace('coll="allreduce"', 'coll="scan"'), "coll is not one of allgather"),
         (CHAIN.replace('ngpus="3"', 'ngpus="4"'), "it has 3 <gpu>, not as many as ngpus"),
         (CHAIN.replace('gpu id="1"', 'gpu id="7"'), 'i_chunks="1" o_chunks="0" s_chunks="0">: id'),
-        (CHAIN.replace('gpu id="1"', 'gpu id="0"'), "id is not 1; number them 0, 1, 2 and so on"),
         (CHAIN.replace('tb id="1"', 'tb id="x"', 1), "id is not a whole number from 0"),
         (CHAIN.replace('srcoff="0"', 'srcoff="1"', 1), "from i[1] on, but there are 1"),
-        (CHAIN.replace('srcbuf="i"', 'srcbuf="x"', 1), "from x[0] on, but there are 0"),
         (CHAIN.replace('cnt="1"', 'cnt="999999999"', 1), "rrc of 999999999 chunks from i[0] on"),
         (CHAIN.replace('cnt="1"', 'cnt="0"', 1), "rrc of 0 chunks; name 1 or more"),
         (CHAIN.replace('recv="1"', 'recv="0"', 1), "rank 0 sends to itself; copy by cpy"),
         (CHAIN.replace('s_chunks="0"', 's_chunks="65537"', 1), "a buffer of 65537 chunks; at most"),
         (CHAIN.replace('deps="0"', 'deps="5"', 1), "thread block 0, step 5, which has no hasdep"),
-        (CHAIN.replace('hasdep="1"', 'hasdep="0"'), 'thread block 0, step 0, which has no hasdep'),
         (CHAIN.replace("<step", "<stop", 1), "it is in <tb>, where only <step> can be"),
         (CHAIN.replace('inplace="1"', 'inplace="0"'), "for calls neither in place nor out of"),
         (CHAIN.replace('o_chunks="0"', 'o_chunks="2"').replace("allreduce", "allgather"),
@@ -126,7 +126,6 @@ def test_a_broken_file_is_refused(text, words):
          "messages from rank 1 to rank 2 on channel 0: 1 sent, 0 received"),
         (CHAIN.replace('"s"', '"nop"', 1),
          "messages from rank 0 to rank 1 on channel 0: 0 sent, 1 received"),
-        (CHAIN.replace('send="1"', 'send="-1"', 1), "messages from rank 0 to rank None"),
         (CHAIN.replace('recv="1"', 'recv="3"', 1), "from rank 1 to rank 0 on channel 0: 1 sent, 0"),
         # Two thread blocks receive from rank 1.
         (CHAIN.replace('<tb id="1" send="1" recv="-1"', '<tb id="1" send="-1" recv="1"', 1)
@@ -164,18 +163,11 @@ def test_a_sum_of_too_much_is_refused():
 
     def rank(number):
         other = 1 - number
-        return gpu(
-            number,
-            (2, 2, 0),
-            block(
-                0,
-                other,
-                other,
-                step(0, "cpy", count=2, target="o 0"),
-                step(1, "s", count=2),
-                step(2, "rrc", "o 0", "o 0", count=2),
-            ),
+        steps = (
+            *(step(0, "cpy", count=2, target="o 0"), step(1, "s", count=2)),
+            step(2, "rrc", "o 0", "o 0", count=2),
         )
+        return gpu(number, (2, 2, 0), block(0, other, other, *steps))
 
     text = algo("alltoall", [rank(0), rank(1)], 'inplace="0"', chunks=2)
     with pytest.raises(ScheduleError, match=r"o\[0\] also holds chunk 0 of rank 1"):

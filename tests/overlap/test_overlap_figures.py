@@ -4,6 +4,8 @@ No two sizes, bytes or numbers of ranks of a case are equal where another formul
 See `hlo_texts`: a link carries 1 GB/s each way, and a hop takes 1 us; x is 1 MB, f32[500,500].
 """
 
+from dataclasses import replace
+
 import pytest
 from hlo_texts import CHIP, SHAPE, blocking, done, dot, loop, program, start, untiled, us
 
@@ -215,10 +217,24 @@ def test_with_times_a_row_sums_its_runs():
         ["2807.0", "36.2", "7", "collective-permute"],
         ["750.0", "9.7", "1", "all-reduce"],
     ]
-    assert "busy for 7757 us; the total is 0.0% above the longer" in str(report)
     details = report.details()
     assert "each: 1.00 MB, 1 hop, 1001.0 us on the wire; 600.0 us of compute, 0.2 GFLOP" in details
-    assert "each: 1.50 MB, 750.0 us on the wire; 0.0 us of compute, 0.0 GFLOP" in details
+    bare = "each: 1.50 MB, 750.0 us on the wire; 0.0 us of compute, 0.0 GFLOP under it; blocking\n"
+    assert bare in details
+
+
+def test_totals_in_words():
+    figures = {"total": 7777e-6, "compute": 4200e-6, "memory": 77e-6, "exposed": 3500e-6}
+    sizes = {"temporaries": 7 * 2**19, "program_bytes": 2**18}
+    report = replace(read(*BARE), **figures, communication=5000e-6, **sizes)
+    assert str(report).splitlines()[5:8] == [
+        "total 7777 us = compute 4200 + memory 77 + exposed 3500 us (45.0%)",
+        "the busiest link is busy for 5000 us; the total is 55.5% above the longer of that and "
+        "compute",
+        "temporaries 3.5 MiB, program 0.2 MiB",
+    ]
+    assert "the total is 85.2% above" in str(replace(report, communication=1e-6))
+    assert report.summary == "3500 of 7777 us exposed (45.0%)"
 
 
 def test_details_of_a_line_have_mean_bytes_and_most_hops():

@@ -3,37 +3,31 @@
 import re
 
 import pytest
-from hlo_texts import CHIP, MATMUL, SHAPE, dot, loop_of, program, us
+from hlo_texts import CHIP, MATMUL, SHAPE, computation, dot, loop_of, program, us
 
 from ringcoll import overlap
 
 FULL = "f32[2000,500]{1,0:T(8,128)}"
 GATHER = "replica_groups={{0,1,2,3}}, dimensions={0}"
-ASYNC = f"""{MATMUL}%begin (a: f32[500,500]) -> (f32[500,500], u32[]) {{
-  %a = {SHAPE} parameter(0)
-  %g = {FULL} all-gather(%a), {GATHER}
-  ROOT %as = ({SHAPE}, u32[]) custom-call(%g), custom_call_target="AsyncCollectiveStart"
-}}
-
-%go_on (b: f32[500,500], u: u32[], bw: f32[500,500]) -> (f32[500,500], f32[500,500], u32[]) {{
-  %b = {SHAPE} parameter(0)
-  %u = u32[] parameter(1)
-  %bw = {SHAPE} parameter(2)
-  %bc = {SHAPE} convolution(%b, %bw), dim_labels=bf_io->bf
-  %bg = {FULL} all-gather(%b), {GATHER}
-  ROOT %bt = ({SHAPE}, {SHAPE}, u32[]) tuple(%bc, %b, %u)
-}}
-
-%finish (e: f32[500,500], v: u32[]) -> f32[2000,500] {{
-  %e = {SHAPE} parameter(0)
-  %v = u32[] parameter(1)
-  %eg = {FULL} all-gather(%e), {GATHER}
-  ROOT %ed = {FULL} custom-call(%e, %eg), custom_call_target="AsyncCollectiveDone"
-}}
-
-"""
-
-
+ASYNC = (
+    MATMUL
+    + computation(
+        "begin", {"a": SHAPE},
+        f"%g = {FULL} all-gather(%a), {GATHER}",
+        f'%as = ({SHAPE}, u32[]) custom-call(%g), custom_call_target="AsyncCollectiveStart"',
+    )
+    + computation(
+        "go_on", {"b": SHAPE, "u": "u32[]", "bw": SHAPE},
+        f"%bc = {SHAPE} convolution(%b, %bw), dim_labels=bf_io->bf",
+        f"%bg = {FULL} all-gather(%b), {GATHER}",
+        f"%bt = ({SHAPE}, {SHAPE}, u32[]) tuple(%bc, %b, %u)",
+    )
+    + computation(
+        "finish", {"e": SHAPE, "v": "u32[]"},
+        f"%eg = {FULL} all-gather(%e), {GATHER}",
+        f'%ed = {FULL} custom-call(%e, %eg), custom_call_target="AsyncCollectiveDone"',
+    )
+)  # fmt: skip
 GO_ON = dot("m").replace("calls=%matmul", "calls=%go_on").replace("(%x, %w)", "(%s0, %s1, %w)")
 SPREAD = (
     f"%s = ({SHAPE}, u32[]) fusion(%x), kind=kCustom, calls=%begin",
@@ -45,14 +39,14 @@ SPREAD = (
     "%d = f32[2000,500]{1,0:T(8,128)} fusion(%m1, %m2), kind=kCustom, calls=%finish",
 )
 #: A sum; each rank keeps a slice of it.
-SUMMED = f"""%all-reduce-scatter (a: f32[500,500]) -> f32[125,500] {{
-  %a = {SHAPE} parameter(0)
-  %zero = s32[] constant(0)
-  %sum = {SHAPE} all-reduce(%a), replica_groups={{}}
-  ROOT %mine = f32[125,500] dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={{125,500}}
-}}
-
-"""
+SUMMED = computation(
+    "all-reduce-scatter", {"a": SHAPE},
+    "%zero = s32[] constant(0)",
+    f"%sum = {SHAPE} all-reduce(%a), replica_groups={{}}",
+    "%mine = f32[125,500] dynamic-slice(%sum, %zero, %zero), dynamic_slice_sizes={125,500}",
+)  # fmt: skip
+#: The end of a computation of a tpu7x's sparse cores.
+SPARSE = '}, execution_thread="sparsecore"'
 
 
 def test_a_built_in_collective_that_the_compiler_spreads_over_a_matmul():
@@ -125,14 +119,12 @@ def test_a_sum_of_which_a_slice_is_kept_may_be_spread_over_a_matmul():
 )
 def test_an_asynchronous_call_begins_with_its_update(start, key, kind, wire):
     """A tpu7x's sparse cores run such calls; libtpu writes the second form since 0.0.52."""
-    body = f"""%offloaded (a: f32[500,500]) -> f32[125,500] {{
-  %a = {SHAPE} parameter(0)
-  %b = ({SHAPE}) tuple(%a)
-  %c = {SHAPE} get-tuple-element(%b), index=0
-  ROOT %rs = f32[125,500] {kind}(%c), replica_groups={{}}, dimensions={{0}}
-}}, execution_thread="sparsecore"
-
-"""
+    body = computation(
+        "offloaded", {"a": SHAPE},
+        f"%b = ({SHAPE}) tuple(%a)",
+        f"%c = {SHAPE} get-tuple-element(%b), index=0",
+        f"%rs = f32[125,500] {kind}(%c), replica_groups={{}}, dimensions={{0}}", end=SPARSE,
+    )  # fmt: skip
     closed = "}" if "{" in key else ""
     lines = [
         f"%s = ((), (), s32[1]) {start}-start(), {key}offloaded{closed}",
@@ -150,51 +142,33 @@ def test_an_asynchronous_call_begins_with_its_update(start, key, kind, wire):
 
 
 def test_an_asynchronous_call_that_sends_nothing_is_free_and_noted():
-    body = f"""%formats (a: f32[500,500]) -> f32[500,500] {{
-  %a = {SHAPE} parameter(0)
-  ROOT %c = {SHAPE} copy(%a)
-}}, execution_thread="sparsecore"
-
-"""
-    lines = [
-        "%s = ((), (), s32[1]) call-start(), to_apply=%formats",
-        dot("y"),
-        f"%u = (({SHAPE}), {SHAPE}) call-update(%s, %y)",
-        f"%d = {SHAPE} call-done(%u)",
-    ]
+    body = computation("formats", {"a": SHAPE}, f"%c = {SHAPE} copy(%a)", end=SPARSE)
+    begun = "%s = ((), (), s32[1]) call-start(), to_apply=%formats"
+    update = f"%u = (({SHAPE}), {SHAPE}) call-update(%s, %y)"
+    lines = begun, dot("y"), update, f"%d = {SHAPE} call-done(%u)"
     report = overlap.report(program(*lines, before=MATMUL + body), chip=CHIP)
     assert us(report, "total", "compute", "exposed") == (1000, 1000, 0)
     assert any("sparse cores" in line for line in report.assumptions)
 
 
 #: A fusion within a fusion takes a tenth of w (1 MB): 50 rows, as they are or transposed.
-SLICED = f"""%slice (v: f32[500,500], at: s32[]) -> f32[50,500] {{
-  %v = {SHAPE} parameter(0)
-  %at = s32[] parameter(1)
-  %z = s32[] constant(0)
-  %same = {SHAPE} bitcast(%v)
-  %wide = f64[500,500] convert(%same)
-  %part = f64[50,500] dynamic-slice(%wide, %at, %z), dynamic_slice_sizes={{50,500}}
-  ROOT %narrow = f32[50,500] convert(%part)
-}}
-
-%inner (u: f32[500,500], there: s32[]) -> f32[500,50] {{
-  %u = {SHAPE} parameter(0)
-  %there = s32[] parameter(1)
-  %rows = f32[50,500] fusion(%u, %there), kind=kLoop, calls=%slice
-  ROOT %columns = f32[500,50] transpose(%rows), dimensions={{1,0}}
-}}
-
-"""
-PRODUCT = f"""%product (a: f32[500,500], b: f32[500,500], i: s32[]) -> f32[500,50] {{
-  %a = {SHAPE} parameter(0)
-  %b = {SHAPE} parameter(1)
-  %i = s32[] parameter(2)
-  %c = f32[500,50] fusion(%b, %i), kind=kLoop, calls=%inner
-  ROOT %d = f32[500,50] convolution(%a, %c), dim_labels=bf_io->bf
-}}
-
-"""
+SLICED = computation(
+    "slice", {"v": SHAPE, "at": "s32[]"},
+    "%z = s32[] constant(0)",
+    f"%same = {SHAPE} bitcast(%v)",
+    "%wide = f64[500,500] convert(%same)",
+    "%part = f64[50,500] dynamic-slice(%wide, %at, %z), dynamic_slice_sizes={50,500}",
+    "%narrow = f32[50,500] convert(%part)",
+) + computation(
+    "inner", {"u": SHAPE, "there": "s32[]"},
+    "%rows = f32[50,500] fusion(%u, %there), kind=kLoop, calls=%slice",
+    "%columns = f32[500,50] transpose(%rows), dimensions={1,0}",
+)  # fmt: skip
+PRODUCT = computation(
+    "product", {"a": SHAPE, "b": SHAPE, "i": "s32[]"},
+    "%c = f32[500,50] fusion(%b, %i), kind=kLoop, calls=%inner",
+    "%d = f32[500,50] convolution(%a, %c), dim_labels=bf_io->bf",
+)  # fmt: skip
 CALL = "%y = f32[500,50] fusion(%x, %w, %i0), kind=kOutput, calls=%product"
 
 
@@ -212,14 +186,12 @@ def test_nested_fusions_read_the_slice_or_the_whole_array():
 
 
 def test_a_fusion_of_slices_reads_only_the_slices():
-    body = f"""%cut (v: f32[500,500]) -> (f32[100,500], f32[50,500], f32[500,500]) {{
-  %v = {SHAPE} parameter(0)
-  %head = f32[100,500] slice(%v), slice={{[0:100], [0:500]}}
-  %tail = f32[50,500] slice(%v), slice={{[450:500], [0:500]}}
-  ROOT %both = (f32[100,500], f32[50,500], {SHAPE}) tuple(%head, %tail, %v)
-}}
-
-"""
+    body = computation(
+        "cut", {"v": SHAPE},
+        "%head = f32[100,500] slice(%v), slice={[0:100], [0:500]}",
+        "%tail = f32[50,500] slice(%v), slice={[450:500], [0:500]}",
+        f"%both = (f32[100,500], f32[50,500], {SHAPE}) tuple(%head, %tail, %v)",
+    )  # fmt: skip
     shapes = f"(f32[100,500], f32[50,500], {SHAPE})"
     line = f"%y = {shapes} fusion(%w), kind=kLoop, calls=%cut"
     report = overlap.report(program(line, before=body), chip=CHIP)
@@ -228,22 +200,11 @@ def test_a_fusion_of_slices_reads_only_the_slices():
 
 
 def test_a_slice_and_an_update_in_place_move_the_bytes_they_touch():
-    body = f"""%update (q0: f32[500,500], q1: f32[1,500], q2: s32[]) -> f32[500,500] {{
-  %q0 = {SHAPE} parameter(0)
-  %q1 = f32[1,500] parameter(1)
-  %q2 = s32[] parameter(2)
-  ROOT %dus = {SHAPE} dynamic-update-slice(%q0, %q1, %q2, %q2)
-}}
-
-%outer (o0: f32[500,500], o1: f32[1,500], o2: s32[]) -> f32[500,500] {{
-  %o0 = {SHAPE} parameter(0)
-  %o1 = f32[1,500] parameter(1)
-  %o2 = s32[] parameter(2)
-  %f = {SHAPE} fusion(%o0, %o1, %o2), kind=kLoop, calls=%update
-  ROOT %same = {SHAPE} bitcast(%f)
-}}
-
-"""
+    given = {"p": SHAPE, "row": "f32[1,500]", "at": "s32[]"}
+    update = f"%dus = {SHAPE} dynamic-update-slice(%p, %row, %at, %at)"
+    outer = f"%f = {SHAPE} fusion(%p, %row, %at), kind=kLoop, calls=%update"
+    body = computation("update", given, update)
+    body += computation("outer", given, outer, f"%same = {SHAPE} bitcast(%f)")
     lines = (
         "%i0 = s32[] constant(3)",
         "%row = f32[1,500] dynamic-slice(%w, %i0, %i0), dynamic_slice_sizes={1,500}",

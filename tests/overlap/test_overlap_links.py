@@ -79,12 +79,6 @@ def test_the_links_of_a_group_are_those_of_paths_between_its_members(places, wra
     assert network.group_links(group) == walked
 
 
-def test_a_group_of_one_sends_nothing():
-    for opcode in ("all-gather", "all-reduce", "collective-broadcast", "all-to-all"):
-        line = f"%y = {SHAPE} {opcode}(%x), replica_groups={{{{0}},{{1}},{{2}},{{3}}}}"
-        assert us(overlap.report(program(line), chip=CHIP), "total") == (0,)
-
-
 @pytest.mark.parametrize("lines", [gather("r", "{{0,8}}"), (start("s"), done("d", "s"))])
 def test_ranks_outside_the_network_raise(lines):
     network = GRID if "gather" in lines[0] else Network.ring(2)

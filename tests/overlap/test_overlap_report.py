@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
@@ -139,11 +140,16 @@ def test_reports_are_compared_by_line():
     ]
     assert "\n3 lines as before\n" in text
     assert max(map(len, text.splitlines())) <= 100
-    hidden = overlap.report(HIDDEN, chip=CHIP)
-    assert overlap.compare(report, hidden).splitlines()[-1] == (
-        "before: 1001 of 2001 us exposed (50.0%); now: 1 of 2001 us exposed (0.0%), "
-        "1.00 times as fast"
+    hidden = program(start("s"), dot("y"), done("d", "s"))
+    assert overlap.compare(report, overlap.report(hidden, chip=CHIP)).splitlines()[-1] == (
+        "before: 1001 of 2001 us exposed (50.0%); now: 1 of 1001 us exposed (0.1%), "
+        "2.00 times as fast"
     )
+    counted = [overlap.report(untiled(text)) for text in (BARE, hidden)]
+    *_, row, _, end = overlap.compare(*counted).splitlines()
+    assert row.split() == ["shrank", "1", "0", "collective-permute", "no", "line", "known"]
+    share = "1 of 1 collectives exposed (100.0%); now: 0 of 1 collectives exposed (0.0%)"
+    assert end == f"before: {share}"
     with pytest.raises(ValueError, match="jit_f has no times, and the other report has"):
         overlap.compare(report, overlap.report(untiled(BARE)))
 
@@ -164,15 +170,16 @@ def test_a_program_for_an_unknown_gpu_has_counts_and_no_times():
     assert not report.timed
     assert (report.total, report.compute, report.exposed, report.communication) == (0, 0, 0, 0)
     assert "no times" in report.assumptions[0]
-    with pytest.raises(ValueError, match="no times to draw"):
-        report.draw("timeline.svg")
+    for write in (report.to_perfetto, report.to_html, partial(report.draw, "timeline.svg")):
+        with pytest.raises(ValueError, match="jit_f has no times to draw"):
+            write()
 
 
 def test_a_cpu_program_is_priced_on_the_given_chip():
-    report = overlap.report(untiled(HIDDEN), chip=CHIP)
-    assert us(report, "total") == us(overlap.report(HIDDEN, chip=CHIP), "total")
-    assert "not a TPU's program (its layouts have no tiles): toy's rates" in str(report)
-    assert "not a TPU's program" not in str(overlap.report(HIDDEN, chip=CHIP))
+    reports = [overlap.report(text, chip=CHIP) for text in (untiled(HIDDEN), HIDDEN)]
+    assert us(reports[0], "total") == us(reports[1], "total")
+    warned = ["not a TPU's program (its layouts have no tiles): toy's" in str(r) for r in reports]
+    assert warned == [True, False]
 
 
 def test_a_synchronous_permute_of_a_gpu_blocks_the_stream():
@@ -188,8 +195,7 @@ def test_a_notebook_shows_the_timeline_above_the_text():
     shown = timed._repr_html_()
     svg, _, text = shown.partition("<pre>")
     bars = {bar.get("fill") for bar in ElementTree.fromstring(svg).iter(f"{SVG}rect")}
-    assert {LOOKS["compute"][0], LOOKS["exposed"][0], LOOKS["wire"][0]} <= bars
-    assert "exposed us" in text
+    assert {LOOKS[kind][0] for kind in ("compute", "exposed", "wire")} <= bars
     assert timed.advice in text
     assert "assumed:" not in text
     assert "<svg" not in replace(timed, total=0.0)._repr_html_()

@@ -1,7 +1,7 @@
 """Communication of an unknown kind is named. It is never silently free."""
 
 import pytest
-from hlo_texts import CHIP, MATMUL, SHAPE, blocking, done, dot, loop, program, start
+from hlo_texts import CHIP, MATMUL, SHAPE, blocking, computation, done, dot, loop, program, start
 
 from ringcoll.overlap.hlo import parse
 from ringcoll.overlap.network import Network
@@ -20,22 +20,21 @@ REMOTE = (
     *('"has_communication":true,', '"collective_id":"0",', '"collective_id": 0,'),
     *('"has_communication": true,', '\\"has_communication\\": true,'),
 )
-SUMS = f"""%sums (a: f32[500,500]) -> f32[500,500] {{
-  %a = {SHAPE} parameter(0)
-  ROOT %ar = {SHAPE} all-reduce(%a), replica_groups={{}}
-}}
-
-"""
-
-
-TWICE = SUMS.replace("ROOT", f"%a2 = {SHAPE} all-reduce(%a), replica_groups={{}}\n  ROOT")
+SUM = f"%ar = {SHAPE} all-reduce(%a), replica_groups={{}}"
+SUMS = computation("sums", {"a": SHAPE}, SUM)
+TWICE = computation("sums", {"a": SHAPE}, SUM.replace("%ar", "%a2"), SUM)
 #: A kernel in a computation.
-OWN = f"%own (x: f32[500,500]) -> f32[500,500] {{\n  %x = {SHAPE} parameter(0)\n"
-OWN += f"  ROOT {kernel(REMOTE[0])}\n}}\n\n"
+OWN = computation("own", {"x": SHAPE}, kernel(REMOTE[0]))
 BRANCHES = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%own, %sums}}"
 FUSED = f"%o = {SHAPE} fusion(%x), kind=kCustom, calls="
 BEGUN = f"%o = (({SHAPE}), {SHAPE}, u32[]) async-start(%x), calls=%own"
 TURNS = loop("", start("s"), dot("y"), done("next", "s"))
+#: The counter is the last of a carry that is joined elsewhere.
+BARRED = (
+    TURNS.replace("%carry =", "%joined =")
+    .replace("index=0", "index=2")
+    .replace("  %while", f"  %carry = (s32[], {SHAPE}, {SHAPE}) opt-barrier(%joined)\n  %while")
+)
 ASKED = "%g = s32[] all-reduce(%k)\n  %bound = s32[]"
 HOST = f"%o = ({SHAPE}, u32[], token[]) OPCODE(%x, %x), is_host_transfer=true"
 
@@ -68,6 +67,7 @@ HOST = f"%o = ({SHAPE}, u32[], token[]) OPCODE(%x, %x), is_host_transfer=true"
         (TURNS, ""),
         (TURNS.replace("s32[] constant(7)", "s32[] custom-call()"), "while"),
         (TURNS.replace("%bound = s32[]", ASKED), "while"),
+        (BARRED, "while"),
     ],
 )  # fmt: skip
 def test_unread_instructions_are_named(text, names):
