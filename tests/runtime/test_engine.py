@@ -329,27 +329,6 @@ def test_ranks_in_groups_are_numbered_by_their_place():
             np.testing.assert_array_equal(values[rank, 0, :, 0], x[list(group)])
 
 
-@pytest.mark.parametrize("n", [25, 26, 64, 512])
-def test_stretches(n):
-    def looped(algorithm, *shape):
-        schedule = algorithms.build("all_gather", algorithm, shape)
-        runs = stretches(schedule, engine.UNROLL_UP_TO)
-        assert [i for start, stop in runs for i in range(start, stop)] == [
-            *range(len(schedule.rounds))
-        ]
-        return [run for run in runs if run[1] - run[0] > 1]
-
-    as_loop = [(0, n - 1)] if n - 1 > engine.UNROLL_UP_TO else []
-    assert looped("ring", n) == looped("bidirectional_ring", n) == as_loop
-    assert looped("bruck", n) == looped("direct", n) == []
-    if n >= 64:  # in the last round of an even n, one end has nothing to send
-        assert looped("two_ended", n) == [(0, n // 2 - 1)]
-    assert looped("ring", n, 2) == as_loop
-    assert looped("ring", 2, n) == ([(1, n)] if as_loop else [])
-    if n == 26:  # every lane turns into its next axis at the same time
-        assert looped("torus", n, n) == [(0, n - 1), (n - 1, 2 * n - 2)]
-
-
 def test_which_schedules_have_turns():
     def possible(n):
         every = runnable("all_gather", n)
