@@ -351,15 +351,6 @@ def test_more_rows_than_max_send_are_refused_by_all_ranks(slices):
     jax.effects_barrier()  # JAX waits for callbacks, and no longer for those that raised
 
 
-def test_compilers_keep_the_check():
-    def program(x):
-        zeros, sizes = jnp.zeros(2, jnp.int32), jnp.array([2, 0])
-        return call(x, jnp.zeros_like(x), zeros, sizes, zeros, sizes, max_send=1)
-
-    mapped = jax.shard_map(program, mesh=make_mesh(2), in_specs=P("x"), out_specs=P("x"))
-    assert "callback" in jax.jit(mapped).lower(data((6, 2))).compile().as_text()
-
-
 def test_rows_that_are_sent_twice():
     """Two slices have the same rows. By default a block has no room for both."""
     operand, output = data((1, 3, 2)), np.zeros((1, 6, 2), np.float32)

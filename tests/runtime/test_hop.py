@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cases import everywhere
 from support import assert_same, make_mesh, per_rank
 
 from ringcoll import Wire
@@ -27,15 +28,6 @@ CASES = [
     ((1, 5), "x", [(1,)]),
 ]
 GROUPS = ((5, 0, 3, 6), (1, 7, 2, 4))
-
-
-def everywhere(mesh, axes):
-    """For every rank of the mesh: its number over the axes, and its place along the other axes."""
-    coordinates = dict(zip("xyz", np.indices(mesh).reshape(len(mesh), -1), strict=False))
-    sizes = dict(zip("xyz", mesh, strict=False))
-    number = np.ravel_multi_index([coordinates[a] for a in axes], [sizes[a] for a in axes])
-    others = [coordinates[a] for a in coordinates if a not in axes]
-    return number, list(zip(*others, strict=True)) or [()] * number.size
 
 
 def moved(number, digits, by):
