@@ -1,6 +1,6 @@
 """Every collective in one context after another in which JAX lowers, compiles and runs programs.
 
-    python tests/runtime/contexts.py auto,ring callbacks exported
+    python tests/runtime/contexts.py auto,ring two_threads exported
 
 A context returns pairs: the rows of all ranks, and what a program of all collectives has made of
 them. This must be what `jax.lax` makes of them under `vmap`, where nothing is sent. (Between
@@ -182,6 +182,19 @@ def a_lowering_that_raises(by):
 
 
 @context
+def exported(by):
+    def program(x):  # without lax's own ragged_all_to_all for TPU, which CPU cannot compile
+        return {name: y for name, y in every(by, x).items() if name != "ragged_all_to_all"}
+
+    one, several = (
+        export.export(jax.jit(mapped(program, mesh=MESH)), platforms=platforms)(X)
+        for platforms in (["cpu"], ["cpu", "tpu"])
+    )
+    again = export.deserialize(several.serialize())
+    return [(X, jax.jit(program.call)(placed())) for program in (one, several, again)]
+
+
+@context
 def cleared_listeners(by):
     """They are cleared while a program is traced, while one is lowered, and between two."""
 
@@ -201,19 +214,6 @@ def cleared_listeners(by):
     results = jax.jit(step(by))(placed())
     assert lowered.as_text() == text
     return [(X, results)]
-
-
-@context
-def exported(by):
-    def program(x):  # without lax's own ragged_all_to_all for TPU, which CPU cannot compile
-        return {name: y for name, y in every(by, x).items() if name != "ragged_all_to_all"}
-
-    one, several = (
-        export.export(jax.jit(mapped(program, mesh=MESH)), platforms=platforms)(X)
-        for platforms in (["cpu"], ["cpu", "tpu"])
-    )
-    again = export.deserialize(several.serialize())
-    return [(X, jax.jit(program.call)(placed())) for program in (one, several, again)]
 
 
 def expected(rows):
