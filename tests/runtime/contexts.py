@@ -27,6 +27,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
+import ringcoll
 from ringcoll import lax
 from ringcoll.runtime.cpu import loops
 
@@ -52,6 +53,12 @@ def every(by, x):
     def turn(x, _):
         return pmax(jnp.sin(x)), all_gather(x[0])
 
+    def matmul(x):
+        w = jnp.ones((6, 6))
+        if module is jax_lax:
+            return all_gather(x, tiled=True) @ w
+        return ringcoll.all_gather_matmul(x, w, "x", algorithm=by)
+
     looped, (*_, last) = jax_lax.scan(turn, x * 2, length=2)
     results = {
         "psum": psum(x),
@@ -69,6 +76,8 @@ def every(by, x):
         "last turn": last,
         "branch": jax_lax.cond(x[0, 0] >= 0, psum, jnp.negative, x * 3),
         "gradient": jax.grad(lambda x: jnp.sum(psum(x) * x))(x * 4),
+        "matmul": matmul(x)[-N:],
+        "gradient of a matmul": jax.grad(lambda x: jnp.sum(matmul(x)))(x),
     }
     if module is jax_lax:  # it has these two on GPU only
         results["pbroadcast"] = all_gather(x)[2]
