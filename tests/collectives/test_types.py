@@ -77,14 +77,9 @@ def check_types(shape, axes, cases, operand, check_vma):
     trace(program, mesh, check_vma)
 
 
-@pytest.mark.parametrize(("place", "kind"), crossed(PLACES, [*TYPED]))
-def test_typed(place, kind):
-    check_types(*place, TYPED[kind], check_vma=True)
-
-
-@pytest.mark.parametrize(("place", "kind"), crossed(PLACES, [*UNTYPED]))
-def test_untyped(place, kind):
-    check_types(*place, UNTYPED[kind], check_vma=False)
+@pytest.mark.parametrize(("place", "kind"), crossed(PLACES, [*UNTYPED, *TYPED]))
+def test_types(place, kind):
+    check_types(*place, (TYPED | UNTYPED)[kind], check_vma=kind in TYPED)
 
 
 def test_weak_along_a_vmap():
