@@ -205,7 +205,10 @@ class Call:
         before = (prod(self.mesh), *((2,) if self.mode in BATCHED else ()))
         return {
             name: numbers(
-                (*before, *shape), dtype, self.is_wide(dtype), f"{seed} {name} {self.case}"
+                (*before, *shape),
+                dtype,
+                "normal" if self.order else self.how(dtype),
+                f"{seed} {name} {self.case}",
             )
             for name, (dtype, shape) in self.leaves().items()
         }
@@ -216,14 +219,14 @@ class Call:
         is_replicated = self.case.name in ("psum", "pmean") or "to" in self.case.options(1)
         return self.mode in OF_THE_AXIS or (self.check_vma and is_replicated)
 
-    def is_wide(self, dtype: str) -> bool:
-        """Whether sums of this dtype have a wider one."""
-        return (
-            self.accumulate is not None
-            and dtype != "key"
-            and not self.is_added_by_jax
-            and jnp.dtype(self.accumulate).itemsize > jnp.dtype(dtype).itemsize
-        )
+    def how(self, dtype: str) -> str:
+        """The data for sums that JAX may add: see `numbers`."""
+        if self.is_added_by_jax or dtype == "key":
+            return "exact"
+        if self.order:
+            return "normal"
+        wide = self.accumulate or dtype
+        return "exact wide" if jnp.dtype(wide).itemsize > jnp.dtype(dtype).itemsize else "exact"
 
     def is_differentiated(self, name: str) -> bool:
         """Whether a leaf has a derivative."""
@@ -240,6 +243,12 @@ class Call:
         wide = x
         if self.accumulate and jnp.issubdtype(x.dtype, jnp.floating):
             wide = x.astype(self.accumulate)
+        name = self.case.name
+        name = BACK.get(name, name) if of == self.case.gradient else name
+        if self.order and name in SUMS and jnp.issubdtype(x.dtype, jnp.inexact):
+            wide = wide.copy()
+            for team in self.teams:  # one rank has their sum, and the others nothing
+                wide[team] = [of_tree(wide[team]), *(0 * wide[team[1:]])]
         if self.mode not in BATCHED:
             result = of(wide, self.teams)
         else:
@@ -299,19 +308,29 @@ class Call:
         return paid
 
 
-def numbers(shape: Sequence[int], dtype: str, wide: bool, seed: str) -> np.ndarray:
-    """Whole numbers whose sums over 8 ranks are exact; if `wide`, only in a wider dtype.
+def of_tree(x: np.ndarray) -> np.ndarray:
+    """The sum of rows, neighbours first, rounded to their dtype each time."""
+    while len(x) > 1:
+        x = x[::2] + x[1::2]
+    return x[0]
 
-    Integers have any bits. A key is its two numbers, as one uint64.
+
+def numbers(shape: Sequence[int], dtype: str, how: str, seed: str) -> np.ndarray:
+    """Data of all ranks; integers have any bits, and a key is its two numbers, as one uint64.
+
+    Floats are "exact": whole numbers whose sums over 8 ranks are so; "exact wide": only in a wider
+    dtype; or "normal": their sums show in which order they were added.
     """
     rng = np.random.default_rng(crc32(seed.encode()))
     if dtype == "complex64":
-        real, imaginary = (numbers(shape, "float32", wide, seed + part) for part in "ri")
+        real, imaginary = (numbers(shape, "float32", how, seed + part) for part in "ri")
         return (real + 1j * imaginary).astype(dtype)
     kind = np.dtype(np.uint64) if dtype == "key" else jnp.dtype(dtype)
     if kind.kind in "iub":
         bits = rng.integers(0, 256, (*shape, kind.itemsize), np.uint8)
         return (bits % 2 == 1)[..., 0] if dtype == "bool" else bits.view(kind)[..., 0]
+    if how == "normal":
+        return rng.standard_normal(shape, np.float32).astype(kind)
     most = 2 ** (int(jnp.finfo(kind).nmant) + 1)
-    most = most if wide else min(most // 8, 1000)
+    most = most if how == "exact wide" else min(most // 8, 1000)
     return rng.integers(-most, most, shape, endpoint=True).astype(kind)

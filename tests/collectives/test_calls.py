@@ -140,7 +140,8 @@ def calls_of(table: str, seed: int) -> list[Call]:
     of_this_table: list[Callable[..., Any]] = [
         lambda algorithm, ranks: algorithm in of_powers and ranks in (3, 5),
         # These add by a tree.
-        lambda order, algorithm: order and algorithm not in ("auto", LAX, *of_powers),
+        lambda order, algorithm: order and algorithm not in ("auto", LAX, "one_shot", *of_powers),
+        lambda order, algorithm, axes: order and algorithm == "one_shot" and axes in ("xy", "yx"),
         # lax has no groups of sums, if types are checked.
         lambda groups, check_vma: table == "psum and pmean" and groups != "none" and check_vma,
         # A permutation along a mesh and a vmap.
@@ -216,7 +217,7 @@ def right_and_given(call: Call, by_reciprocal: bool = False) -> tuple[dict[str, 
     t = {name: leaf for name, leaf in call.operands("t").items() if name in moving}
     dtypes = {name: dtype for name, (dtype, _) in call.leaves().items()}
     ct = {
-        name: numbers(y[name].shape, dtypes[name], call.is_wide(dtypes[name]), f"ct {name}")
+        name: numbers(y[name].shape, dtypes[name], call.how(dtypes[name]), f"ct {name}")
         for name in moving
     }
     if moving:

@@ -39,40 +39,29 @@ CTS = {name: whole(LINEAR[name].expected(x).shape, 1) for name, x in XS.items()}
 
 
 @typed_or_not
-def test_gradients_outside_of_shard_map(check_vma):
-    def of(name):
-        mapped = jax.shard_map(
-            lambda x: CALLS[name](x[0])[None],
-            mesh=MESH,
-            in_specs=P("x"),
-            out_specs=P("x"),
-            check_vma=check_vma,
-        )
-        return jax.vjp(mapped, XS[name])[1](CTS[name])[0]
-
-    for name, dx in jax.jit(lambda: {a: of(a) for a in LINEAR})().items():
-        np.testing.assert_array_equal(dx, LINEAR[name].gradient(CTS[name]), name)
-
-
-@typed_or_not
-def test_gradients_of_replicated_results_outside_of_shard_map(check_vma):
-    """The cotangent counts once, not on each rank."""
-    names = ["all_gather to invarying", "psum", "pmean"] + ["pbroadcast"] * (not check_vma)
+@pytest.mark.parametrize("replicated", [False, True])
+def test_gradients_outside_of_shard_map(replicated, check_vma):
+    """The cotangent of a replicated result counts once, not on each rank."""
+    names = [*LINEAR]
+    if replicated:
+        names = ["all_gather to invarying", "psum", "pmean"] + ["pbroadcast"] * (not check_vma)
 
     def of(name):
         mapped = jax.shard_map(
-            lambda x: CALLS[name](x[0]),
+            lambda x: CALLS[name](x[0]) if replicated else CALLS[name](x[0])[None],
             mesh=MESH,
             in_specs=P("x"),
-            out_specs=P(),
+            out_specs=P() if replicated else P("x"),
             check_vma=check_vma,
         )
-        return jax.vjp(mapped, XS[name])[1](CTS[name][0])[0]
+        return jax.vjp(mapped, XS[name])[1](CTS[name][0] if replicated else CTS[name])[0]
 
     for name, dx in jax.jit(lambda: {a: of(a) for a in names})().items():
-        once = np.concatenate([CTS[name][:1], np.zeros_like(CTS[name][1:])])
+        ct = CTS[name].copy()
+        ct[1 if replicated else N :] = 0
         # Without types, JAX divides by n what the psum then sums, so results are rounded.
-        np.testing.assert_allclose(dx, LINEAR[name].gradient(once), 1e-6, err_msg=name)
+        rounded = 1e-6 * replicated
+        np.testing.assert_allclose(dx, LINEAR[name].gradient(ct), rounded, err_msg=name)
 
 
 def test_gradients_of_replicated_operands():

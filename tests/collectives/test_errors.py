@@ -1,5 +1,7 @@
 """Bad calls are refused before anything is sent, with lax's type and words, and a cure."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,162 +85,105 @@ def test_our_refusal_has_the_type_and_the_words_of_lax(case):
     assert str(ours).startswith(f"ringcoll.{case.split()[0]}(")
 
 
-# Calls that only we refuse: lax fails later, or without words, or not at all.
-REFUSED_BY_US = {
-    "an axis that is not bound, under check_vma": (
-        NameError,
-        lambda x: lax.psum(x, "typo"),
-        ("ringcoll.psum", "unbound axis name: typo", "the axes here are 'x'"),
-    ),
-    "an axis twice": (  # by which lax 0.12 ends the process
-        ValueError,
-        lambda x: lax.psum(x, ("x", "x")),
-        ("ringcoll.psum", "axis_name=('x', 'x')", "repeated axis", "name each axis once"),
-    ),
-    "no such algorithm": (
-        ValueError,
-        lambda x: lax.psum(x, "x", algorithm="rign"),
-        ("ringcoll.psum", "no algorithm 'rign'", "choose from auto, ring, "),
-    ),
-    "no power of two": (
+def keys(x):
+    return jax.random.wrap_key_data(x.astype(jnp.uint32))
+
+
+# Calls that only we refuse: lax fails later, or without words, or not at all. The words name the
+# argument, the value and the cure.
+REFUSED_BY_US = [
+    # By an axis twice, lax 0.12 ends the process.
+    (ValueError, lambda x: lax.psum(x, ("x", "x")), "('x', 'x').*repeated.*name each axis once"),
+    (ValueError, lambda x: lax.psum(x, "x", algorithm="rign"), "no .*'rign'; .*from auto, ring, "),
+    (
         ValueError,
         lambda x: lax.psum(x, "x", algorithm="halving_doubling"),
-        ("ringcoll.psum", "got 3 ranks", "use algorithm='bruck'"),
+        "got 3 ranks.* use algorithm='bruck'",
     ),
-    "a schedule of other ranks": (
+    (
         ValueError,
         lambda x: lax.psum(x, "x", algorithm=algorithms.ring(4)),
-        ("ringcoll.psum", "a schedule of 4 ranks", "(3,)"),
+        "a schedule of 4 ranks.*(3,)",
     ),
-    "a dtype too narrow": (
+    (
         ValueError,
         lambda x: lax.psum(x, "x", accumulate_dtype=jnp.bfloat16),
-        ("ringcoll.psum", "accumulate_dtype=bfloat16 cannot hold every float32", "pass a dtype"),
+        "=bfloat16 cannot hold every float32.*pass a dtype",
     ),
-    "a dtype with fewer exponents": (
+    (
         ValueError,
         lambda x: lax.psum(x.astype(jnp.bfloat16), "x", accumulate_dtype=jnp.float16),
-        ("accumulate_dtype=float16 cannot hold every bfloat16",),
+        "=float16 cannot hold every bfloat16",
     ),
-    "a source that is not a rank": (
-        ValueError,
-        lambda x: lax.pbroadcast(x, "x", N),
-        ("ringcoll.pbroadcast", f"source={N}", "not a rank"),
-    ),
-    "groups of several sizes, by hand": (
+    (ValueError, lambda x: lax.pbroadcast(x, "x", N), "source=3.* not a rank"),
+    (
         ValueError,
         lambda x: lax.psum(x, "x", axis_index_groups=[[0], [1, 2]], algorithm="ring"),
-        ("ringcoll.psum", "algorithm='ring'", "groups of one size"),
+        "algorithm='ring'.* groups of one size",
     ),
-    "groups that are no lists": (
+    (
         TypeError,
         lambda x: lax.psum(x, "x", axis_index_groups=5),
-        ("lists of ranks: 'int' object is not iterable; pass one such as [[0, 1], [2, 3]]",),
+        "of ranks: 'int' object is not iterable; pass one such as [[0, 1], [2, 3]]",
     ),
-    "ranks that are no pairs": (
-        TypeError,
-        lambda x: lax.ppermute(x, "x", 5),
-        ("pairs of ranks: 'int' object is not iterable; pass pairs (source, target)",),
-    ),
-    "a shuffle of more ranks": (
-        ValueError,
-        lambda x: lax.pshuffle(x, "x", [0, 1, 2, 3]),
-        ("ringcoll.pshuffle", "perm=[0, 1, 2, 3]", "must be unique", "send once"),
-    ),
-    "a source that is not an integer": (
-        TypeError,
-        lambda x: lax.pbroadcast(x, "x", 1.0),
-        ("ringcoll.pbroadcast", "source=1.0 is not an integer", "pass a Python int"),
-    ),
-    **{
-        f"{name} of random keys": (
-            TypeError,
-            lambda x, name=name: getattr(lax, name)(
-                [x, jax.random.wrap_key_data(x.astype(jnp.uint32))], "x"
-            ),
-            (f"ringcoll.{name}", "a random key is not a number", "leave it out"),
-        )
-        for name in ("psum", "pmax", "pmin", "psum_scatter")
-    },
-    "a traced source that is not an integer": (
-        TypeError,
-        lambda x: lax.pbroadcast(x, "x", x.sum()),
-        ("ringcoll.pbroadcast", "source is float32[]", "pass one integer"),
-    ),
-    "a dimension that is not an integer": (
-        TypeError,
-        lambda x: lax.all_gather(x, "x", axis="0"),
-        ("ringcoll.all_gather", "axis='0' is not an integer", "pass a Python int"),
-    ),
-    "a dtype that is none": (
+    (TypeError, lambda x: lax.ppermute(x, "x", 5), "is not iterable; pass pairs (source, target)"),
+    (ValueError, lambda x: lax.pshuffle(x, "x", [0, 1, 2, 3]), "must be unique.* send once"),
+    (TypeError, lambda x: lax.pbroadcast(x, "x", 1.0), "source=1.0 is not .*pass a Python int"),
+    (TypeError, lambda x: lax.psum([x, keys(x)], "x"), "key is not a number.* leave it out"),
+    (TypeError, lambda x: lax.pmax([x, keys(x)], "x"), "a random key is not a number"),
+    (TypeError, lambda x: lax.psum_scatter([x, keys(x)], "x"), "a random key is not a number"),
+    (TypeError, lambda x: lax.pbroadcast(x, "x", x.sum()), "is float32[].*pass one integer"),
+    (TypeError, lambda x: lax.all_gather(x, "x", axis="0"), "axis='0' is not .*pass a Python int"),
+    (
         TypeError,
         lambda x: lax.psum(x, "x", accumulate_dtype="wide"),
-        ("ringcoll.psum", "accumulate_dtype='wide' is not a dtype", "such as jnp.float32"),
+        "='wide' is not a dtype.*such as jnp.float32",
     ),
-    "a group of nobody": (
+    (
         ValueError,
         lambda x: lax.psum(x, "x", axis_index_groups=[[0, 1, 2], []]),
-        ("ringcoll.psum", "a group of no ranks; leave it out"),
+        "a group of no ranks; leave it out",
     ),
-    **{
-        f"an algorithm that is {junk!r}": (
-            TypeError,
-            lambda x, junk=junk: lax.psum(x, "x", algorithm=junk),
-            ("ringcoll.psum", f"algorithm={junk!r} is not an algorithm", "pass a name, a Table"),
-        )
-        for junk in (None, np.array([1, 2]), ["ring"])
-    },
-    "an algorithm without a hash": (
+    (TypeError, lambda x: lax.psum(x, "x", algorithm=None), "=None is not .*pass a name, a Table"),
+    (TypeError, lambda x: lax.psum(x, "x", algorithm=np.array([1, 2])), "is not an algorithm"),
+    (
         TypeError,
         lambda x: lax.psum(x, "x", algorithm=(algorithms.ring(3), [])),
-        ("ringcoll.psum", "unhashable", "pass something hashable"),
+        "unhashable.*pass something hashable",
     ),
-    "a table by its path": (
+    (
         ValueError,
         lambda x: lax.psum(x, "x", algorithm="table.json"),
-        ("ringcoll.psum", "no algorithm 'table.json'", "ringcoll.Table.load('table.json')"),
+        "no algorithm 'table.json'.*ringcoll.Table.load('table.json')",
     ),
-    "a permutation by an algorithm": (
+    (
         TypeError,
         lambda x: lax.ppermute(x, "x", [(0, 1)], algorithm="ring"),
-        ("ringcoll.ppermute", "algorithm='ring'", "one hop", "leave it out"),
+        "algorithm='ring'.* one hop.* leave it out",
     ),
-    "no list of pairs": (
-        TypeError,
-        lambda x: lax.ppermute(x, "x", {0: 1}),
-        ("ringcoll.ppermute", "perm={0: 1}", "must be a list or a tuple"),
-    ),
-}
+    (TypeError, lambda x: lax.ppermute(x, "x", {0: 1}), "perm={0: 1}.* be a list or a tuple"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED_BY_US)
-def test_what_lax_lets_pass_is_refused_in_words(case):
-    kind, call, words = REFUSED_BY_US[case]
-    refusal = attempt(call, check_vma="check_vma" in case)
+@pytest.mark.parametrize(
+    ("kind", "call", "words"), REFUSED_BY_US, ids=[w for *_, w in REFUSED_BY_US]
+)
+def test_what_lax_lets_pass_is_refused_in_words(kind, call, words):
+    refusal = attempt(call)
     assert type(refusal) is kind
-    for word in words:
-        assert word in str(refusal)
-
-
-@pytest.mark.parametrize("raised", [KeyError("mine"), ValueError("mine"), TypeError("mine")])
-def test_what_a_function_of_one_s_own_raises_is_chained_and_said_to_be_its_own(raised):
-    def my_algorithm(n):
-        raise raised
-
-    refusal = attempt(lambda x: lax.psum(x, "x", algorithm=my_algorithm))
-    assert type(refusal) is (TypeError if isinstance(raised, TypeError) else ValueError)
-    assert f"my_algorithm(3) raised {type(raised).__name__}: " in str(refusal)
-    while refusal is not raised:
-        refusal = refusal.__cause__
-        assert refusal is not None
+    in_order = ".*".join(map(re.escape, words.split(".*")))
+    assert re.search(rf"^ringcoll\.\w+\(.*{in_order}", str(refusal), re.S), refusal
 
 
 @pytest.mark.parametrize("by", [lambda f: f, jax.jit])
-def test_outside_of_shard_map_the_cure_is_to_call_it_inside(by):
+def test_an_axis_that_is_not_bound(by):
     with jax.set_mesh(MESH), pytest.raises(NameError) as refusal:
         by(lambda x: lax.psum(x, "x"))(jnp.ones(N))
     words = "unbound axis name: x; call it inside jax.shard_map"
     assert str(refusal.value) == f"ringcoll.psum(x, axis_name='x'): {words}"
+    refusal = attempt(lambda x: lax.psum(x, "typo"), check_vma=True)
+    assert type(refusal) is NameError
+    assert "unbound axis name: typo; the axes here are 'x'" in str(refusal)
 
 
 def test_groups_under_check_vma_are_refused_as_by_lax_with_the_cure():

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh, per_rank
 
 from benchmarks.collectives.references import REFERENCES
-from ringcoll import Move, Schedule, Table, algorithms, lax
+from ringcoll import Table, algorithms, lax
 from ringcoll.collectives.table import TableRow
 
 N = 4
@@ -72,22 +72,6 @@ def test_a_mean_does_not_overflow_where_its_sum_would():
     )
 
 
-@pytest.mark.parametrize("groups", [None, [[0, 1], [2, 3]], [[0], [1, 2, 3]]])
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_the_size_of_a_group_is_a_number(groups, check_vma):
-    sizes = []
-
-    def program(x):
-        for module in (lax, jax.lax):
-            sizes.append(module.psum(1, "x", axis_index_groups=groups))
-        sizes.append(lax.psum(1, "x", axis_index_groups=groups, algorithm="ring"))
-        return x
-
-    per_rank(MESH, program, data((N, 1)), check_vma=check_vma)
-    assert sizes == [sizes[1]] * 3
-    assert type(sizes[0]) is int
-
-
 def test_an_algorithm_of_one_s_own_sees_every_axis():
     mesh = make_mesh(4, 1)
     seen = []
@@ -109,12 +93,6 @@ def test_a_stage_may_have_several_axes():
     x = data((8, 3))
     results = per_rank(make_mesh(8), lambda v: lax.psum(v, "x", algorithm=stages), x)
     assert_same(results, np.broadcast_to(x.sum(0), x.shape))
-
-
-def test_a_schedule_of_lists_is_one():
-    lists = Schedule([N], [[Move(1, [t])] for t in range(N - 1)])
-    assert lists == algorithms.ring(N)
-    assert hash(lists) == hash(algorithms.ring(N))
 
 
 #: Those that count dimensions from the last one alone.

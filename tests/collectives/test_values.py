@@ -32,11 +32,12 @@ CONSTANTS = [1, 1.5, 2 + 1j, np.float32(2), np.int8(3), np.arange(3, dtype=np.in
 
 
 @pytest.mark.parametrize("constant", CONSTANTS, ids=repr)
+@pytest.mark.parametrize("groups", [None, [[0], [1, 2, 3, 4]]])
 @pytest.mark.parametrize("name", ["psum", "pmean"])
-def test_sums_of_constants_are_constants(name, constant):
+def test_sums_of_constants_are_constants(name, groups, constant):
     """They have the types of lax's results, so that `n = psum(1, axis)` stays an int."""
     ours, theirs = (
-        traced(lambda: getattr(module, name)(constant, "x"))  # noqa: B023
+        traced(lambda: getattr(module, name)(constant, "x", axis_index_groups=groups))  # noqa: B023
         for module in (ringcoll.lax, lax)
     )
     assert type(ours) is type(theirs)

@@ -1,6 +1,6 @@
 """Every collective in one context after another in which JAX lowers, compiles and runs programs.
 
-    python tests/runtime/contexts.py auto,ring callbacks exported
+    python tests/runtime/contexts.py auto,ring two_threads exported
 
 A context returns pairs: the rows of all ranks, and what a program of all collectives has made of
 them. This must be what `jax.lax` makes of them under `vmap`, where nothing is sent. (Between
@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 from jax import export
 from jax import lax as jax_lax
-from jax.experimental import io_callback
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -28,6 +27,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
+import ringcoll
 from ringcoll import lax
 from ringcoll.runtime.cpu import loops
 
@@ -53,6 +53,12 @@ def every(by, x):
     def turn(x, _):
         return pmax(jnp.sin(x)), all_gather(x[0])
 
+    def matmul(x):
+        w = jnp.ones((6, 6))
+        if module is jax_lax:
+            return all_gather(x, tiled=True) @ w
+        return ringcoll.all_gather_matmul(x, w, "x", algorithm=by)
+
     looped, (*_, last) = jax_lax.scan(turn, x * 2, length=2)
     results = {
         "psum": psum(x),
@@ -70,6 +76,8 @@ def every(by, x):
         "last turn": last,
         "branch": jax_lax.cond(x[0, 0] >= 0, psum, jnp.negative, x * 3),
         "gradient": jax.grad(lambda x: jnp.sum(psum(x) * x))(x * 4),
+        "matmul": matmul(x)[-N:],
+        "gradient of a matmul": jax.grad(lambda x: jnp.sum(matmul(x)))(x),
     }
     if module is jax_lax:  # it has these two on GPU only
         results["pbroadcast"] = all_gather(x)[2]
@@ -124,23 +132,6 @@ def custom_partition(by):
 
 
 @context
-def callbacks(by):
-    seen = []
-
-    def program(x):
-        x = jax.pure_callback(np.negative, jax.typeof(x), x)
-        io_callback(lambda x: seen.append(x.sum()), None, x)
-        results = every(by, x)
-        jax.debug.callback(lambda x: seen.append(x.sum()), results["loop"])
-        return results
-
-    results = jax.block_until_ready(jax.jit(mapped(program, mesh=MESH))(placed()))
-    jax.effects_barrier()
-    assert len(seen) == 2 * N
-    return [(-X, results)]
-
-
-@context
 def without_results(by):
     seen = []
 
@@ -157,39 +148,6 @@ def without_results(by):
     jax.effects_barrier()
     of_sums = {"psum": np.concatenate([np.asarray(results["psum"]) for results in seen])}
     return [(X, results), (X, of_sums)]
-
-
-@context
-def without_operands(by):
-    rows = np.repeat(np.arange(1.0, 1 + N, dtype=np.float32), N * 6).reshape(N * N, 6)
-
-    def program():
-        return every(by, jnp.full((N, 6), jax_lax.axis_index("x") + 1.0))
-
-    return [(rows, jax.jit(mapped(program, mesh=MESH, in_specs=()))())]
-
-
-@context
-def nested_maps(by):
-    mesh = make_mesh(2, N, names="yx")
-
-    @jax.jit
-    @partial(mapped, mesh=mesh, axis_names={"y"}, in_specs=P("y"), out_specs=P("y"))
-    def program(x):
-        return mapped(partial(every, by), axis_names={"x"})(x)
-
-    results = program(placed(np.concatenate([X, 2 * X]), mesh, "y"))
-    halves = [{name: y[half] for name, y in results.items()} for half in (slice(16), slice(16, 32))]
-    return [(X, halves[0]), (2 * X, halves[1])]
-
-
-@context
-def compiled_later(by):
-    lowered = jax.jit(step(by)).lower(X)
-    text = lowered.as_text()
-    results = jax.jit(step(by))(placed())
-    assert lowered.as_text() == text
-    return [(X, results), (X, lowered.compile()(placed()))]
 
 
 @context
@@ -233,6 +191,19 @@ def a_lowering_that_raises(by):
 
 
 @context
+def exported(by):
+    def program(x):  # without lax's own ragged_all_to_all for TPU, which CPU cannot compile
+        return {name: y for name, y in every(by, x).items() if name != "ragged_all_to_all"}
+
+    one, several = (
+        export.export(jax.jit(mapped(program, mesh=MESH)), platforms=platforms)(X)
+        for platforms in (["cpu"], ["cpu", "tpu"])
+    )
+    again = export.deserialize(several.serialize())
+    return [(X, jax.jit(program.call)(placed())) for program in (one, several, again)]
+
+
+@context
 def cleared_listeners(by):
     """They are cleared while a program is traced, while one is lowered, and between two."""
 
@@ -252,45 +223,6 @@ def cleared_listeners(by):
     results = jax.jit(step(by))(placed())
     assert lowered.as_text() == text
     return [(X, results)]
-
-
-@context
-def exported(by):
-    def program(x):  # without lax's own ragged_all_to_all for TPU, which CPU cannot compile
-        return {name: y for name, y in every(by, x).items() if name != "ragged_all_to_all"}
-
-    one, several = (
-        export.export(jax.jit(mapped(program, mesh=MESH)), platforms=platforms)(X)
-        for platforms in (["cpu"], ["cpu", "tpu"])
-    )
-    again = export.deserialize(several.serialize())
-    return [(X, jax.jit(program.call)(placed())) for program in (one, several, again)]
-
-
-@context
-def another_platform(by):
-    """A program is lowered for CPU, for TPU and for CPU again."""
-    program = jax.jit(step(by))
-    first = program(placed())
-    program.trace(X).lower(lowering_platforms=("tpu",))
-    return [(X, first), (X, jax.jit(step(by))(placed()))]
-
-
-@context
-def loops_in_branches_in_loops(by):
-    def program(x):
-        nothing = jax.tree.map(jnp.zeros_like, every(by, x))
-
-        def branch(results):
-            return jax_lax.scan(lambda _, x: (every(by, x), None), results, jnp.stack([-x, x]))[0]
-
-        def body(carry):
-            number, results = carry
-            return number + 1, jax_lax.cond(x[0, 0] > 0, branch, lambda _: nothing, results)
-
-        return jax_lax.while_loop(lambda carry: carry[0] < 2, body, (0, nothing))[1]
-
-    return [(X, jax.jit(mapped(program, mesh=MESH))(placed()))]
 
 
 def expected(rows):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from covering import SEEDS, covering
 from jax import lax
-from support import distinct, exists, make_mesh, mostly_exhaustive, per_rank, runnable
+from support import exists, make_mesh, per_rank, runnable
 
 from ringcoll import algorithms
 from ringcoll.algorithms import GATHERS
@@ -28,18 +28,8 @@ from ringcoll.runtime.order import Order
 from ringcoll.schedules.schedule import Move, Schedule, stretches
 from ringcoll.schedules.tour import tour
 
-FORMS = {"unrolled": 24, "loop": 2}  # UNROLL_UP_TO; with 8 devices, no stretch is longer than 7
-
 #: A ring that sends offset 1 again at the end: backward, its sum is there before the loop.
 RESENT = Schedule((6,), (*((Move(1, (t,)),) for t in range(4)), (Move(4, (1,)),))).check()
-
-
-def schedules(shape, form):
-    built = {a: algorithms.build("all_gather", a, shape) for a in distinct("all_gather", *shape)}
-    if shape == (6,):
-        built["resent"] = RESENT
-    long = {a for a, s in built.items() if len(stretches(s, 2)) < len(s.rounds)}
-    return {a: s for a, s in built.items() if form == "unrolled" or a in long}
 
 
 def everyone(shape):
@@ -136,6 +126,28 @@ def exchanged(schedule, ranks, x, order):
     return jnp.stack(engine.all_to_all(schedule, ranks, list(x[:, 0])))
 
 
+def slopes(schedule, ranks, x, order):
+    """The gradient through what is visited and what is produced, both squares with weights."""
+    weights = (x % 9).astype(jnp.float32)  # sums are exact
+
+    def loss(own):
+        def visit(carry, shards):
+            return carry + sum(
+                jnp.sum(weights[origin, lane] * value**2) for value, origin, lane, *_ in shards
+            )
+
+        def produce(_, slots):
+            return Contributions([weights[origin, lane] * own[lane] ** 2 for origin, lane in slots])
+
+        start = jnp.float32(0) + ranks.number() * 0
+        sums = engine.reduce(schedule, ranks, produce, lax.add, order=order)
+        return engine.gather(schedule, ranks, own, visit, start, order=order) + sum(
+            map(jnp.sum, sums)
+        )
+
+    return jnp.stack(jax.grad(loss)(list(weights[0, : schedule.lanes])))
+
+
 RUNS = {
     "gather": gathered,
     "reduce": reduced,
@@ -143,6 +155,7 @@ RUNS = {
     "tour": toured,
     "tour by halves": partial(toured, halves=True),
     "exchange": exchanged,
+    "gradient": slopes,
 }
 FACTORS = {
     "run": [*RUNS],
@@ -193,6 +206,10 @@ def check(case, found, x):
         for d in range(n):
             sender = [minus(shape, rank, d) for rank in range(n)]
             np.testing.assert_array_equal(found[:, d], x[sender, d, 0], name)
+    elif run == "gradient":
+        weights = (x % 9).astype(np.float32)[:, :, :lanes]
+        expected = 2 * weights[:, 0] * (weights.sum(0) + weights.sum(1))
+        np.testing.assert_array_equal(found, expected, name)
     else:
         carry, sums = found
         seen = (x[:, 0, :lanes].sum((1, 2)) * (1 + np.arange(n))).sum()
@@ -225,71 +242,6 @@ def test_every_run_by_every_schedule(seed, monkeypatch):
             check(case, result, x)
 
 
-def in_both_forms(monkeypatch, trace):
-    """The results with rounds unrolled, and as a loop."""
-
-    def traced(loop_from):
-        monkeypatch.setattr(engine, "UNROLL_UP_TO", loop_from)
-        return trace()
-
-    return [traced(loop_from) for loop_from in FORMS.values()]
-
-
-def of_floats(schedule, ranks, x, w):
-    """A user's visitor and producer, and the gradient through both."""
-    ranks = replace(ranks, shape=schedule.shape)
-    own = list(x[: schedule.lanes])
-
-    def gathered(own):
-        def visit(carry, shards):
-            for value, origin, lane, *_ in shards:
-                carry += w[origin, lane] * value * value
-            return carry
-
-        return engine.gather(schedule, ranks, own, visit, 0 * x[0] + 0 * ranks.number())
-
-    def reduced(own):
-        def produce(_, slots):
-            return Contributions([w[origin, lane] * own[lane] ** 2 for origin, lane in slots])
-
-        return engine.reduce(schedule, ranks, produce, lax.add)
-
-    def loss(own):
-        return gathered(own).sum() + sum(part.sum() for part in reduced(own))
-
-    return gathered(own), reduced(own), jax.grad(loss)(own)
-
-
-@pytest.mark.parametrize(
-    ("shape", "check_vma"),
-    mostly_exhaustive(
-        [((8,), True), ((4, 2), True), ((6,), False)], lambda shape, _: shape == (6,)
-    ),
-    ids=str,
-)
-def test_user_visitors_and_their_gradients(shape, check_vma, monkeypatch):
-    every, n = schedules(shape, "loop"), int(np.prod(shape))
-    rng = np.random.default_rng(0)
-    x = rng.integers(-9, 9, size=(n, 4, 3)).astype(np.float32)  # every sum is exact
-    w = rng.integers(-9, 9, size=(n, n, 4)).astype(np.float32)
-
-    def program(x, w):
-        def trace():
-            return {a: of_floats(s, everyone(shape), x, w) for a, s in every.items()}
-
-        return in_both_forms(monkeypatch, trace)
-
-    for form in per_rank(make_mesh(*shape), program, x, w, check_vma=check_vma):
-        for name, (gathered, reduced, slope) in form.items():
-            own, weight = x[:, : every[name].lanes], w[:, :, : every[name].lanes]
-            expected = np.einsum("rol,olk->rk", weight, own**2)
-            np.testing.assert_array_equal(gathered, expected, name)
-            expected = np.einsum("rol,rlk->lok", weight, own**2)
-            np.testing.assert_array_equal(np.stack(reduced), expected, name)
-            expected = 2 * own * (weight.sum(0) + weight.sum(1))[:, :, None]
-            np.testing.assert_array_equal(np.stack(slope, 1), expected, name)
-
-
 @pytest.mark.parametrize("unroll", [24, 2])
 def test_the_order_of_combine(unroll, monkeypatch):
     """On a ring, received sums are doubled, so the number of the rank k ahead counts 2**k times."""
@@ -305,49 +257,6 @@ def test_the_order_of_combine(unroll, monkeypatch):
     results = per_rank(make_mesh(5), program, np.arange(5, dtype=np.float32))
     expected = [[sum(2**k * ((rank + k) % 5) for k in range(5))] for rank in range(5)]
     np.testing.assert_array_equal(results, expected)
-
-
-def test_ranks_in_groups_are_numbered_by_their_place():
-    groups = ((5, 0, 3, 6), (1, 7, 2, 4))
-    x = np.arange(8) ** 2
-
-    def program(x):
-        ranks = Ranks.over(("x",), groups)
-        ring = algorithms.ring(4)
-
-        def produce(_, slots):
-            return Contributions([x * (1 + origin) for origin, _ in slots])
-
-        mine = engine.reduce(ring, ranks, produce, lax.add)
-        return diary(ring, ranks, [x[None].astype(jnp.int32)], Order()), mine[0], ranks.number()
-
-    (_, _, values), mine, number = per_rank(make_mesh(8), program, x)
-    for group in groups:
-        for place, rank in enumerate(group):
-            assert number[rank] == place
-            assert mine[rank] == x[list(group)].sum() * (1 + place)
-            np.testing.assert_array_equal(values[rank, 0, :, 0], x[list(group)])
-
-
-@pytest.mark.parametrize("n", [25, 26, 64, 512])
-def test_stretches(n):
-    def looped(algorithm, *shape):
-        schedule = algorithms.build("all_gather", algorithm, shape)
-        runs = stretches(schedule, engine.UNROLL_UP_TO)
-        assert [i for start, stop in runs for i in range(start, stop)] == [
-            *range(len(schedule.rounds))
-        ]
-        return [run for run in runs if run[1] - run[0] > 1]
-
-    as_loop = [(0, n - 1)] if n - 1 > engine.UNROLL_UP_TO else []
-    assert looped("ring", n) == looped("bidirectional_ring", n) == as_loop
-    assert looped("bruck", n) == looped("direct", n) == []
-    if n >= 64:  # in the last round of an even n, one end has nothing to send
-        assert looped("two_ended", n) == [(0, n // 2 - 1)]
-    assert looped("ring", n, 2) == as_loop
-    assert looped("ring", 2, n) == ([(1, n)] if as_loop else [])
-    if n == 26:  # every lane turns into its next axis at the same time
-        assert looped("torus", n, n) == [(0, n - 1), (n - 1, 2 * n - 2)]
 
 
 def test_which_schedules_have_turns():

@@ -18,6 +18,7 @@ from ringcoll.schedules.schedule import (
     ScheduleError,
     in_lanes,
     product,
+    stretches,
 )
 
 pytestmark = pytest.mark.quick
@@ -257,3 +258,23 @@ def test_schedules_are_values():
     listed = Schedule([4], [[Move(1, [offset])] for offset in range(3)])
     assert (listed, hash(listed)) == (ring(4), hash(ring(4)))
     assert one(*PAIRWISE) != one(*PAIRWISE, kind=AllToAllSchedule)
+
+
+#: By algorithm and shape: the most rounds that are not a loop, and the runs of rounds.
+STRETCHES = [
+    ("ring", (8,), 7, [(i, i + 1) for i in range(7)]),
+    ("ring", (8,), 6, [(0, 7)]),
+    ("ring", (3,), 0, [(0, 1), (1, 2)]),  # a loop writes out two rounds anyway
+    ("ring", (4,), 0, [(0, 3)]),
+    ("ring", (2, 5), 2, [(0, 1), (1, 5)]),
+    ("ring", (5, 2), 2, [(0, 4), (4, 5)]),
+    ("bidirectional_ring", (5,), 2, [(0, 4)]),
+    ("two_ended", (8,), 2, [(0, 3), (3, 4)]),  # in the last, one end has nothing to send
+    ("torus", (4, 4), 2, [(0, 3), (3, 6)]),
+    ("bruck", (9,), 0, [(i, i + 1) for i in range(4)]),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "shape", "limit", "runs_of_rounds"), STRETCHES)
+def test_stretches(algorithm, shape, limit, runs_of_rounds):
+    assert stretches(build("all_gather", algorithm, shape), limit) == runs_of_rounds

@@ -9,8 +9,8 @@ from test_algorithms import SHAPES
 
 from ringcoll import algorithms
 from ringcoll.schedules.registry import GATHERS
-from ringcoll.schedules.schedule import ScheduleError, SizeError
-from ringcoll.schedules.tour import Tour, cut, tour
+from ringcoll.schedules.schedule import Move, Schedule, ScheduleError, SizeError
+from ringcoll.schedules.tour import Tour, cut, tour, walked_back
 
 
 def came_home(checked):
@@ -103,8 +103,19 @@ def test_a_cut_gather_sends_what_is_needed_or_forwarded():
     assert [len(m.offsets) for r in cut(both_ways, frozenset({2})).rounds for m in r] == [1, 1]
     assert cut(both_ways, frozenset()).rounds == ()
     cut(both_ways, frozenset({3, 7})).check({3, 7})
+    there, and_back = Move(1, (0,)), [Move(-1, (offset,), lane=1) for offset in (0, 3, 2)]
+    rounds = [(there, and_back[0]), (and_back[1],), (and_back[2],)]
+    both_lanes = algorithms.bidirectional_ring(4)
+    assert cut(both_lanes, frozenset({1})) == Schedule((4,), rounds, lanes=2)
     with pytest.raises(ScheduleError, match="offset 5 never arrives"):
         cut(both_ways, frozenset({3})).check({5})
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_the_way_back_of_a_ring_is_the_ring_of_the_other_direction(n):
+    back = algorithms.ring(n, direction=-1 if n > 2 else 1)  # of two ranks, both are one
+    assert walked_back(algorithms.ring(n)) == back
+    assert walked_back(back) == algorithms.ring(n)
 
 
 def test_errors_of_check():
@@ -115,5 +126,5 @@ def test_errors_of_check():
         Tour(cut(ring, frozenset({1, 2})), ring).check()
     with pytest.raises(ScheduleError, match="offset 3 never arrives"):
         Tour(ring, cut(ring, frozenset({1, 2}))).check()
-    with pytest.raises(ScheduleError, match="never comes home"):
+    with pytest.raises(ScheduleError, match="offset 2 never comes home"):
         Tour(ring, cut(ring, frozenset({1}))).check({1})

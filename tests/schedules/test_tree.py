@@ -25,6 +25,7 @@ def test_ranks_with_leaves_make_one_tree(shape):
 
 def test_other_trees_are_told_apart():
     assert costs.tree(algorithms.ring(4)) == (0, (1, (2, 3)))
+    assert costs.tree(algorithms.ring(3), 1) == ((0, 2), 1)  # in the order of their lowest ranks
     assert costs.tree(algorithms.recursive_doubling_all_reduce(4)) == ((0, 2), (1, 3))
     assert costs.tree(algorithms.one_shot(5)) == (((0, 1), (2, 3)), 4)
     for wrong in (algorithms.ring(4), algorithms.bruck(8), algorithms.direct(4)):
