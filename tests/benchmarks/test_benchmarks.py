@@ -1,6 +1,5 @@
 """The benchmarks: what they count and write, and that they see wrong results."""
 
-import argparse
 import json
 from dataclasses import replace
 from itertools import permutations
@@ -16,7 +15,7 @@ from support import check_doubling, doubling_times, mostly_exhaustive
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import AXIS, CASES, LAX
 from benchmarks.compiled import matmul, programs
-from benchmarks.measuring import measure, model, options
+from benchmarks.measuring import measure, model
 from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
@@ -34,11 +33,6 @@ def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
     vs_lax = Quartiles(ratio - spread, ratio, ratio + spread)
     row = Point(BY_NAME["psum"], np.float32, nbytes, mesh_of(8)).row(algorithm)
     return replace(row, vs_lax=vs_lax, wrong=0)
-
-
-def test_sizes_grow_by_a_factor():
-    args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4)
-    assert options.sizes(args) == [1024, 4096, 16384]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
@@ -87,11 +81,6 @@ def test_sizes_and_rates_are_those_of_nccl_tests(name, count, size, operand, fac
     row = Point(BY_NAME[name], np.float32, 1024, mesh_of(8)).row(LAX)
     assert (row.count, row.size, row.operand_bytes) == (count, size, operand)
     assert row.busbw(2.0) == factor * 512
-
-
-def test_a_spread_is_half_of_what_the_middle_half_spans():
-    assert Quartiles.of(np.array([1.0, 2.0, 3.0, 4.0, 9.0])) == Quartiles(2, 3, 4)
-    assert Quartiles(2, 4, 5).spread == 3 / 2 / 4
 
 
 def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):

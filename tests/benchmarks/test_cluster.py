@@ -93,16 +93,6 @@ def test_hosts_end_with_the_process_that_made_them(number):
 
 
 @pytest.mark.exhaustive
-def test_processes_on_loopback_need_no_root(tmp_path, capfd):
-    options = "--loopback --hosts 2 --devices 2 wire -b 64K -e 64K -d float32 --collective psum"
-    wire, rows = measured(tmp_path / "found.json", *options.split(), "--algorithm", "ring,ring@2x2")
-    assert (wire["hosts"], wire["local"], wire["rate"]) == (2, 2, wire["tcp"])
-    assert {name: row["wrong"] for name, row in rows.items()} == dict.fromkeys(rows, 0)
-    assert set(rows) == {"lax", "ring", "ring@2x2"}
-    assert "2 hosts of 2 ranks" in capfd.readouterr().out
-
-
-@pytest.mark.exhaustive
 def test_auto_is_held_against_the_best(tmp_path, capfd):
     options = "--loopback --hosts 2 wire -b 4K -e 4K -d float32 --collective all_to_all"
     _, rows = measured(tmp_path / "found.json", *options.split(), "--algorithm", "auto")

@@ -90,64 +90,49 @@ def test_the_algorithm_and_its_schedule_are_named():
     assert " by lax:" in calls(lambda x: ringcoll.psum(x, "x", algorithm=Table()))[0]
 
 
-XY, YX, ZEROS = ("x", "y"), ("y", "x"), np.zeros(4, np.int32)
-#: Calls of bfloat16[4,8] on a mesh of 2 x 2, and how each is written.
-LISTED = [
-    (lambda x: ringcoll.psum(x, XY, algorithm="lax"), "psum over x=2, y=2 by lax: bfloat16[4,8]"),
-    (
-        lambda x: ringcoll.psum(x, YX, algorithm="lax", accumulate_dtype="float32"),
-        "psum over y=2, x=2 by lax: bfloat16[4,8], accumulate_dtype=float32",
+ZEROS, LAX = np.zeros(2, np.int32), {"algorithm": "lax"}
+#: How calls of bfloat16[4,8] on a mesh of 2 x 2 are written.
+LISTED = {
+    "psum over y=2, x=2 by lax: bfloat16[4,8], accumulate_dtype=float32": lambda x: ringcoll.psum(
+        x, ("y", "x"), accumulate_dtype="float32", **LAX
     ),
-    (
-        lambda x: ringcoll.psum([x, x[0]], "x", algorithm="lax"),
-        "psum over x=2 by lax: bfloat16[4,8], bfloat16[8]",
+    "psum over x=2 by lax: bfloat16[4,8], bfloat16[8]": lambda x: ringcoll.psum(
+        [x, x[0]], "x", **LAX
     ),
-    (lambda x: ringcoll.pmin(x, "y", algorithm="lax"), "pmin over y=2 by lax: bfloat16[4,8]"),
-    (
-        lambda x: ringcoll.all_gather(x, "y", axis=-1, algorithm="lax"),
-        "all_gather over y=2 by lax: bfloat16[4,8,1], dims=(2,)",
+    "all_gather over y=2 by lax: bfloat16[4,8,1], dims=(2,)": lambda x: ringcoll.all_gather(
+        x, "y", axis=-1, **LAX
     ),
-    (
-        lambda x: ringcoll.psum_scatter(x, YX, scatter_dimension=1, tiled=True, algorithm="lax"),
-        "psum_scatter over y=2, x=2 by lax: bfloat16[4,8], dims=(1,)",
+    "all_to_all over y=2 by lax: bfloat16[4,8], dims=(0, 1)": lambda x: ringcoll.all_to_all(
+        x, "y", 0, 1, tiled=True, **LAX
     ),
-    (
-        lambda x: ringcoll.all_to_all(x, "y", 0, 1, tiled=True, algorithm="lax"),
-        "all_to_all over y=2 by lax: bfloat16[4,8], dims=(0, 1)",
+    "pbroadcast over y=2 by lax: bfloat16[4,8], source=1": lambda x: ringcoll.pbroadcast(
+        x, "y", 1, **LAX
     ),
-    (
-        lambda x: ringcoll.pbroadcast(x, "y", 1, algorithm="lax"),
-        "pbroadcast over y=2 by lax: bfloat16[4,8], source=1",
+    f"ragged_all_to_all over x=2 by lax: bfloat16[4,8], bfloat16[4,8]{', int32[2]' * 4}": (
+        lambda x: ringcoll.ragged_all_to_all(x, x, *[ZEROS] * 4, axis_name="x", **LAX)
     ),
-    (
-        lambda x: ringcoll.ragged_all_to_all(x, x, *[ZEROS] * 4, axis_name=XY, algorithm="lax"),
-        "ragged_all_to_all over x=2, y=2 by lax: bfloat16[4,8], bfloat16[4,8]" + ", int32[4]" * 4,
+    "psum over x=2 by lax: bfloat16[4,8], in vmap()": jax.vmap(
+        lambda x: ringcoll.psum(x, "x", **LAX)
     ),
-    (
-        jax.vmap(lambda x: ringcoll.psum(x, "x", algorithm="lax")),
-        "psum over x=2 by lax: bfloat16[4,8], in vmap()",
+    "ppermute over y=2, x=2: bfloat16[4,8], pairs=((0, 3),)": lambda x: ringcoll.ppermute(
+        x, ("y", "x"), [(0, 3)]
     ),
-    (
-        lambda x: ringcoll.ppermute(x, YX, [(0, 3)]),
-        "ppermute over y=2, x=2: bfloat16[4,8], pairs=((0, 3),)",
+    "lax.all_gather over x=2, y=2: bfloat16[4,8], all_gather_dimension=0, tiled=False": lambda x: (
+        lax.all_gather(x, ("x", "y"))
     ),
-    (
-        lambda x: lax.all_gather(x, XY),
-        "lax.all_gather over x=2, y=2: bfloat16[4,8], all_gather_dimension=0, tiled=False",
-    ),
-]
+}
 
 
 def test_how_each_call_is_written():
     def program(x):
-        return [jax.tree.map(jnp.sum, call(x)) for call, _ in LISTED]
+        return [jax.tree.map(jnp.sum, call(x)) for call in LISTED.values()]
 
     whole = {"in_specs": P(), "out_specs": P(), "check_vma": False}
     both = jax.shard_map(program, mesh=make_mesh(2, 2), **whole)
     x = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
-    assert debug.check_consistent(both, x) == [line for _, line in LISTED]
+    assert debug.check_consistent(both, x) == [*LISTED]
     groups = [[0, 2], [1, 3]]
-    found = calls(lambda x: ringcoll.pmax(x, "x", axis_index_groups=groups, algorithm="lax"))
+    found = calls(lambda x: ringcoll.pmax(x, "x", axis_index_groups=groups, **LAX))
     assert found == ["pmax over x=4 by lax: float32[2,3], groups=((0, 2), (1, 3))"]
 
 

@@ -78,12 +78,3 @@ def test_gradients_are_finite_differences(name, options, n, check_vma):
             terms = float(sum(y.sum() for y in gradients))
             atol = 2 * gamma(terms) * terms * 5 * 10**2
             check_grads(of, operands, 1, modes=("rev",), atol=atol, rtol=0, eps=1.0)
-
-
-@pytest.mark.parametrize("name", ["rows gathered", "rows scattered"])
-def test_forward_mode_is_refused_by_jax(name):
-    form = FORMS[name]
-    ours = of_all_ranks(lambda x, w: form.ours(x, w, algorithm="ring"), 2, True)
-    x, w = reals(form, 2)
-    with pytest.raises(TypeError, match=r"forward-mode.*custom_vjp"):
-        jax.jvp(ours, (x, w), (x, w))

@@ -75,25 +75,6 @@ def test_a_lesson_folds_its_solutions_and_can_be_downloaded(opened, site):
     assert (site / "lessons" / notebook).is_file()
 
 
-def test_an_example_is_a_page_with_its_source(opened):
-    page = opened("examples/overlap_budget")
-    words = page.locator("article").inner_text()
-    assert "examples/overlap_budget.py" in words
-    assert "def overlapped(x: Array, up: Array, down: Array) -> Array:" in words
-    assert opened("learn").locator("a[href='examples/decode.html']").count()
-
-
-def test_the_reference_shows_shapes_errors_and_examples(opened):
-    page = opened("reference/matmuls")
-    section = page.locator(".doc-object").filter(
-        has=page.locator("[id='ringcoll.all_gather_einsum']")
-    )
-    words = section.first.inner_text()
-    for part in ("[b, s/n, d]", "ValueError", "Source", ">>> "):
-        assert part in words
-    assert section.first.locator(".highlight .gp").count()  # the prompt of a doctest, in colour
-
-
 def test_pictures_on_a_phone_scroll_and_can_be_read(opened):
     page = opened("how")
     page.set_viewport_size(dict(zip(("width", "height"), PHONE, strict=True)))
@@ -104,9 +85,3 @@ def test_pictures_on_a_phone_scroll_and_can_be_read(opened):
     assert min(scales) * 9.5 >= 11  # the smallest letters of `ringcoll.draw`
     scrolls = "document.querySelector('article p:has(> img)').scrollWidth"
     assert page.evaluate(scrolls) > PHONE[0]
-
-
-def test_the_page_to_play_with_is_a_click_away(opened):
-    page = opened("learn")
-    page.get_by_role("link", name="Play with them").click()
-    page.wait_for_function("document.body.dataset.shown === 'psum|ring|8'")
