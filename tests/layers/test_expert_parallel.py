@@ -79,6 +79,7 @@ def over(
     def layer(params):
         x = params["x"].reshape(*tokens, *params["x"].shape[-1:]) if tokens else params["x"]
         result = ep.moe(x, params["router"], params["experts"], axes, **options)
+        assert result.output.shape == x.shape
         output = result.output.reshape(params["x"].shape)
         return (jax.lax.psum(output, features) if features else output), result.balance_loss
 

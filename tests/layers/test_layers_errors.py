@@ -129,7 +129,7 @@ CALLS = {
         ),
         "a Table is only for collectives": lambda: attend(algorithm=ringcoll.Table(())),
         "4 heads of queries and 2 of keys over 4 ranks": lambda: attend(algorithm="ulysses"),
-        "axis_name='x', length=3, layout='zigzag'": lambda: cp.position_ids("x", 3, "zigzag"),
+        "position_ids(axis_name='x', length=3": lambda: cp.position_ids("x", 3, "zigzag"),
         "choose from contiguous": lambda: cp.arrange(ones(2, 8), 4, "spiral"),
         "to a multiple of 4": lambda: cp.restore(ones(2, 6), 4, "contiguous"),
         "to a multiple of 8": lambda: cp.arrange(ones(2, 4), 4, "zigzag"),
