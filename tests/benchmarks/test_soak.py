@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.collectives.references import REFERENCES
-from benchmarks.soak import memory, soak, steps, trial
+from benchmarks.soak import memory, soak, steps
 from benchmarks.soak.random_calls import TOGETHER, draw
 from ringcoll import algorithms
 from ringcoll.schedules.schedule import Schedule
@@ -70,22 +70,6 @@ def test_a_wrong_algorithm_is_found_and_found_again(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert f"{number}: all_gather(" in printed
     assert "elements are wrong" in printed
-
-
-def faults_where(monkeypatch, wrong):
-    """The calls that are reported if `wrong` judges calls, and the calls that show each fault."""
-    monkeypatch.setattr(trial, "attempt", lambda calls: wrong([call.number for call in calls]))
-    found = trial.faults([draw(1, i, 8) for i in range(4)])
-    return [(fault.call.number, list(fault.shown_by)) for fault in found]
-
-
-def test_a_fault_of_several_calls_names_its_neighbours(monkeypatch):
-    two = lambda numbers: ["wrong" * (number == 2) for number in numbers]  # noqa: E731
-    assert faults_where(monkeypatch, two) == [(2, [2])]
-    together = lambda numbers: ["wrong" * (len(numbers) > 1 and i == 2) for i in numbers]  # noqa: E731
-    assert faults_where(monkeypatch, together) == [(2, [0, 1, 2, 3])]
-    both = lambda numbers: ["a" * (i == 1) or together(numbers)[k] for k, i in enumerate(numbers)]  # noqa: E731
-    assert faults_where(monkeypatch, both) == [(1, [1]), (2, [0, 1, 2, 3])]
 
 
 known = pytest.mark.skipif(not memory.is_known(), reason="this system does not say what is live")

@@ -1,6 +1,5 @@
 """`ringcoll.debug` when processes of this machine really fail, or really differ."""
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -85,19 +84,6 @@ def test_processes_that_differ(ends):
     assert heads == {
         row: differ.format(2 if row == "has a call less" else 1) for row in rows if row in heads
     }
-    lines = {row: own[1:] for row, own in zip(rows, words[0], strict=True)}
-    usual = lines["has a different shape"][0]
-    assert re.fullmatch(
-        r"  process 0 \(calls: 1\): psum over x=3 by ring \(schedule \w{8}\): float32\[1,12\]",
-        usual,
-    )
-    own = usual.replace("process 0", "process 2")
-    assert lines["has a different shape"][1] == own.replace("[1,", "[2,")
-    assert lines["has a wider dtype"] == [usual, own.replace("float32", "complex64")]
-    assert "psum over x=3 by bruck (schedule " in lines["has a different algorithm"][1]
-    assert "pmax over x=3" in lines["has a different order of calls"][1]
-    assert lines["has a call less"][1] == "  process 2 (calls: 1): no more calls"
-    assert "no program, but ValueError" in lines["has a call that is refused"][1]
 
 
 def test_one_process_is_killed(ends):

@@ -121,27 +121,6 @@ def test_nothing_is_wider_than_the_page(opened, name):
 
 
 TIME = "document.querySelector('#stage svg').getCurrentTime() / 2.4"
-WHERE = """() => [...document.querySelectorAll("[data-round='1'] [data-at]")].map((message) => {
-  const { x, y } = message.getBoundingClientRect();
-  return [Math.round(x), Math.round(y)];
-})"""
-
-
-@pytest.mark.exhaustive
-def test_messages_move_and_stop_on_their_arrows(opened):
-    page = opened("ring", hash="#delay=6000")  # a machine may be slow, too
-    page.keyboard.press("ArrowRight")
-    seen = []
-    for time in (1.12, 1.24, 1.36):
-        page.wait_for_function(f"{TIME} > {time}")
-        seen.append((page.evaluate(TIME), page.evaluate(WHERE)))
-    times = [time for time, _ in seen]
-    assert 1 < times[0] < times[1] < times[2] < 2
-    assert page.locator(".parked").count() == 0
-    assert seen[1][1] != seen[2][1]
-    page.keyboard.press("End")
-    assert page.locator(".parked > g").count() == 4
-    assert page.evaluate(TIME) == pytest.approx(6.995)
 
 
 def test_motion_is_reduced_on_request(opened):

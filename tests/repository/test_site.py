@@ -73,15 +73,3 @@ def test_a_lesson_folds_its_solutions_and_can_be_downloaded(opened, site):
     assert code.is_visible()
     notebook = page.locator("a[download]").get_attribute("href")
     assert (site / "lessons" / notebook).is_file()
-
-
-def test_pictures_on_a_phone_scroll_and_can_be_read(opened):
-    page = opened("how")
-    page.set_viewport_size(dict(zip(("width", "height"), PHONE, strict=True)))
-    scales = page.evaluate(
-        "[...document.querySelectorAll('article img')].map((i) =>"
-        " i.getBoundingClientRect().width / i.naturalWidth)"
-    )
-    assert min(scales) * 9.5 >= 11  # the smallest letters of `ringcoll.draw`
-    scrolls = "document.querySelector('article p:has(> img)').scrollWidth"
-    assert page.evaluate(scrolls) > PHONE[0]
