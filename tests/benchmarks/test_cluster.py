@@ -84,6 +84,16 @@ def test_hosts_end_with_the_process_that_made_them():
     assert within(10, lambda: namespaces_of_hosts.isdisjoint(namespaces_of()))
 
 
+@pytest.mark.exhaustive
+def test_processes_on_loopback_need_no_root(tmp_path, capfd):
+    options = "--loopback --hosts 2 --devices 2 wire -b 64K -e 64K -d float32 --collective psum"
+    wire, rows = measured(tmp_path / "found.json", *options.split(), "--algorithm", "ring,ring@2x2")
+    assert (wire["hosts"], wire["local"], wire["rate"]) == (2, 2, wire["tcp"])
+    assert {name: row["wrong"] for name, row in rows.items()} == dict.fromkeys(rows, 0)
+    assert set(rows) == {"lax", "ring", "ring@2x2"}
+    assert "2 hosts of 2 ranks" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("hosts", "local", "links", "collective", "bound"),
     [
