@@ -68,7 +68,7 @@ PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     "rows travel": {(forms, "PLAIN_ON"): (), (exchange, "stays"): where_possible},
 }
 ONLY_AUTO = ("late products", "rows travel")
-#: Algorithms that take turns at the cases of "another": with a value each, cases were many more.
+#: Algorithms that take turns in the cases of "another". A value for each would make 70 more cases.
 OTHERS = (
     *("two_ended", "recursive_doubling", "hamiltonian", "bruck", "direct", "torus"),
     "a schedule",

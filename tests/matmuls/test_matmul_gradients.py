@@ -15,11 +15,10 @@ ALGORITHMS = ("ring", "bidirectional_ring", "two_ended")
 def plain(form, x, w):
     """The collective of a form, then the einsum, or the einsum first."""
     moving, _, out = form.labels
-    gathered = partial(lax.all_gather, axis_name="x", axis=moving.find(form.label), tiled=True)
     if form.travels in "xw":
-        return jnp.einsum(
-            form.spec, *((gathered(x), w) if form.travels == "x" else (x, gathered(w)))
-        )
+        gather = partial(lax.all_gather, axis_name="x", axis=moving.index(form.label), tiled=True)
+        x, w = (gather(x), w) if form.travels == "x" else (x, gather(w))
+        return jnp.einsum(form.spec, x, w)
     y = jnp.einsum(form.spec, x, w)
     if form.travels == "sum":
         return lax.psum(y, "x")
