@@ -125,7 +125,7 @@ USUAL = {
     "algorithm": ["ring", "bidirectional_ring", "lax", ("ring", "ulysses")],
     "window": [None, 5, 1],
     "length": [6, 22],
-    "batch": [2, 0],
+    "batch": [2, 2, 0],
     "heads": [(4, 8), (1, 2)],
     "dtype": ["float64", "bfloat16"],
     "way": ["jit", "remat", "vmap"],

@@ -26,6 +26,7 @@ def test_a_tile_is_left_out_or_unmasked_only_if_all_pairs_agree(small_tiles, mas
                     planned.positions[rank][:, None], planned.positions[origin][None]
                 )
                 seen = seen & (planned.positions[rank] < tiles.NOWHERE)[:, None]
+                assert not seen[:, planned.positions[origin] == tiles.NOWHERE].any()
                 each = seen.reshape(cut, planned.tile, cut, planned.tile)
                 some, every = each.any((1, 3)), each.all((1, 3))
                 kinds = planned.kinds(rank, origin)
