@@ -1,6 +1,5 @@
 """The benchmarks: what they count and write, and that they see wrong results."""
 
-import argparse
 import json
 from dataclasses import replace
 from itertools import permutations
@@ -16,11 +15,10 @@ from support import check_doubling, doubling_times, mostly_exhaustive
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import AXIS, CASES, LAX
 from benchmarks.compiled import matmul, programs
-from benchmarks.measuring import measure, model, options
+from benchmarks.measuring import measure, model
 from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
-from benchmarks.measuring.verdict import verdict
 from ringcoll import Schedule, algorithms, costs
 
 BY_NAME = {case.name: case for case in CASES}
@@ -34,11 +32,6 @@ def made_row(algorithm, ratio, nbytes=1024, spread=0.0):
     vs_lax = Quartiles(ratio - spread, ratio, ratio + spread)
     row = Point(BY_NAME["psum"], np.float32, nbytes, mesh_of(8)).row(algorithm)
     return replace(row, vs_lax=vs_lax, wrong=0)
-
-
-def test_sizes_grow_by_a_factor():
-    args = argparse.Namespace(minbytes=1024, maxbytes=20000, stepfactor=4)
-    assert options.sizes(args) == [1024, 4096, 16384]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
@@ -87,11 +80,6 @@ def test_sizes_and_rates_are_those_of_nccl_tests(name, count, size, operand, fac
     row = Point(BY_NAME[name], np.float32, 1024, mesh_of(8)).row(LAX)
     assert (row.count, row.size, row.operand_bytes) == (count, size, operand)
     assert row.busbw(2.0) == factor * 512
-
-
-def test_a_spread_is_half_of_what_the_middle_half_spans():
-    assert Quartiles.of(np.array([1.0, 2.0, 3.0, 4.0, 9.0])) == Quartiles(2, 3, 4)
-    assert Quartiles(2, 4, 5).spread == 3 / 2 / 4
 
 
 def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):
@@ -154,16 +142,6 @@ def test_a_sweep_writes_what_it_measured(tmp_path, capsys):
     assert ring["predicted"] > 0
 
 
-@pytest.mark.parametrize(("ratio", "slower", "faster"), [(2.0, 2, 0), (0.5, 0, 2)])
-def test_a_verdict_counts_rows(ratio, slower, faster):
-    rows = [made_row("ring", ratio), made_row("bruck", ratio), made_row("auto", 1.0)]
-    rows.append(replace(made_row("auto", ratio), resolved="ring"))
-    header = {"devices": 8, "platform": "cpu", "processes": 4}
-    words = verdict([made_row(LAX, 1.0), *rows], header)
-    assert f"in {slower} of 2 rows (faster in {faster})" in words
-    assert f"lax in 1 of 2 rows; in the others it took ring, at {ratio:.2f}" in words
-
-
 def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
     def broken(n):
         *rounds, last = algorithms.ring(n).rounds
@@ -183,33 +161,19 @@ def test_a_wrong_algorithm_is_seen(monkeypatch, tmp_path, capsys):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("option", "more", "ranks", "names", "told"),
-    [
-        ("--wire int8", "psum,pmax,all_to_all --algorithm ring,pairwise,auto", 3,
-         {"psum": ("lax", "auto", "ring"), "all_to_all": ("lax", "auto", "pairwise")},
-         "bit by bit, or with a wire within its bound"),
-        # A ring adds in a different order.
-        ("--order tree", "psum,pmax,all_gather --algorithm ring,halving_doubling,auto", 4,
-         {"psum": ("lax", "auto", "halving_doubling")}, "bit by bit\n"),
-    ],
-)  # fmt: skip
-def test_calls_with_an_option_run_beside_the_others(
-    option, more, ranks, names, told, tmp_path, capsys
-):
-    flags = f"-b 4K -e 4K -n 2 -d bfloat16,int32 {option} --collective {more} -g".split()
-    path = tmp_path / "json"
-    assert main([*flags, str(ranks), "-J", str(path)]) == 0
-    assert told in capsys.readouterr().out
+def test_calls_in_the_order_of_a_tree_run_beside_the_others(tmp_path):
+    """A ring adds in a different order."""
+    path, chosen = tmp_path / "json", ["-e", "4K", "-n", "2", "-d", "bfloat16,int32"]
+    chosen += ["--collective", "psum,pmax", "--algorithm", "ring,halving_doubling,auto"]
+    flags = ["-b", "4K", *chosen, "--order", "tree", "-g"]
+    assert main([*flags, "4", "-J", str(path)]) == 0
     rows = json.loads(path.read_text())["rows"]
-    label, found = option.split()[-1], {(r["collective"], r["type"], r["algorithm"]) for r in rows}
-    assert {one for one in found if ":" in one[2]} == {
-        (of, "bfloat16", f"{name}:{label}") for of, some in names.items() for name in some
-    }
+    found = {(row["collective"], row["type"], row["algorithm"]) for row in rows}
+    ordered = {("psum", "bfloat16", f"{name}:tree") for name in ("lax", "auto", "halving_doubling")}
+    assert {one for one in found if ":" in one[2]} == ordered
     assert {row["wrong"] for row in rows} == {0}
-    if option == "--order tree":
-        with pytest.raises(SystemExit, match="tree: 6 ranks are no power of two; give -g 4"):
-            main([*flags, "6"])
+    with pytest.raises(SystemExit, match="tree: 6 ranks are no power of two; give -g 4"):
+        main([*flags, "6"])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Claims of programs: pages show the claimed figures, and the command fails if one is off."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,12 +51,10 @@ def test_every_claim_is_shown():
     ("now", "words"),
     [
         (claimed(), []),
-        (claimed(total=1.019 * TOTAL), []),
         (claimed(total=1.021 * TOTAL), ["time"]),
         (claimed(total=0.979 * TOTAL), ["time"]),
         (claimed(exposed=2.9), []),
         (claimed(exposed=3.1), ["exposure"]),
-        (claimed(exposed=0.9), ["exposure"]),
         (claimed(temporaries=65 * MIB), []),
         (claimed(temporaries=67 * MIB), ["temporaries"]),
         (claimed(total=2 * TOTAL, exposed=50.0), ["time", "exposure"]),
@@ -65,16 +62,6 @@ def test_every_claim_is_shown():
 )
 def test_figures_beyond_the_tolerance_are_named(now, words):
     assert claimed().off(now) == words
-
-
-def test_claims_are_saved_as_they_are_loaded(tmp_path):
-    file = tmp_path / "claims.json"
-    several = [claimed(), replace(claimed(total=3.0), jax="1", digest="d")]
-    recorded_claims.save(several, file)
-    assert sorted(recorded_claims.load(file), key=str) == sorted(several, key=str)
-    rows = json.loads(file.read_text(encoding="utf-8"))
-    assert rows["tolerance"]["time"] == 0.02
-    assert all(row["command"].startswith("python -m benchmarks ") for row in rows["claims"])
 
 
 @pytest.mark.parametrize(("off", "status"), [(1.0, 0), (1.019, 0), (1.03, 1)])

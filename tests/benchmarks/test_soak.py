@@ -3,17 +3,13 @@
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import reduce
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.collectives.references import REFERENCES
-from benchmarks.soak import expected, memory, soak, steps, trial
-from benchmarks.soak.memory import MemorySample
+from benchmarks.soak import memory, soak, steps
 from benchmarks.soak.random_calls import TOGETHER, draw
 from ringcoll import algorithms
 from ringcoll.schedules.schedule import Schedule
@@ -47,25 +43,6 @@ def test_everything_is_drawn():
     assert any(0 in shape for call in calls for shape in call.shapes)
 
 
-def test_random_data_tells_wide_sums_from_narrow_and_leaf_from_leaf():
-    """Otherwise it could not see an ignored option, or a leaf with the dims of the wrong leaf."""
-    calls = [draw(1, i, 8) for i in range(2000)]
-    dims = ("all_gather", "psum_scatter", "all_to_all", "pswapaxes")
-    deeper = [c for c in calls if c.name in dims and len({len(s) for s in c.shapes}) > 1]
-    assert {call.name for call in deeper} == {*dims}
-    wide = [
-        c for c in calls if "accumulate_dtype" in c.options and c.name in ("psum", "psum_scatter")
-    ]
-    told: Counter[str] = Counter()
-    for call in wide:
-        kind = jnp.dtype(call.dtype)
-        for x in expected.operands(call):
-            narrow = np.stack([reduce(np.add, x[team]) for team in call.teams()])
-            exact = np.stack([x[team].astype(float).sum(0) for team in call.teams()])
-            told[kind.name] += int((narrow != exact.astype(kind)).any())
-    assert min(told[kind] for kind in ("bfloat16", "float16")) > 0  # others are drawn seldom
-
-
 def is_misled(call):
     """Whether the call is wrong. On two ranks it is right: both neighbours of a rank are one."""
     by = call.name, call.options.get("algorithm")
@@ -93,46 +70,6 @@ def test_a_wrong_algorithm_is_found_and_found_again(monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert f"{number}: all_gather(" in printed
     assert "elements are wrong" in printed
-
-
-def faults_where(monkeypatch, wrong):
-    """The calls that are reported if `wrong` judges calls, and the calls that show each fault."""
-    monkeypatch.setattr(trial, "attempt", lambda calls: wrong([call.number for call in calls]))
-    found = trial.faults([draw(1, i, 8) for i in range(4)])
-    return [(fault.call.number, list(fault.shown_by)) for fault in found]
-
-
-def test_a_fault_of_several_calls_names_its_neighbours(monkeypatch):
-    two = lambda numbers: ["wrong" * (number == 2) for number in numbers]  # noqa: E731
-    assert faults_where(monkeypatch, two) == [(2, [2])]
-    together = lambda numbers: ["wrong" * (len(numbers) > 1 and i == 2) for i in numbers]  # noqa: E731
-    assert faults_where(monkeypatch, together) == [(2, [0, 1, 2, 3])]
-    both = lambda numbers: ["a" * (i == 1) or together(numbers)[k] for k, i in enumerate(numbers)]  # noqa: E731
-    assert faults_where(monkeypatch, both) == [(1, [1]), (2, [0, 1, 2, 3])]
-
-
-def test_a_call_that_raises_is_a_fault():
-    call = replace(draw(1, 0, 8), options={"algorithm": "none_such"})
-    (fault,) = trial.faults([call])
-    assert "ValueError" in str(fault)
-    assert "none_such" in str(fault)
-
-
-@pytest.mark.parametrize(
-    ("live", "blocks", "arrays", "flat"),
-    [
-        (lambda i: 10**8 + 10**6 * (i % 3), lambda i: 10**5, lambda i: 5, True),
-        (lambda i: 10**8 + 10**6 * min(i, 10), lambda i: 10**5, lambda i: 5, True),  # warms up
-        (lambda i: 10**8 + 256 * 5000 * i, lambda i: 10**5, lambda i: 5, False),
-        (lambda i: 10**8, lambda i: 10**5 + 256 * 9 * i, lambda i: 5, False),
-        (lambda i: 10**8, lambda i: 10**5, lambda i: i, False),
-    ],
-)
-def test_a_leak_is_called_a_leak(live, blocks, arrays, flat):
-    samples = [MemorySample(256 * i, live(i), blocks(i), arrays(i)) for i in range(1, 21)]
-    assert memory.is_judged(samples)
-    assert memory.is_flat(samples) is flat
-    assert not memory.is_judged(samples[:10])
 
 
 known = pytest.mark.skipif(not memory.is_known(), reason="this system does not say what is live")

@@ -1,7 +1,10 @@
 """`ringcoll.debug` on one process: the calls that it lists, and marks that change nothing."""
 
+import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -18,6 +21,7 @@ import ringcoll
 from ringcoll import algorithms, debug
 from ringcoll.collectives import by_schedule
 from ringcoll.collectives.table import Table, TableRow
+from ringcoll.debug import consistent
 from ringcoll.debug.calls import environment
 from ringcoll.debug.progress import LOG
 from ringcoll.runtime import engine
@@ -90,64 +94,50 @@ def test_the_algorithm_and_its_schedule_are_named():
     assert " by lax:" in calls(lambda x: ringcoll.psum(x, "x", algorithm=Table()))[0]
 
 
-XY, YX, ZEROS = ("x", "y"), ("y", "x"), np.zeros(4, np.int32)
-#: Calls of bfloat16[4,8] on a mesh of 2 x 2, and how each is written.
-LISTED = [
-    (lambda x: ringcoll.psum(x, XY, algorithm="lax"), "psum over x=2, y=2 by lax: bfloat16[4,8]"),
-    (
-        lambda x: ringcoll.psum(x, YX, algorithm="lax", accumulate_dtype="float32"),
-        "psum over y=2, x=2 by lax: bfloat16[4,8], accumulate_dtype=float32",
+CHECK = "ringcoll.debug.check_consistent(fn, ...): "
+ZEROS, LAX = np.zeros(2, np.int32), {"algorithm": "lax"}
+#: How calls of bfloat16[4,8] on a mesh of 2 x 2 are written.
+LISTED = {
+    "psum over y=2, x=2 by lax: bfloat16[4,8], accumulate_dtype=float32": lambda x: ringcoll.psum(
+        x, ("y", "x"), accumulate_dtype="float32", **LAX
     ),
-    (
-        lambda x: ringcoll.psum([x, x[0]], "x", algorithm="lax"),
-        "psum over x=2 by lax: bfloat16[4,8], bfloat16[8]",
+    "psum over x=2 by lax: bfloat16[4,8], bfloat16[8]": lambda x: ringcoll.psum(
+        [x, x[0]], "x", **LAX
     ),
-    (lambda x: ringcoll.pmin(x, "y", algorithm="lax"), "pmin over y=2 by lax: bfloat16[4,8]"),
-    (
-        lambda x: ringcoll.all_gather(x, "y", axis=-1, algorithm="lax"),
-        "all_gather over y=2 by lax: bfloat16[4,8,1], dims=(2,)",
+    "all_gather over y=2 by lax: bfloat16[4,8,1], dims=(2,)": lambda x: ringcoll.all_gather(
+        x, "y", axis=-1, **LAX
     ),
-    (
-        lambda x: ringcoll.psum_scatter(x, YX, scatter_dimension=1, tiled=True, algorithm="lax"),
-        "psum_scatter over y=2, x=2 by lax: bfloat16[4,8], dims=(1,)",
+    "all_to_all over y=2 by lax: bfloat16[4,8], dims=(0, 1)": lambda x: ringcoll.all_to_all(
+        x, "y", 0, 1, tiled=True, **LAX
     ),
-    (
-        lambda x: ringcoll.all_to_all(x, "y", 0, 1, tiled=True, algorithm="lax"),
-        "all_to_all over y=2 by lax: bfloat16[4,8], dims=(0, 1)",
+    "pbroadcast over y=2 by lax: bfloat16[4,8], source=1": lambda x: ringcoll.pbroadcast(
+        x, "y", 1, **LAX
     ),
-    (
-        lambda x: ringcoll.pbroadcast(x, "y", 1, algorithm="lax"),
-        "pbroadcast over y=2 by lax: bfloat16[4,8], source=1",
+    f"ragged_all_to_all over x=2 by lax: bfloat16[4,8], bfloat16[4,8]{', int32[2]' * 4}": (
+        lambda x: ringcoll.ragged_all_to_all(x, x, *[ZEROS] * 4, axis_name="x", **LAX)
     ),
-    (
-        lambda x: ringcoll.ragged_all_to_all(x, x, *[ZEROS] * 4, axis_name=XY, algorithm="lax"),
-        "ragged_all_to_all over x=2, y=2 by lax: bfloat16[4,8], bfloat16[4,8]" + ", int32[4]" * 4,
+    "psum over x=2 by lax: bfloat16[4,8], in vmap()": jax.vmap(
+        lambda x: ringcoll.psum(x, "x", **LAX)
     ),
-    (
-        jax.vmap(lambda x: ringcoll.psum(x, "x", algorithm="lax")),
-        "psum over x=2 by lax: bfloat16[4,8], in vmap()",
+    "ppermute over y=2, x=2: bfloat16[4,8], pairs=((0, 3),)": lambda x: ringcoll.ppermute(
+        x, ("y", "x"), [(0, 3)]
     ),
-    (
-        lambda x: ringcoll.ppermute(x, YX, [(0, 3)]),
-        "ppermute over y=2, x=2: bfloat16[4,8], pairs=((0, 3),)",
+    "lax.all_gather over x=2, y=2: bfloat16[4,8], all_gather_dimension=0, tiled=False": lambda x: (
+        lax.all_gather(x, ("x", "y"))
     ),
-    (
-        lambda x: lax.all_gather(x, XY),
-        "lax.all_gather over x=2, y=2: bfloat16[4,8], all_gather_dimension=0, tiled=False",
-    ),
-]
+}
 
 
 def test_how_each_call_is_written():
     def program(x):
-        return [jax.tree.map(jnp.sum, call(x)) for call, _ in LISTED]
+        return [jax.tree.map(jnp.sum, call(x)) for call in LISTED.values()]
 
     whole = {"in_specs": P(), "out_specs": P(), "check_vma": False}
     both = jax.shard_map(program, mesh=make_mesh(2, 2), **whole)
     x = jax.ShapeDtypeStruct((4, 8), jnp.bfloat16)
-    assert debug.check_consistent(both, x) == [line for _, line in LISTED]
+    assert debug.check_consistent(both, x) == [*LISTED]
     groups = [[0, 2], [1, 3]]
-    found = calls(lambda x: ringcoll.pmax(x, "x", axis_index_groups=groups, algorithm="lax"))
+    found = calls(lambda x: ringcoll.pmax(x, "x", axis_index_groups=groups, **LAX))
     assert found == ["pmax over x=4 by lax: float32[2,3], groups=((0, 2), (1, 3))"]
 
 
@@ -157,6 +147,59 @@ def test_gradients_are_calls_as_well():
 
     found = debug.check_consistent(jax.grad(loss), jnp.ones((8, 3)))
     assert [call.split(" ")[0] for call in found] == ["all_gather", "psum_scatter"]
+
+
+def in_processes(monkeypatch, *programs):
+    """What `check_consistent` says in processes with these programs. Here they are threads."""
+    n, given = len(programs), {}
+    barrier, own = threading.Barrier(n, timeout=60), threading.local()
+
+    def gathered(mine):
+        given[own.process] = mine
+        barrier.wait()
+        rows = np.stack([given[process] for process in range(n)])
+        barrier.wait()
+        return rows
+
+    def check(process):
+        own.process = process
+        try:
+            return debug.check_consistent(programs[process], jnp.ones((8, 3)))
+        except ValueError as error:
+            return str(error)
+
+    monkeypatch.setattr(jax, "process_count", lambda: n)
+    monkeypatch.setattr(consistent, "_gathered", gathered)
+    with ThreadPoolExecutor(n) as pool:
+        return [*pool.map(check, range(n))]
+
+
+def summed(x, times=1, algorithm="ring"):
+    for _ in range(times):
+        x = ringcoll.psum(x, "x", algorithm=algorithm)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("other", "place", "words"),
+    [
+        (mapped(partial(summed, times=2)), "call 2", "(calls: 2): psum over x=4 by ring ("),
+        (mapped(lambda x: x), "call 1", "(calls: 0): no more calls"),
+        (mapped(partial(summed, algorithm="rign")), "call 1", "no program, but ValueError: ringc"),
+        (mapped(lambda x: 2 * summed(x)), "line {} of its program", "(calls: 1): "),
+    ],
+)
+def test_processes_that_differ_are_told_where(other, place, words, monkeypatch):
+    usual, alone = mapped(summed), calls(summed)
+    assert in_processes(monkeypatch, usual, usual) == [alone] * 2
+    (said,) = {*in_processes(monkeypatch, usual, usual, other)}
+    head, of_first, of_other, cure = said.removeprefix(CHECK).splitlines()
+    where = re.escape(place).replace(r"\{\}", r"\d+")
+    assert re.fullmatch(rf"process 2 differs from process 0 \(and 1 more\) in {where}", head)
+    assert of_first.startswith("  process 0 (calls: 1): ")
+    assert of_other.startswith("  process 2 ")
+    assert words in of_other
+    assert cure.startswith("let every process make the same calls")
 
 
 def test_an_error_of_tracing_passes_unchanged():
@@ -352,9 +395,14 @@ def test_a_deadline_ends_the_process(monkeypatch, capfd):
     with debug.deadline(30, grace=7):
         ((interval, is_over),) = timers
         is_over()
+        (differ,) = LOG.enders
+        differ(["rank 0 begins"])
     assert interval == 30
-    assert done == [7, f"exit {debug.STATUS}"]
-    assert "deadline(30) is over on " in capfd.readouterr().err
+    assert done == [7, f"exit {debug.STATUS}"] * 2
+    printed = capfd.readouterr().err
+    assert "deadline(30) is over on " in printed
+    assert "deadline(30) ends: ranks that are to exchange messages differ on " in printed
+    assert printed.endswith("\nrank 0 begins\n")
 
 
 def test_a_deadline_in_a_generator_at_exit():

@@ -78,7 +78,10 @@ def kept(policy, **more):
             jax.jit(mapped(total), out_shardings=NamedSharding(make_mesh(4), P())),
         ),
         (kept(KEEP.save_only_these_names("a")), kept(KEEP.save_only_these_names("b"))),
-        (kept(KEEP.everything_saveable), kept(KEEP.dots_saveable)),
+        (
+            jax.checkpoint(jnp.sin, policy=KEEP.everything_saveable),  # only the name differs
+            jax.checkpoint(jnp.sin, policy=KEEP.dots_saveable),
+        ),
         (
             lambda x: jnp.dot(x, x.T, precision="highest"),
             lambda x: jnp.dot(x, x.T, precision="default"),

@@ -1,7 +1,7 @@
 """The page of `explore`: it shows what is chosen, at the prices of `predict`."""
 
 import pytest
-from browsing import DESK, PHONE, needs_a_browser
+from browsing import needs_a_browser
 
 from ringcoll.__main__ import main
 from ringcoll.costs import place_of, predict
@@ -125,24 +125,6 @@ def test_a_late_response_does_not_replace_the_last_choice(visit, file):
     page.wait_for_function("late")
     settled(page, "psum", "one_shot", "4")
     assert page.locator("h1").inner_text() == "all-reduce by one_shot on 4 ranks"
-
-
-@pytest.mark.exhaustive
-@needs_a_browser
-def test_the_page_fits_a_phone_in_light_and_dark(visit, file):
-    grounds = set()
-    for scheme in ("light", "dark"):
-        page = visit(file, "#ranks=2x2&algorithm=torus&machine=v5p", color_scheme=scheme)
-        settled(page, "psum", "torus", "2x2")
-        for width, height in (PHONE, DESK):
-            page.set_viewport_size({"width": width, "height": height})
-            assert page.evaluate("document.documentElement.scrollWidth") == width
-            button, picture = (page.locator(id).bounding_box() for id in ("#play", "#stage svg"))
-            assert button["y"] + button["height"] < height  # above the fold
-            assert picture["x"] + picture["width"] <= width  # whole
-        empty = "getComputedStyle(document.querySelector('#stage rect')).fill"
-        grounds.add(page.evaluate(empty))
-    assert len(grounds) == 2
 
 
 @needs_a_browser

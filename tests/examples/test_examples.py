@@ -43,21 +43,16 @@ def test_training_is_that_of_one_device_and_goes_on_over_another_mesh(tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_narrow_training_rounds_no_more_than_on_one_device(tmp_path):
-    train(tmp_path, "--steps 6 --data 1 --model 3 --algorithm ring --dtype bfloat16")
-
-
-@pytest.mark.exhaustive
-def test_training_over_parts_of_the_sequence_is_that_of_one_device(tmp_path):
-    train(tmp_path, "--steps 3 --data 1 --fsdp 2 --context 2 --model 3 --algorithm ring")
-
-
-@pytest.mark.exhaustive
-def test_training_with_experts_is_that_of_one_device(tmp_path):
-    """The gradients are compared too, so the load-balancing loss is."""
-    train(
-        tmp_path, "--steps 3 --data 1 --fsdp 2 --context 2 --model 2 --experts 2 --algorithm ring"
-    )
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--model 3 --dtype bfloat16",
+        "--fsdp 2 --context 2 --model 3",
+        "--fsdp 2 --context 2 --model 2 --experts 2",  # and so the load-balancing loss
+    ],
+)
+def test_training_in_other_ways_is_that_of_one_device(flags, tmp_path):
+    train(tmp_path, f"--steps 3 --data 1 --algorithm ring {flags}")
 
 
 @pytest.mark.parametrize(
@@ -102,12 +97,7 @@ def test_blocks_are_those_of_one_device(name):
 
 #: What a program prints, with which flags, and its exit status.
 PROGRAMS = [
-    (
-        "data_parallel",
-        (),
-        0,
-        ("lax, leaf by leaf                     25 ", "28  as by lax"),
-    ),
+    ("data_parallel", (), 0, ("lax, leaf by leaf                     25 ", "28  as by lax")),
     ("decode", (), 0, ("one_shot                                18                 9",)),
     ("fsdp_equinox", (), 0, ("54272 B of weights on a device", "the losses are equal, except")),
     ("fsdp_nnx", (), 0, ("52096 B of weights on a device", "the losses are equal, except")),

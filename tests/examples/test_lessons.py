@@ -6,7 +6,6 @@ from functools import cache
 import pytest
 from support import HERE, mostly_exhaustive, python
 
-from ringcoll import __main__ as command_line
 from ringcoll import learn
 
 FOLDER = HERE / "examples" / "lessons"
@@ -45,20 +44,6 @@ def test_a_claim_that_does_not_hold_ends_a_lesson(capsys):
     with pytest.raises(AssertionError, match="it does not hold: 2 is 3"):
         learn.claim("2 is 3", 2 == 3)
     assert capsys.readouterr().out == ""
-
-
-def test_lesson_4_and_the_command_agree_on_the_crossings(capsys):
-    printed, _ = ran("-m", "examples.lessons.04_all_reduce")
-    crossings = re.findall(r"faster (?:up to|from) ([\d.]+K)", printed)
-    flags = ["cost", "all_reduce", "-n", "8", "--algorithm", "ring,recursive_doubling"]
-    by_command = []
-    for network in (("--network", "switch"), ()):
-        assert command_line.main([*flags, *network]) == 0
-        by_command += re.findall(
-            r"recursive_doubling  \| ([\d.]+K) \| ring", capsys.readouterr().out
-        )
-    assert crossings == by_command
-    assert len(by_command) == 2
 
 
 def test_they_are_in_the_index_in_order():

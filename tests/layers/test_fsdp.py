@@ -4,8 +4,6 @@ Data are small integers. Where gradients are summed in a wider dtype, one rank's
 others' are ones, which bfloat16 would lose.
 """
 
-from functools import cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,19 +149,23 @@ LINEAR = {
     "precision": ["highest", None],
     "accumulate_dtype": [None, "float64"],
     "preferred_element_type": [None, "float64"],
-    "way": ["jit", "remat"],
+    "way": ["jit", "remat", "scan over layers"],
     "check_vma": [True, False],
 }
-
-
-@cache
-def linear_cases(seed):
-    return covering(LINEAR, seed=seed)
+LINEAR_WAYS = WAYS | {
+    "scan over layers": lambda call: (
+        lambda params, x: jax.lax.scan(
+            jax.checkpoint(lambda c, layer: (c, call(layer, x))),
+            0,
+            jax.tree.map(lambda leaf: leaf[None], params),
+        )[1][0]
+    )
+}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_linear(seed):
-    for case in linear_cases(seed):
+    for case in covering(LINEAR, seed=seed):
         with shown(case), jax.enable_x64(True):
             check_linear(case)
 
@@ -189,7 +191,7 @@ def check_linear(case):
 
     data = P(ranks) if case["is_sharded"] else P()
     mapped = jax.shard_map(
-        WAYS[case["way"]](layer),
+        LINEAR_WAYS[case["way"]](layer),
         mesh=place.mesh,
         in_specs=(spec, data),
         out_specs=P(ranks),
@@ -209,30 +211,3 @@ def check_linear(case):
     assert y.dtype == (case["preferred_element_type"] or dtype)
     assert dtypes(gradients) == dtypes((params, x))
     assert precisions(programs) == {case["precision"] and jax.lax.Precision.HIGHEST}
-
-
-def test_a_scan_over_layers():
-    """Against a loop on one device."""
-    rng = np.random.default_rng(0)
-    w, x = rng.standard_normal((3, 4, 4)), rng.standard_normal((6, 4))
-    spec = P(None, None, "x")
-
-    def layer(x, shard):
-        return jnp.tanh(fsdp.linear(shard, x, "x", algorithm="ring")), None
-
-    def scan(w, x):
-        return jax.lax.scan(jax.checkpoint(layer), x, w)[0]
-
-    def each(w, x):
-        for layer in w:
-            x = jnp.tanh(x @ layer)
-        return x
-
-    with jax.enable_x64(True):
-        mapped = jax.shard_map(scan, mesh=make_mesh(2), in_specs=(spec, P("x")), out_specs=P("x"))
-        found, expected = (
-            jax.jit(jax.grad(lambda *of, call=call: (call(*of) ** 2).sum(), (0, 1)))(w, x)
-            for call in (mapped, each)
-        )
-        for mine, right in zip(found, expected, strict=True):
-            np.testing.assert_allclose(mine, right, rtol=0, atol=2.0**-40)

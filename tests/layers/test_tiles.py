@@ -5,18 +5,10 @@ import pytest
 
 from ringcoll import algorithms
 from ringcoll.layers.context_parallel import tiles
-from ringcoll.layers.context_parallel.layouts import LAYOUTS, positions
+from ringcoll.layers.context_parallel.layouts import LAYOUTS
 from ringcoll.layers.context_parallel.tiles import Mask, plan
 
 MASKS = [Mask(True), Mask(False), Mask(True, 5), Mask(False, 7), Mask(True, 1)]
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8])
-def test_every_position_is_on_one_rank(layout, n):
-    held = positions(layout, n, 6)
-    assert sorted(held.reshape(-1)) == list(range(6 * n))
-    assert (np.diff(held, axis=1) > 0).all()
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -34,6 +26,7 @@ def test_a_tile_is_left_out_or_unmasked_only_if_all_pairs_agree(small_tiles, mas
                     planned.positions[rank][:, None], planned.positions[origin][None]
                 )
                 seen = seen & (planned.positions[rank] < tiles.NOWHERE)[:, None]
+                assert not seen[:, planned.positions[origin] == tiles.NOWHERE].any()
                 each = seen.reshape(cut, planned.tile, cut, planned.tile)
                 some, every = each.any((1, 3)), each.all((1, 3))
                 kinds = planned.kinds(rank, origin)

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
@@ -87,21 +85,6 @@ class Form:
         whole = ct.sum(0) if is_sum else np.concatenate(ct, dim)
         gradients = [[to_a(whole, w) for w in other], [to_b(x, whole) for x in first]]
         return [np.stack(result)], [np.stack(gradient) for gradient in gradients]
-
-
-def with_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The result, and the gradients of a loss in which every element counts differently."""
-
-    def both(x: Any, w: Any) -> Any:
-        def loss(x: Any, w: Any) -> Any:
-            y = call(x, w)
-            weights = jnp.arange(y.size, dtype=y.dtype).reshape(y.shape) % 7 - 3
-            return (y * weights).sum(), y
-
-        (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(x, w)
-        return y, gradients
-
-    return both
 
 
 def of_einsum(function: Callable[..., Any], spec: str, **of: Any) -> Callable[..., Any]:

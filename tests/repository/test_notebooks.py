@@ -2,7 +2,6 @@
 
 import ast
 import re
-import symtable
 import sys
 
 import numpy as np
@@ -54,33 +53,6 @@ def test_a_notebook_has_two_exercises_with_folded_solutions(source):
     assert not any(solution in code for solution in solutions)
     assert text.count("<details>") == text.count("</details>") == 2
     assert opened.cells[0].source.endswith('@ git+https://host/us/ringcoll"\n')
-
-
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_nothing_needs_a_solution_but_itself(source):
-    """Readers who write a solution of their own run the rest of the notebook with it."""
-    cells = [cell for cell in notebooks.read(source).cells if cell.cell_type == "code"]
-    used = [names(cell.source) for cell in cells]
-    for i, cell in enumerate(cells):
-        if notebooks.is_solution(cell):
-            others = [*used[:i], *used[i + 1 :]]
-            only_here = used[i][0].difference(*(bound for bound, _ in others))
-            assert not only_here & set().union(*(needed for _, needed in others))
-
-
-def names(code):
-    """The names that a cell defines for others, and those that it needs from others."""
-    top = symtable.symtable(code, "cell", "exec")
-    bound = {one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported()}
-
-    def needed(scope):
-        for one in scope.get_symbols():
-            if one.is_referenced() and (scope is top or one.is_global()):
-                yield one.get_name()
-        for inner in scope.get_children():
-            yield from needed(inner)
-
-    return bound, {*needed(top)} - bound
 
 
 @pytest.mark.parametrize("path", ["", "ringcoll.whl"])
