@@ -4,7 +4,10 @@ import inspect
 import warnings
 
 import jax.lax
+import numpy as np
 import pytest
+from cases import MAIN, check, first_algorithm
+from support import make_mesh, per_rank
 
 import ringcoll
 from ringcoll import lax
@@ -46,3 +49,32 @@ def test_the_rest_is_lax_s_own():
 def test_what_lax_has_not_this_has_not():
     with pytest.raises(AttributeError, match=r"'ringcoll\.lax' has no attribute 'all_reduse'"):
         lax.all_reduse  # noqa: B018
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_docstrings_say_what_they_must(name):
+    text = inspect.getdoc(getattr(ringcoll, name)) or ""
+    first, blank, *_ = text.splitlines()
+    assert first.endswith(".")
+    assert blank == ""
+    assert "Gradient:" in text or "gradient" in text
+    assert "->" in text  # the shapes, as algebra
+
+
+def test_ours_in_the_place_of_lax_s_do_not_call_themselves():
+    """Every function, both ways, and a matmul."""
+    mesh, x = make_mesh(3), np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+
+    def matmuls(x):
+        y = ringcoll.all_gather_matmul(x, x, "x", algorithm="lax")
+        return ringcoll.matmul_reduce_scatter(y, x, "x", algorithm="lax")
+
+    expected = per_rank(mesh, matmuls, x)
+    groups = [[0], [1, 2]]  # of several sizes: lax's
+    with ringcoll.replacing(jax.lax):
+        check(mesh, "x", MAIN, lambda case, *shape: [{}, *first_algorithm(case, *shape)])
+        np.testing.assert_array_equal(per_rank(mesh, matmuls, x), expected)
+        grouped = per_rank(
+            mesh, lambda x: jax.lax.psum(x, "x", axis_index_groups=groups), x, check_vma=False
+        )
+    np.testing.assert_array_equal(grouped, np.stack([x[0], x[1:].sum(0), x[1:].sum(0)]))

@@ -10,7 +10,7 @@ import pytest
 from support import python
 from test_doctests import named, public
 
-from ringcoll import layers
+from ringcoll import debug, layers, learn, overlap
 
 USER = """\
 import jax
@@ -77,3 +77,15 @@ def test_options_show_their_defaults_in_signatures():
     assert "residuals: Literal['save', 'regather'] = 'save'" in shown
     assert "sequence_parallel: bool = True" in shown
     assert {f.__name__ for f in of_options()} >= {"all_gather_matmul", "linear", "gather", "copied"}
+
+
+def test_public_functions_name_their_options():
+    """`**options` would hide `algorithm=` from an editor. Some functions pass on a caller's own."""
+    hidden = {
+        function
+        for function in public()
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind is parameter.VAR_KEYWORD
+    }
+    # They pass on the arguments of a function, the names of axes, or the names of results.
+    assert hidden == {debug.check_consistent, overlap.mesh, learn.make_mesh, learn.agree}

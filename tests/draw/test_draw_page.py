@@ -120,7 +120,54 @@ def test_nothing_is_wider_than_the_page(opened, name):
                 assert page.locator("#stage svg").bounding_box()["width"] > box["width"]
 
 
+LEGIBLE = """() => {
+  const svg = document.querySelector("#stage svg");
+  const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  const sizes = [...svg.querySelectorAll("text")].map((e) => e.getAttribute("font-size"));
+  return scale * Math.min(...sizes);
+}"""
+SCROLLS = """() => {
+  const { scrollWidth, clientWidth, scrollLeft } = document.querySelector(".picture");
+  return [scrollWidth - clientWidth, scrollLeft];
+}"""
+
+
+@pytest.mark.exhaustive
+def test_letters_can_be_read_on_a_phone(visit, tmp_path):
+    file = tmp_path / "many.html"
+    file.write_text(as_page(plan("psum", "one_shot", (16,))), encoding="utf-8")
+    page = visit(file, viewport={"width": PHONE[0], "height": PHONE[1]})
+    assert page.evaluate(SCROLLS)[0] == 0  # all of it at once
+    page.click("#larger")
+    assert page.evaluate(LEGIBLE) >= 10.99
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+    room, left = page.evaluate(SCROLLS)
+    assert room > 100  # all of it can be reached
+    assert left == pytest.approx(room / 2, abs=1)
+
+
 TIME = "document.querySelector('#stage svg').getCurrentTime() / 2.4"
+WHERE = """() => [...document.querySelectorAll("[data-round='1'] [data-at]")].map((message) => {
+  const { x, y } = message.getBoundingClientRect();
+  return [Math.round(x), Math.round(y)];
+})"""
+
+
+@pytest.mark.exhaustive
+def test_messages_move_and_stop_on_their_arrows(opened):
+    page = opened("ring", hash="#delay=6000")  # a machine may be slow, too
+    page.keyboard.press("ArrowRight")
+    seen = []
+    for time in (1.12, 1.24, 1.36):
+        page.wait_for_function(f"{TIME} > {time}")
+        seen.append((page.evaluate(TIME), page.evaluate(WHERE)))
+    times = [time for time, _ in seen]
+    assert 1 < times[0] < times[1] < times[2] < 2
+    assert page.locator(".parked").count() == 0
+    assert seen[1][1] != seen[2][1]
+    page.keyboard.press("End")
+    assert page.locator(".parked > g").count() == 4
+    assert page.evaluate(TIME) == pytest.approx(6.995)
 
 
 def test_motion_is_reduced_on_request(opened):
@@ -150,6 +197,50 @@ def test_one_shard_is_followed(opened, name, cell):
     assert page.evaluate(faint, "1")
     page.select_option("#follow", "")
     assert page.locator("#stage .aside").count() == 0
+
+
+@pytest.mark.exhaustive
+def test_an_animation_follows_the_color_scheme_and_reduced_motion(browser, tmp_path):
+    file = tmp_path / "film.svg"
+    file.write_text(as_motion(plan("psum", "ring", (3,))), encoding="utf-8")
+    look = """() => [
+      getComputedStyle(document.querySelector("rect")).fill,
+      ...[".moving", ".still"].map((of) => getComputedStyle(document.querySelector(of)).display),
+    ]"""
+    for scheme, motion, seen in (
+        ("light", "no-preference", ["rgb(255, 255, 255)", "inline", "none"]),
+        ("dark", "reduce", ["rgb(28, 32, 41)", "none", "inline"]),
+    ):
+        page = browser.new_page(color_scheme=scheme, reduced_motion=motion)
+        page.goto(file.as_uri())
+        assert page.evaluate(look) == seen
+        page.close()
+
+
+@pytest.mark.exhaustive
+def test_text_has_enough_contrast(browser):
+    """Also those that have no colour of their own, such as the names of ranks."""
+    contrast = """() => {
+      const light = (colour) => {
+        const [r, g, b] = colour.match(/\\d+/g).map((part) => {
+          const share = part / 255;
+          return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+        });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+      };
+      const paper = light(getComputedStyle(document.querySelector("svg > rect")).fill);
+      const ratios = [...document.querySelectorAll("text[font-weight='600']")].map((text) => {
+        const ink = light(getComputedStyle(text).fill);
+        return Math.max(ink / paper, paper / ink);
+      });
+      return Math.min(...ratios);
+    }"""
+    for scheme in ("light", "dark"):
+        page = browser.new_page(color_scheme=scheme)
+        for picture in (as_svg(plan("psum", "ring", (3,))), as_motion(plan("psum", "ring", (3,)))):
+            page.set_content(picture)
+            assert page.evaluate(contrast) > 4.5, scheme  # WCAG 2.2, AA
+        page.close()
 
 
 PICTURES = [*PAGES.values(), ("psum", "direct", (8,)), ("psum", "torus", (2, 2, 2))]

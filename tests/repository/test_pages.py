@@ -65,6 +65,10 @@ def test_the_index_lists_every_page():
     assert there == known
 
 
+def test_readme_is_short():
+    assert len(PAGES["README.md"].splitlines()) <= 120
+
+
 @pytest.mark.parametrize("file", ["examples/lessons/ring.svg", "examples/lessons/tour.svg"])
 def test_a_committed_picture_is_what_its_command_draws(file, tmp_path):
     (command,) = {
