@@ -10,8 +10,11 @@ MiB).
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import repeat
+from multiprocessing import get_context
 
 import jax
 
@@ -19,7 +22,7 @@ from benchmarks.compiled import compiling, pages, recorded_claims
 from benchmarks.compiled.pages import PageTable
 from benchmarks.compiled.recorded_claims import Claim, ClaimedProgram
 from benchmarks.measuring import report
-from ringcoll.commands.arguments import in_a_line
+from ringcoll.commands.arguments import count, in_a_line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table", choices=names, action="append", metavar="NAME", help=", ".join(names)
     )
     compiling.add_cache(parser)
+    what = "compile in N processes at a time (1); two cores compile all claims in an hour with 2"
+    add("--jobs", type=count, default=1, metavar="N", help=what)
     what = "only programs that changed since their claim, or have none for these versions"
     add("--changed", action="store_true", help=what)
     add("--update", action="store_true", help="save the new figures as claims, and write the pages")
@@ -40,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find and compare figures, or write pages, and return the exit status."""
-    jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
     every, claims = pages.tables(), recorded_claims.load()
     if args.write:
         return _write(every, claims)
@@ -94,14 +98,10 @@ def _find(
     table = report.table("program", "claimed us", "%", "now us", "%", "off by", "")
     status = 0
     bar = report.progress(todo, len(todo), "compiling", lambda which: which.command)
-    for which in bar:
+    for which, now in zip(bar, _figures(todo, args.cache, args.jobs), strict=True):
         claimed = known.get(which)
-        try:
-            now = recorded_claims.find(which, args.cache)
-        except Exception as error:  # a compiler may refuse a program; the others still count
-            table.add_row(
-                which.command, *_cells(claimed), "", "", "", f"failed: {in_a_line(error)}"
-            )
+        if isinstance(now, str):
+            table.add_row(which.command, *_cells(claimed), "", "", "", f"failed: {now}")
             status = 1
             continue
         words = claimed.off(now) if claimed else []
@@ -119,6 +119,24 @@ def _find(
             status = 1
     report.show(f"Claims for {_versions()}", table)
     return max(status, _write(every, claims)) if args.update else status
+
+
+def _figures(todo: Sequence[ClaimedProgram], cache: str | None, jobs: int) -> Iterator[Claim | str]:
+    """The figures of each program in order, or in a line why it failed."""
+    if jobs == 1:
+        yield from (_figures_of(which, cache) for which in todo)
+        return
+    # JAX has threads, so a process cannot be forked.
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        yield from pool.map(_figures_of, todo, repeat(cache))
+
+
+def _figures_of(which: ClaimedProgram, cache: str | None) -> Claim | str:
+    jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
+    try:
+        return recorded_claims.find(which, cache)
+    except Exception as error:  # a compiler may refuse a program; the others still count
+        return in_a_line(error)
 
 
 def _cells(of: Claim | None) -> tuple[str, str]:
