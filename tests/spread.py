@@ -19,8 +19,8 @@ import numpy as np
 from cases import LINEAR, MAIN, Case
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from matmul_forms import FORMS, with_gradients
-from support import data, every_rank, make_mesh, runnable
+from matmul_forms import FORMS
+from support import data, every_rank, make_mesh, runnable, with_gradients
 
 import ringcoll
 from benchmarks.measuring import processes
