@@ -28,7 +28,7 @@ def backwards(*shape: int) -> Schedule:
 
 #: Sizes of the mesh, and axes: one, two in both orders, one of two.
 RANKS = [
-    *(((n,), "x") for n in (1, 2, 3, 4, 5, 8)),
+    *(((n,), "x") for n in (1, 2, 3, 5, 8)),
     *(((2, 3), ("x", "y")), ((2, 2), ("y", "x")), ((2, 3), "y")),
 ]
 #: How a call is transformed; whether the first factor has a batch, and whether the others have.
@@ -68,17 +68,13 @@ PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     "rows travel": {(forms, "PLAIN_ON"): (), (exchange, "stays"): where_possible},
 }
 ONLY_AUTO = ("late products", "rows travel")
-#: Algorithms that take turns in the cases of "another". A value for each would make 70 more cases.
-OTHERS = (
-    *("two_ended", "recursive_doubling", "hamiltonian", "bruck", "direct", "torus"),
-    "a schedule",
-)
 
 #: The arguments of every call, and the values of each.
 COMMON: dict[str, list[Any]] = {
     "ranks": RANKS,
     "algorithm": [
-        *("auto", "lax", "ring", "bidirectional_ring", "another", backwards),
+        *("auto", "lax", "ring", "bidirectional_ring", "two_ended"),
+        *("recursive_doubling", "hamiltonian", backwards),
     ],
     # Of the factor that is gathered (or x), and of the other one.
     "dtypes": [
@@ -111,8 +107,8 @@ SUMS = COMMON | {
 TABLES = {"gathers": GATHERS, "sums": SUMS}
 #: More values, for the exhaustive tier.
 MORE_OF_ALL: dict[str, list[Any]] = {
-    "ranks": [((4, 2), ("y", "x"))],
-    "algorithm": [*OTHERS],
+    "ranks": [((4,), "x"), ((4, 2), ("y", "x"))],
+    "algorithm": ["bruck", "direct", "torus", "a schedule"],
     "dtypes": [(C64, F32), (I32, I8), (I8, I8), (F32, I32)],
     "preferred": [I32],
     "path": ["two rounds a turn"],
@@ -133,8 +129,6 @@ def is_given(algorithm: Any) -> bool:
 
 def runs_on(algorithm: Any, shape: tuple[int, ...], axes: Any) -> bool:
     sizes = sizes_of(shape, axes)
-    if algorithm == "another":
-        return True
     if is_given(algorithm):
         return len(sizes) == 1
     return algorithm in ("auto", "lax") or exists("all_gather", algorithm, sizes)
@@ -194,14 +188,7 @@ SLOW: list[Callable[..., Any]] = [
 @lru_cache
 def cases_of(table: str, seed: int) -> list[Case]:
     """The cases of a table; more values, and all that is slow, if the seed is not 0."""
-    uses = dict.fromkeys(OTHERS, 0)
     rules = FORBIDDEN if seed else FORBIDDEN + SLOW
     more = MORE[table] if seed else {}
     factors = {name: values + more.get(name, []) for name, values in TABLES[table].items()}
-    cases = covering(factors, any_of(rules), seed)
-    for case in cases:
-        if case["algorithm"] == "another":
-            possible = [name for name in OTHERS if runs_on(name, *case["ranks"])]
-            case["algorithm"] = min(possible, key=uses.__getitem__)
-            uses[case["algorithm"]] += 1
-    return cases
+    return covering(factors, any_of(rules), seed)
