@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table", choices=names, action="append", metavar="NAME", help=", ".join(names)
     )
     compiling.add_cache(parser)
-    what = "compile in N processes at a time (1); two cores compile all claims in an hour with 2"
+    what = "compile in N processes at a time (1)"
     add("--jobs", type=count, default=1, metavar="N", help=what)
     what = "only programs that changed since their claim, or have none for these versions"
     add("--changed", action="store_true", help=what)
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Find and compare figures, or write pages, and return the exit status."""
+    _ask_for_no_accelerator()
     every, claims = pages.tables(), recorded_claims.load()
     if args.write:
         return _write(every, claims)
@@ -127,12 +128,16 @@ def _figures(todo: Sequence[ClaimedProgram], cache: str | None, jobs: int) -> It
         yield from (_figures_of(which, cache) for which in todo)
         return
     # JAX has threads, so a process cannot be forked.
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _ask_for_no_accelerator) as pool:
         yield from pool.map(_figures_of, todo, repeat(cache))
 
 
+def _ask_for_no_accelerator() -> None:
+    """Use the CPU in this process: nothing runs."""
+    jax.config.update("jax_platforms", "cpu")
+
+
 def _figures_of(which: ClaimedProgram, cache: str | None) -> Claim | str:
-    jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
     try:
         return recorded_claims.find(which, cache)
     except Exception as error:  # a compiler may refuse a program; the others still count

@@ -169,21 +169,6 @@ def test_assignments_inside_stay():
     BY_NAME.add = built_in.psum
 
 
-def test_a_region_holds_for_all_threads():
-    @jax.jit
-    def program(x):
-        return mapped(BY_MODULE.total)(x)
-
-    def sends():
-        text = program.lower(jnp.ones((N, 2))).as_text()
-        return text.count("stablehlo.collective_permute")
-
-    assert elsewhere(sends) == 0
-    with ringcoll.replacing(jax.lax, algorithm="ring"):
-        assert elsewhere(sends) == sends() == RING
-    assert elsewhere(sends) == sends() == 0
-
-
 def test_jit_traces_again():
     """On all threads, once for each region's arguments. What is compiled stays as it was."""
     traced = []
