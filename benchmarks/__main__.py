@@ -29,7 +29,7 @@ from benchmarks.machines import fit, measured
 from benchmarks.referee import referee
 from benchmarks.soak import soak
 from ringcoll.__main__ import add_commands, run
-from ringcoll.collectives.table import default_table
+from ringcoll.choose.table import default_table
 from ringcoll.commands.arguments import Parser
 
 #: Each command is a module. It has `add_arguments(parser)` and `run(args) -> exit status`, and the

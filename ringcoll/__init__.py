@@ -20,6 +20,7 @@ than four devices.
 from typing import TYPE_CHECKING
 
 from ringcoll import algorithms, costs, lax
+from ringcoll.choose.table import Table
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
 from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
@@ -28,7 +29,6 @@ from ringcoll.collectives.choice import algorithm
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.replacing import replacing
-from ringcoll.collectives.table import Table
 from ringcoll.collectives.tree_order import Tree
 from ringcoll.costs.wire import Wire
 from ringcoll.ipython import load_ipython_extension as load_ipython_extension

@@ -6,7 +6,7 @@ permutations take `algorithm`. Those that add floats, or whose gradient adds flo
 
 `algorithm` is one of these:
 
-- "auto": the measured table of `ringcoll.collectives.table` picks;
+- "auto": the measured table of `ringcoll.choose.table` picks;
 - the name of a schedule in `ringcoll.algorithms`;
 - "lax": the built-in (on CPU, narrow floats that are only moved travel as integers);
 - your own `Table`, or your own `Schedule` (for an all-reduce also a tuple of stages);

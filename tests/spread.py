@@ -25,7 +25,7 @@ from support import data, every_rank, make_mesh, runnable, with_gradients
 import ringcoll
 from benchmarks.measuring import processes
 from ringcoll import all_gather_matmul, psum
-from ringcoll.collectives.table import LAX, Table, TableRow
+from ringcoll.choose.table import LAX, Table, TableRow
 from ringcoll.runtime.cpu import loops
 
 #: One algorithm between hosts, another within one.

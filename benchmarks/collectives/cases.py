@@ -20,7 +20,7 @@ from benchmarks.collectives import ragged, references
 from ringcoll import Tree
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
-from ringcoll.collectives.table import LAX, runs
+from ringcoll.choose.table import LAX, runs
 from ringcoll.costs.wire import ENCODED
 from ringcoll.schedules.registry import Algorithm
 from ringcoll.schedules.tree import balanced_algorithms

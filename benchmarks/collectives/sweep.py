@@ -36,7 +36,7 @@ from benchmarks.measuring.measure import Point, check, measure, sharing
 from benchmarks.measuring.model import fit_rows
 from benchmarks.measuring.row import Measurement
 from benchmarks.measuring.verdict import verdict
-from ringcoll.collectives.table import LAX
+from ringcoll.choose.table import LAX
 from ringcoll.commands.arguments import File, check_files
 from ringcoll.io.files import is_stream
 

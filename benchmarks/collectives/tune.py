@@ -26,8 +26,8 @@ from benchmarks.measuring import options, processes, report
 from benchmarks.measuring.measure import Point, measure, platform_of, sharing
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.collectives import table
-from ringcoll.collectives.table import LAX
+from ringcoll.choose import table
+from ringcoll.choose.table import LAX
 from ringcoll.commands.arguments import File
 from ringcoll.costs import price
 from ringcoll.runtime.hosts import on_hosts
@@ -174,7 +174,7 @@ def table_rows(
 
     Args:
         chosen: the results of `choose`, from small sizes to large for each collective and type.
-        platform: one of `ringcoll.collectives.table.PLATFORMS`.
+        platform: one of `ringcoll.choose.table.PLATFORMS`.
         within: bounds for all rows.
     """
     found = []

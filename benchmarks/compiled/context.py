@@ -25,7 +25,7 @@ from benchmarks.compiled import compiling
 from benchmarks.compiled.programs import PLAIN, with_gradient
 from benchmarks.measuring import options
 from ringcoll import overlap
-from ringcoll.collectives.table import LAX
+from ringcoll.choose.table import LAX
 from ringcoll.layers import context_parallel
 from ringcoll.layers.context_parallel.layouts import LAYOUTS
 

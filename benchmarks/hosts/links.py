@@ -14,7 +14,7 @@ from benchmarks.collectives.cases import CASES, Case, name_and_options, on_shape
 from benchmarks.measuring.model import paid
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES, build
-from ringcoll.collectives.table import LAX
+from ringcoll.choose.table import LAX
 from ringcoll.costs import Price
 from ringcoll.costs import wire as costs
 from ringcoll.schedules.phases import phases

@@ -36,7 +36,7 @@ from benchmarks.measuring.measure import Point, measure, sharing
 from benchmarks.measuring.model import fit_rows
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.collectives.table import LAX
+from ringcoll.choose.table import LAX
 from ringcoll.io.text import bytes_in_words
 
 _NAMES = ("all_gather", "psum_scatter", "psum", "all_to_all")

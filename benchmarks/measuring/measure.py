@@ -24,7 +24,7 @@ from benchmarks.measuring import processes
 from benchmarks.measuring.data import count_outside, count_wrong, exact
 from benchmarks.measuring.row import Measurement, Quartiles
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.collectives.table import LAX, default_table
+from ringcoll.choose.table import LAX, default_table
 from ringcoll.costs import error_bound
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime.hosts import on_hosts
@@ -151,7 +151,7 @@ class Point:
 
 
 def platform_of(mesh: Mesh) -> str:
-    """One of `ringcoll.collectives.table.PLATFORMS`."""
+    """One of `ringcoll.choose.table.PLATFORMS`."""
     name = mesh.devices.flat[0].platform
     return name if name in ("cpu", "tpu") else "gpu"
 

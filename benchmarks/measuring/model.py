@@ -11,7 +11,7 @@ from typing import NamedTuple
 from benchmarks.collectives.cases import on_shape
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.collectives.table import LAX
+from ringcoll.choose.table import LAX
 from ringcoll.costs import Model, Price, Sample, fit, price, seconds
 
 #: The fewest rows for a fit: three coefficients fit any three rows.

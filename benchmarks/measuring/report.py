@@ -17,7 +17,7 @@ from benchmarks.collectives.cases import TREE, Case
 from benchmarks.measuring import processes
 from benchmarks.measuring.model import Fitted
 from benchmarks.measuring.row import Measurement, Quartiles
-from ringcoll.collectives.table import LAX
+from ringcoll.choose.table import LAX
 from ringcoll.io.text import bytes_in_words
 
 T = TypeVar("T")

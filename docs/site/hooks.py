@@ -42,7 +42,7 @@ ELSEWHERE = (
 )
 EXAMPLES = ("examples/*.py",)
 SOURCES = ("examples/lessons/[0-9]*.py", "examples/tutorials/*.py")
-_CHOICE = ("ringcoll.collectives.choice", "ringcoll.collectives.table")
+_CHOICE = ("ringcoll.collectives.choice", "ringcoll.choose.table")
 #: The pages of the reference: the module that is described first, the one whose public names
 #: follow, and the places that they must be defined in, if it has others too.
 REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -50,7 +50,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "matmuls": ("ringcoll.matmuls.functions", "ringcoll", ("ringcoll.matmuls",)),
     "schedules": ("ringcoll.schedules.schedule", "ringcoll", ("ringcoll.schedules",)),
     "algorithms": ("ringcoll.algorithms", "ringcoll.algorithms", ("ringcoll.algorithms",)),
-    "choice": ("ringcoll.collectives.table", "ringcoll", _CHOICE),
+    "choice": ("ringcoll.choose.table", "ringcoll", _CHOICE),
     **{
         f"layers.{name}": (f"ringcoll.layers.{name}", f"ringcoll.layers.{name}", ())
         for name in ("tensor_parallel", "fsdp", "context_parallel", "expert_parallel")

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
-from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.tree_order import Tree
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire

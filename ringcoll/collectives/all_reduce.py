@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll import algorithms
+from ringcoll.choose.table import LAX, Algorithm, Table
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.axes import AxisName, Groups
@@ -18,7 +19,6 @@ from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, bind_leaves, is_small
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
-from ringcoll.collectives.table import LAX, Algorithm, Table
 from ringcoll.collectives.tree_order import Tree
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import WRITTEN_AS_BITS
-from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in, engine

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll import algorithms
+from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_reduce import AllReduce, Psum
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, bind_leaves
-from ringcoll.collectives.table import Algorithm
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits

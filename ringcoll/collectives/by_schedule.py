@@ -17,8 +17,8 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms
+from ringcoll.choose.table import LAX, Algorithm, Table, default_table
 from ringcoll.collectives.choice import adds_by_tree
-from ringcoll.collectives.table import LAX, Algorithm, Table, default_table
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.hosts import HostSpread, Where, on_hosts
 from ringcoll.runtime.primitive import Collective

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
+from ringcoll.choose.table import LAX, Algorithm, Table, choices, runs
 from ringcoll.collectives.refusals import refused
-from ringcoll.collectives.table import LAX, Algorithm, Table, choices, runs
 from ringcoll.runtime.hop import Ranks
 from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule

@@ -18,12 +18,12 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from ringcoll.choose.table import LAX, Algorithm, Table
 from ringcoll.collectives import choice, wires
 from ringcoll.collectives.axes import check_groups
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import REFUSALS
-from ringcoll.collectives.table import LAX, Algorithm, Table
 from ringcoll.collectives.tree_order import Tree, check_order
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import typed_alike, varying

@@ -12,13 +12,13 @@ from jax import Array, lax
 from jax.interpreters import ad
 from jax.typing import ArrayLike
 
+from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.collectives import rows
 from ringcoll.collectives.all_to_all import AllToAll
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.by_schedule import ScheduledCollective, named
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import bind_operands, check_by_lax
-from ringcoll.collectives.table import LAX, Algorithm
 from ringcoll.collectives.wires import WireLike
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from ringcoll.choose.table import Table
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
@@ -26,7 +27,6 @@ from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.refusals import refused
-from ringcoll.collectives.table import Table
 from ringcoll.runtime import built_in
 
 

@@ -49,8 +49,6 @@ class Model:
     near: float = 0.0
     near_bytes: float = 0.0
     all_reduces: int = 0
-    reckoned_alpha: float = 0.0
-    reckoned_beta: float = float("inf")
     wire: Curve | None = None
 
     @property
@@ -61,10 +59,6 @@ class Model:
         that is started early has its start under the compute. Without hops, this is alpha.
         """
         return self.hop or self.alpha
-
-    def reckons(self, size: float) -> float:
-        """The seconds that compilers estimate for a hop of this many bytes, to order operations."""
-        return self.reckoned_alpha + self.reckoned_beta * size
 
     @property
     def memory(self) -> float:
@@ -252,18 +246,3 @@ def scatter_links(ranks: int, model: Model) -> float:
     is_square = model.axes != 2 or isqrt(ranks) ** 2 == ranks
     twice = is_square and 0 < model.all_reduces <= ranks
     return links(ranks, model) / (1 + twice)
-
-
-def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
-    """Seconds of a built-in all-to-all without its latency; `block_bytes` is a rank's operand.
-
-    Each part passes as many links as the average message on a torus: a quarter of each axis.
-
-    `prediction` prices the same collective in a different way: it has the slice, counts the pairs
-    of ranks on the busiest link, and takes the rate that a built-in reaches. A matmul has only the
-    number of its ranks. Without a slice, the price of `prediction` is several times this one. With
-    it, "auto" would not exchange few rows of FSDP on tpu7x, although that is faster (compiled).
-    """
-    distance = max(model.axes * ranks ** (1 / model.axes) / 4, 1.0)
-    sent = (ranks - 1) / ranks * model.beta * block_bytes
-    return sent * distance / links(ranks, model)

@@ -13,8 +13,8 @@ from jax.extend.core import jaxprs_in_params
 from jax.sharding import AbstractMesh, Mesh
 from jax.tree_util import keystr, tree_leaves_with_path
 
+from ringcoll.choose.table import LAX
 from ringcoll.collectives.by_schedule import ScheduledCollective, built, name_of
-from ringcoll.collectives.table import LAX
 from ringcoll.debug import program
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective

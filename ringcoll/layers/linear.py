@@ -16,7 +16,7 @@ from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.layers.parameters import check_alike, check_bound, errors_of, param, refusal
 from ringcoll.layers.replicas import copied
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
-from ringcoll.matmuls.functions import all_gather_einsum, product_reduce_scatter
+from ringcoll.matmuls.functions import all_gather_einsum, einsum_reduce_scatter
 from ringcoll.matmuls.labels import matrix_spec
 from ringcoll.matmuls.options import GatherOptions, LayerOptions, MatmulOptions, with_options
 
@@ -85,9 +85,7 @@ def row_linear(
      [ 7. 23. 39. 55.]]
     """
     linear = "kernel", params
-    return row_linear_of(
-        "tensor_parallel.row_linear", linear, x, axis_name, follows=False, **options
-    )
+    return row_linear_of("tensor_parallel.row_linear", linear, x, axis_name, **options)
 
 
 def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
@@ -149,15 +147,11 @@ def row_linear_of(
     x: Array,
     axis_name: AxisName,
     *,
-    follows: bool = True,
     sequence_parallel: bool,
     residuals: str,
     **options: Unpack[MatmulOptions],
 ) -> Array:
-    """`row_linear` of a layer with a name. It ignores `residuals`: it keeps only its operands.
-
-    `follows` is whether the layer computes something before it.
-    """
+    """`row_linear` of a layer with a name. It ignores `residuals`: it keeps only its operands."""
     name, params = linear
     kernel, bias = kernel_and_bias(params)
     check_alike(function, x=x, **{name: kernel})
@@ -174,7 +168,7 @@ def row_linear_of(
         check_sequence(function, x.shape[-2], axis_name)
         spec = matrix_spec(x.ndim)
         sequence = spec[-2]
-        multiply = partial(product_reduce_scatter, spec, scatter=sequence, follows=follows)
+        multiply = partial(einsum_reduce_scatter, spec, scatter=sequence)
     with errors_of(function):
         y = multiply(x, matrix, axis_name, **options)
     sharded = axes_of(axis_name) if sequence_parallel else ()

@@ -12,10 +12,10 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
-from ringcoll.collectives.table import Algorithm
 from ringcoll.collectives.wires import Wire
 from ringcoll.layers.parameters import check_bound
 from ringcoll.matmuls.options import with_options

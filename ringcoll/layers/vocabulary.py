@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.collectives.table import Algorithm
 from ringcoll.layers.linear import check_sequence, column_linears, rank_count
 from ringcoll.layers.parameters import check_bound, errors_of, param, refusal
 from ringcoll.matmuls.options import LayerOptions, with_options

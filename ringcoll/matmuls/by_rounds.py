@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.matmuls import auto
+from ringcoll.choose.plan import Plan
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime import engine, turns
@@ -32,29 +32,25 @@ from ringcoll.runtime.slicing import (
     placed,
     sliced_along,
 )
-from ringcoll.runtime.value_types import device_kind, empty, varying, zeros
+from ringcoll.runtime.value_types import empty, varying, zeros
 
 
 def gather_by_rounds(
-    options: Options, gather: Gather, x: Array, others: list[Array], late: Sequence[int]
+    options: Options, gather: Gather, plan: Plan, x: Array, others: list[Array]
 ) -> tuple[list[Array], Array | None]:
     """Every einsum(all shards of x, other), and the gathered x if `gather.keeps`.
 
-    Args:
-        options, gather, x, others: as for `gather_and_multiply`; the algorithm is a schedule.
-        late: the indices of the products that are computed from the gathered x, at the end.
+    The algorithm of the plan is a schedule. Products that it computes late come from the gathered
+    x, at the end. Other arguments: as for `gather_and_multiply`.
     """
-    products, kind = gather.products, device_kind()
+    products, late = gather.products, plan.late
     dim = gather.moving.index(gather.label)
-    schedule, ranks = options.schedule()
+    schedule, ranks = options.schedule(plan.algorithm)
     shares = Shares(x.shape[dim], schedule.lanes, schedule.size)
     own = [dynamic_slice_in_dim(x, *shares.of(lane), dim) for lane in range(schedule.lanes)]
     early = [i for i in range(len(products)) if i not in late]
-    joining = auto.joining(gather, x, others, schedule, auto.machine(kind))
-    pairs = not (gather.keeps or late) and auto.pairs_pay(gather, x, others, schedule, kind)
-    sums = any(gather.label not in products[i].out for i in early)
-    order = order_of_work(sums=sums, pairs=pairs)
-    visitor = _Visitor(options, gather, others, early, shares, joining)
+    order = order_of_work(sums=any(gather.label not in products[i].out for i in early))
+    visitor = _Visitor(options, gather, others, early, shares)
     gathered = (
         empty(times_as_long(x.shape, dim, schedule.size), x, ()) if gather.keeps or late else None
     )
@@ -74,7 +70,7 @@ def gather_by_rounds(
 class _Visitor:
     """Computes the products with indices in `early` as the shards of a gather arrive.
 
-    Lanes have `shares` of each shard. `joining` is the result of `auto.joining`.
+    Lanes have `shares` of each shard.
     """
 
     options: Options
@@ -82,7 +78,6 @@ class _Visitor:
     others: list[Array]
     early: list[int]
     shares: Shares
-    joining: str
 
     def multiply(self, i: int, piece: Array, places: list[tuple[Any, int]]) -> Array:
         """Product i of a piece of x, which is at these places."""
@@ -103,31 +98,21 @@ class _Visitor:
     def visit(self, carry: tuple[list[Any], Array | None], shards: list[Shard]) -> Any:
         """Multiply the shards of a round. The first visit makes the results that are still None."""
         (results, gathered), label = carry, self.gather.label
-        dim = self.gather.moving.index(label)
-        for together in [[shard] for shard in shards] if self.joining == "apart" else [shards]:
-            places = self.shares.places(together)
-            values = [shard.value for shard in together]
-            # Decoded values are written to their place at once; a concatenation would copy them.
-            joined = self.joining == "copied" and self.gather.wire is not None
-            piece = (end_to_end if joined else concatenated)(values, dim)
-            # If the gathered x is kept, the parts are already copied into it.
-            if self.joining == "copied" and gathered is None and len(shards) > 1:
-                piece = lax.optimization_barrier(piece)
-            updated = []
-            for i, result in zip(self.early, results, strict=True):
-                y, p = self.multiply(i, piece, places), self.gather.products[i]
-                if label not in p.out:
-                    updated.append(y if result is None else result + y)
-                    continue
-                out, y = p.out.index(label), y.astype(p.dtype)
-                if result is None:
-                    result = buffer_after(y, out, self.shares.size * self.shares.n)
-                updated.append(placed(result, y, out, places))
-            results, gathered = (
-                updated,
-                gathered if gathered is None else placed(gathered, piece, dim, places),
-            )
-        return results, gathered
+        dim, places = self.gather.moving.index(label), self.shares.places(shards)
+        # Decoded values are written to their place at once; a concatenation would copy them.
+        join = end_to_end if self.gather.wire else concatenated
+        piece = join([shard.value for shard in shards], dim)
+        updated = []
+        for i, result in zip(self.early, results, strict=True):
+            y, p = self.multiply(i, piece, places), self.gather.products[i]
+            if label not in p.out:
+                updated.append(y if result is None else result + y)
+                continue
+            out, y = p.out.index(label), y.astype(p.dtype)
+            if result is None:
+                result = buffer_after(y, out, self.shares.size * self.shares.n)
+            updated.append(placed(result, y, out, places))
+        return updated, gathered if gathered is None else placed(gathered, piece, dim, places)
 
 
 def times_as_long(shape: Sequence[int], dim: int, n: int) -> tuple[int, ...]:
@@ -149,12 +134,14 @@ def sum_of_products(options: Options, scatter: Scatter, factors: Sequence[Array]
     return functools.reduce(lax.add, products)
 
 
-def scatter_by_rounds(options: Options, scatter: Scatter, factors: list[Array]) -> list[Array]:
-    """This rank's shard of the sum over ranks, a share for each lane; the algorithm is a schedule.
+def scatter_by_rounds(
+    options: Options, scatter: Scatter, plan: Plan, factors: list[Array]
+) -> list[Array]:
+    """This rank's shard of the sum over ranks, a share for each lane.
 
-    `factors` has both factors of each term in turn.
+    The algorithm of the plan is a schedule. `factors` has both factors of each term in turn.
     """
-    schedule, ranks = options.schedule()
+    schedule, ranks = options.schedule(plan.algorithm)
     labels = [labels for term in scatter.terms for labels in term]
     of_factors = zip(factors, labels, strict=True)
     sizes = [x.shape[own.index(scatter.label)] for x, own in of_factors if scatter.label in own]
@@ -162,8 +149,7 @@ def scatter_by_rounds(options: Options, scatter: Scatter, factors: list[Array]) 
     shares = Shares(size, schedule.lanes, schedule.size)
     blocks = _Blocks(options, scatter, factors, labels, shares, order)
     unsliced = blocks.unsliced()
-    pays = order.takes_turns and auto.turns_pay(scatter, factors, schedule.size, device_kind())
-    if pays and turns.are_possible(schedule):
+    if plan.by_turns and order.takes_turns:
         halves = replace(blocks, shares=replace(shares, lanes=2 * schedule.lanes))
         return turns.reduce(schedule, ranks, halves.add, halves.start)
     return engine.reduce(schedule, ranks, blocks.produce, lax.add, unsliced, order=order)

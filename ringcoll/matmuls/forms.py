@@ -1,16 +1,17 @@
-"""The form in which a matmul with a collective runs.
+"""Run a matmul with a collective by the plan of the platform on which the program runs.
 
-The form for each kind of platform is fixed when the matmul is traced. Which of these forms runs is
-chosen when it is lowered, because the platform and the hosts are not known before.
+Plans are made when the matmul is traced. Which of them runs is decided when the program is lowered,
+because the platform and the hosts are not known before.
 """
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from jax import lax
 
-from ringcoll.collectives.table import LAX, Algorithm
+from ringcoll.choose.plan import Plan
+from ringcoll.choose.table import LAX
 from ringcoll.runtime.hosts import are_cpu_processes, by_hosts
 
 T = TypeVar("T")
@@ -18,32 +19,26 @@ T = TypeVar("T")
 #: Here the built-in collective runs. The devices of a CPU share its cores, so within a process
 #: nothing can be hidden; GPUs send slowly by permutes.
 PLAIN_ON = ("cpu", "cuda", "rocm")
-
-
-class Form(NamedTuple):
-    """An algorithm, and the indices of the products that are computed late, from the whole x."""
-
-    algorithm: Algorithm
-    late: tuple[int, ...] = ()
+PLAIN = Plan(LAX)
 
 
 def by_platform(
-    axes: tuple[Hashable, ...], form: Form, between: Form, run: Callable[..., T], *operands: Any
+    axes: tuple[Hashable, ...], plan: Plan, between: Plan, run: Callable[..., T], *operands: Any
 ) -> T:
-    """`run(form, *operands)`, in the form for the platform on which the program runs.
+    """`run(plan, *operands)`, by the plan for the platform on which the program runs.
 
     Args:
         axes: the axes of the collective.
-        form: the form for TPUs.
-        between: the form for CPUs if the ranks are on several hosts. Ranks of one process share its
+        plan: the plan for TPUs.
+        between: the plan for CPUs if the ranks are on several hosts. Ranks of one process share its
             cores, so they use the built-in collective.
-        run: computes the matmul in a form.
+        run: computes the matmul by a plan.
         operands: the operands of `run`.
     """
-    plain = form._replace(algorithm=LAX)
-    others = dict.fromkeys(PLAIN_ON, partial(run, plain)) if plain != form else {}
+    is_plain = plan.algorithm == LAX and plan.in_place is None
+    others = {} if is_plain else dict.fromkeys(PLAIN_ON, partial(run, PLAIN))
     if between.algorithm != LAX and are_cpu_processes():
-        others["cpu"] = partial(by_hosts, axes, partial(run, plain), partial(run, between))
+        others["cpu"] = partial(by_hosts, axes, partial(run, PLAIN), partial(run, between))
     if not others:
-        return run(form, *operands)
-    return lax.platform_dependent(*operands, default=partial(run, form), **others)
+        return run(plan, *operands)
+    return lax.platform_dependent(*operands, default=partial(run, plan), **others)

@@ -6,18 +6,19 @@ gradient. x: [m, k/n] and w: [k/n, f] give [m/n, f], and no rank ever holds the 
 All functions take the options of `ringcoll.MatmulOptions`; those that gather take also the option
 of `ringcoll.GatherOptions`.
 
-`algorithm="auto"` picks the form that is faster by `ringcoll.costs.matmul`, for these shapes on
-the devices of the mesh (`hidden_seconds` against `bare_seconds`):
+`algorithm="auto"` picks the form with the lowest price (`ringcoll.costs.under_work`), for these
+shapes on the devices of the mesh:
 
-- on TPUs "bidirectional_ring", where half of the payload travels in each direction (over several
-  axes "hamiltonian", which uses the links of all of them), or "lax";
+- on TPUs a ring or another schedule whose messages go to neighbours, "lax", or the exchange of the
+  rows of the other factor;
 - on GPUs "lax", because permutes are slow there, and their compiler keeps one in flight at a time;
 - on CPU "lax" within a process, whose devices share their cores; between processes "ring" or "lax".
 
 "lax" is faster in three cases: for small matmuls, whose hops are mostly latency; for few rows,
 because each round reads w again; and if every round adds to a large result (then shard w by columns
 rather than rows). If several products share a gather, those that would add to a large result may be
-computed once, from the whole gathered operand, after the others.
+computed once, from the whole gathered operand, after the others. `ringcoll.explain` prints what was
+picked, and why.
 
 Below, n is the number of ranks over `axis_name`. Derivatives of every order overlap too. JAX
 refuses forward mode (`jvp`).
@@ -154,23 +155,6 @@ def einsum_reduce_scatter(
     >>> print(ranks(product, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
-    return product_reduce_scatter(spec, x, w, axis_name, scatter=scatter, follows=False, **options)
-
-
-def product_reduce_scatter(
-    spec: str,
-    x: Array,
-    w: Array,
-    axis_name: AxisName,
-    *,
-    scatter: str,
-    follows: bool,
-    **options: Unpack[MatmulOptions],
-) -> Array:
-    """`einsum_reduce_scatter` for layers, which know whether it `follows` other work.
-
-    "auto" goes by that, because compilers fetch w under such work (see `Scatter`).
-    """
     call = FactorsCall("einsum_reduce_scatter", spec, axis_name, scatter=scatter)
     checked, labels = Options.of(call, options), call.labels(spec)
     call.check_label(scatter, labels.out, "the result")
@@ -182,8 +166,7 @@ def product_reduce_scatter(
     dtype = call.dtype(checked, labels, sizes, x, w, options["preferred_element_type"])
     x, w = typed_alike([x, w], call.axes)
     terms = ((labels.x, labels.w),)
-    scattered = Scatter(scatter, labels.out, terms, dtype, follows=follows)
-    return multiply_and_scatter(checked, scattered, [(x, w)])
+    return multiply_and_scatter(checked, Scatter(scatter, labels.out, terms, dtype), [(x, w)])
 
 
 @with_options()

@@ -132,8 +132,6 @@ class Scatter:
         terms: the labels of both factors of each product.
         dtype: the dtype of the result.
         sharding: the sharding of the result, as for a `Product`.
-        follows: whether other work comes before it, as before every gradient, or in an MLP.
-        keeps: whether the factors are kept for their gradients.
     """
 
     label: str
@@ -141,5 +139,3 @@ class Scatter:
     terms: tuple[tuple[str, str], ...]
     dtype: np.dtype
     sharding: Any = None
-    follows: bool = field(default=False, kw_only=True)
-    keeps: bool = field(default=False, kw_only=True)

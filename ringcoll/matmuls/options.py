@@ -17,15 +17,15 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import DTypeLike
 
+from ringcoll.choose.table import Algorithm, Table
+from ringcoll.choose.under_work import machine
 from ringcoll.collectives import choice
 from ringcoll.collectives.by_schedule import built
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.refusals import refused
-from ringcoll.collectives.table import Algorithm, Table
 from ringcoll.costs.model import Model
 from ringcoll.io.text import choose, guess
-from ringcoll.matmuls import auto
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import device_kind
 from ringcoll.schedules.schedule import Schedule
@@ -152,11 +152,11 @@ class Options:
     def model(self) -> Model:
         """The model of the devices and of the links between these ranks."""
         mesh_sizes = jax.sharding.get_abstract_mesh().axis_sizes
-        return auto.machine(device_kind(), prod(self.sizes()), prod(mesh_sizes))
+        return machine(device_kind(), prod(self.sizes()), prod(mesh_sizes))
 
-    def schedule(self) -> tuple[Schedule, Ranks]:
-        """The schedule of the gather, and the ranks as the schedule's digits."""
-        return built("all_gather", self.algorithm, self.axes, None)
+    def schedule(self, algorithm: Algorithm) -> tuple[Schedule, Ranks]:
+        """The schedule of a gather, and the ranks as the schedule's digits."""
+        return built("all_gather", algorithm, self.axes, None)
 
     def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
         """The einsum, in `accumulate_dtype` if `dtype` is floating or complex, else in `dtype`."""

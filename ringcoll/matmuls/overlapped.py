@@ -14,19 +14,19 @@ products with one gather of its cotangent. So derivatives of every order overlap
 does.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
-from typing import Any
 
 import jax
 from jax import Array, lax
 
+from ringcoll.choose.plan import Plan
+from ringcoll.choose.table import LAX
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.by_schedule import named
-from ringcoll.collectives.table import LAX
-from ringcoll.matmuls import auto, auto_hosts, exchange
+from ringcoll.costs.machines import KINDS
+from ringcoll.matmuls import exchange, plans
 from ringcoll.matmuls.by_rounds import (
     gather_by_rounds,
     multiply,
@@ -34,14 +34,14 @@ from ringcoll.matmuls.by_rounds import (
     sum_of_products,
     times_as_long,
 )
-from ringcoll.matmuls.forms import Form, by_platform
+from ringcoll.matmuls.forms import by_platform
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.scopes import watched
 from ringcoll.runtime.slicing import concatenated
-from ringcoll.runtime.value_types import empty, explicit_spec
+from ringcoll.runtime.value_types import device_kind, empty, explicit_spec
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -56,15 +56,14 @@ def gather_and_multiply(
         x: this rank's shard.
         others: the other factors, one for each product; each is whole.
     """
-    return _gather_and_multiply(options, gather, x, others)[0]
+    return _planned_gather(options, gather, x, others)[0]
 
 
 def _gather_and_multiply_forward(options, gather, x, others):
-    if not options.saves or exchange.stays(options, gather, x, others, keeps=True):
+    if not options.saves:
         return gather_and_multiply(options, gather, x, others), (x, None, others)
-    keeping = replace(gather, keeps=True)
-    results, gathered = _gather_and_multiply(options, keeping, x, others)
-    return results, (None, gathered, others)
+    results, gathered = _planned_gather(options, replace(gather, keeps=True), x, others)
+    return results, (x if gathered is None else None, gathered, others)
 
 
 def _gather_and_multiply_backward(options, gather, residuals, cts):
@@ -72,7 +71,7 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
     label, moving, products = gather.label, gather.moving, gather.products
     terms = tuple((product.out, product.other) for product in products)
     like = x if gathered is None else gathered
-    to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like), follows=True)
+    to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like))
     ct_x = multiply_and_scatter(options, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
         Product(p.out, p.other, other.dtype, explicit_spec(other))
@@ -90,28 +89,28 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
 gather_and_multiply.defvjp(_gather_and_multiply_forward, _gather_and_multiply_backward)
 
 
-def _gather_and_multiply(
-    options: Options, gather: Gather, x: Array, others: list[Array], late: Sequence[int] = ()
+def _planned_gather(
+    options: Options, gather: Gather, x: Array, others: list[Array]
 ) -> tuple[list[Array], Array | None]:
-    """The results, and the gathered x if `gather.keeps`.
+    """The results; and the gathered x if `gather.keeps`, unless rows travel in its place."""
+    if options.algorithm != "auto":
+        return _gathered_products(options, gather, Plan(options.algorithm), x, others)
+    sizes = options.sizes()
+    is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
+    may_exchange = device_kind() in KINDS and not is_explicit
+    plan = plans.to_gather(gather, x, others, sizes, options.model(), may_exchange)
+    between = plans.to_gather_between_hosts(gather, x, others, prod(sizes))
+    gather = replace(gather, keeps=gather.keeps and plan.in_place is None)
+    run = partial(_gathered_products, options, gather)
+    return by_platform(options.axes, plan, between, run, x, others)
 
-    The products with indices in `late` are computed at the end, from the gathered x.
-    """
-    if options.algorithm == "auto":
-        model, sizes = options.model(), options.sizes()
-        if not gather.keeps and exchange.stays(options, gather, x, others):
-            form = Form(exchange.EXCHANGED)
-        else:
-            form = Form(*auto.to_gather(gather, x, others, sizes, model))
-        between = Form(auto_hosts.to_gather(gather, x, others, prod(sizes)))
 
-        def run(form: Form, x: Array, others: list[Array]) -> Any:
-            if form.algorithm == exchange.EXCHANGED:
-                return _exchanged(options, gather, x, others), None
-            with_form = replace(options, algorithm=form.algorithm)
-            return _gather_and_multiply(with_form, gather, x, others, form.late)
-
-        return by_platform(options.axes, form, between, run, x, others)
+def _gathered_products(
+    options: Options, gather: Gather, plan: Plan, x: Array, others: list[Array]
+) -> tuple[list[Array], Array | None]:
+    """The results by a plan, and the gathered x if `gather.keeps`."""
+    if plan.in_place:
+        return [_exchanged(options, gather, plan.in_place, x, others[0])], None
     dim = gather.moving.index(gather.label)
 
     def send(x: Array) -> Array:
@@ -119,13 +118,12 @@ def _gather_and_multiply(
             return as_bytes.all_gather(x, dim, Ranks.over(options.axes, None), gather.wire)
         return built_in.all_gather(x, options.axes, axis=dim, tiled=True)
 
-    if options.algorithm != LAX:
-        with named("all_gather_einsum", options.algorithm, "all_gather"):
-            return gather_by_rounds(options, gather, x, others, late)
-    elif 0 in x.shape:  # nothing to send, and lax's all_gather cannot be compiled for it
-        gathered = empty(times_as_long(x.shape, dim, prod(options.sizes())), x, options.axes)
-    else:
-        with named("all_gather_einsum", LAX, "all_gather"):
+    with named("all_gather_einsum", plan.algorithm, "all_gather"):
+        if plan.algorithm != LAX:
+            return gather_by_rounds(options, gather, plan, x, others)
+        if 0 in x.shape:  # nothing to send, and lax's all_gather cannot be compiled for it
+            gathered = empty(times_as_long(x.shape, dim, prod(options.sizes())), x, options.axes)
+        else:
             gathered = watched(send, x, options.axes)
     results = [
         multiply(options, gather.moving, p, gathered, other)
@@ -134,20 +132,26 @@ def _gather_and_multiply(
     return results, gathered if gather.keeps else None
 
 
-def _exchanged(options: Options, gather: Gather, x: Array, others: list[Array]) -> list[Array]:
-    """The results of the form in which x stays, and the rows of the other factor travel."""
-    label, sizes, model, results = gather.label, options.sizes(), options.model(), []
-    for product, other in zip(gather.products, others, strict=True):
-        in_place = exchange.in_place_of(gather, product, other)
-        if isinstance(in_place, Scatter):
-            pair = x, exchange.swapped(options, other, product.other, label, in_place.label)
-            by = replace(options, algorithm=auto.to_scatter(in_place, [pair], sizes, model))
-            results.append(multiply_and_scatter(by, in_place, [pair]))
-        elif in_place:
-            by = replace(options, algorithm=auto.to_gather(in_place, other, [x], sizes, model)[0])
-            (y,) = gather_and_multiply(by, in_place, other, [x])
-            results.append(exchange.swapped(options, y, product.out, in_place.label, label))
-    return results
+def _exchanged(options: Options, gather: Gather, plan: Plan, x: Array, other: Array) -> Array:
+    """The product of the form in which x stays, and the rows of the other factor travel.
+
+    `plan` is that of the matmul that runs in place of the gather.
+    """
+    (product,), label = gather.products, gather.label
+    in_place = exchange.in_place_of(gather, product, other)
+    if isinstance(in_place, Scatter):
+        rows = _swapped(options, other, product.other, label, in_place.label)
+        return _scattered_sum(options, in_place, plan, [(x, rows)])
+    assert in_place is not None  # or there was no such plan
+    (y,), _ = _gathered_products(options, in_place, plan, other, [x])
+    return _swapped(options, y, product.out, in_place.label, label)
+
+
+def _swapped(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
+    """An all-to-all that gives every rank a part of one dimension, and all of another."""
+    dims = labels.index(split), labels.index(joined)
+    swap = partial(built_in.all_to_all, split_axis=dims[0], concat_axis=dims[1], tiled=True)
+    return watched(lambda x: swap(x, options.axes), x, options.axes)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -161,38 +165,45 @@ def multiply_and_scatter(
         scatter: see `Scatter`.
         pairs: the factors a and b of each product.
     """
-    if options.algorithm == "auto":
-        model, sizes = options.model(), options.sizes()
-        if any(explicit_spec(x) is not None for pair in pairs for x in pair):
-            # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
-            algorithm = next(iter(auto.hiding_algorithms(sizes, model)))
-            return multiply_and_scatter(replace(options, algorithm=algorithm), scatter, pairs)
-        form = Form(auto.to_scatter(scatter, pairs, sizes, model))
-        between = Form(auto_hosts.to_scatter(scatter, pairs, prod(sizes), jax.__version__))
+    sizes, model = options.sizes(), options.model()
+    if options.algorithm != "auto":
+        plan = Plan(options.algorithm)
+        if options.algorithm != LAX and device_kind() in KINDS:
+            schedule, _ = options.schedule(options.algorithm)
+            plan = plans.by_schedule(scatter, pairs, schedule, options.algorithm, model)
+        return _scattered_sum(options, scatter, plan, pairs)
+    # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
+    is_explicit = any(explicit_spec(x) is not None for pair in pairs for x in pair)
+    plan = plans.to_scatter(scatter, pairs, sizes, model, may_be_built_in=not is_explicit)
+    if is_explicit:
+        return _scattered_sum(options, scatter, plan, pairs)
+    between = plans.to_scatter_between_hosts(scatter, pairs, prod(sizes), jax.__version__)
+    run = partial(_scattered_sum, options, scatter)
+    return by_platform(options.axes, plan, between, run, pairs)
 
-        def run(form: Form, pairs: list[tuple[Array, Array]]) -> Array:
-            return multiply_and_scatter(replace(options, algorithm=form.algorithm), scatter, pairs)
 
-        return by_platform(options.axes, form, between, run, pairs)
+def _scattered_sum(
+    options: Options, scatter: Scatter, plan: Plan, pairs: list[tuple[Array, Array]]
+) -> Array:
+    """This rank's shard of the sum, by a plan."""
     dim, dtype = scatter.out.index(scatter.label), scatter.dtype
     factors = [x for pair in pairs for x in pair]
-    if options.algorithm == LAX:
+    with named("einsum_reduce_scatter", plan.algorithm, "psum_scatter"):
+        if plan.algorithm != LAX:
+            mine = scatter_by_rounds(options, scatter, plan, factors)
+            return concatenated(mine, dim).astype(dtype)
+        total = sum_of_products(options, scatter, factors)
+        if 0 in total.shape:  # as for a gather
+            shard = total.shape[dim] // prod(options.sizes())
+            return lax.slice_in_dim(total, 0, shard, axis=dim).astype(dtype)
         scatter_sum = partial(
             built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
         )
-        with named("einsum_reduce_scatter", LAX, "psum_scatter"):
-            total = sum_of_products(options, scatter, factors)
-            if 0 in total.shape:  # as for a gather
-                shard = total.shape[dim] // prod(options.sizes())
-                return lax.slice_in_dim(total, 0, shard, axis=dim).astype(dtype)
-            return watched(scatter_sum, total, options.axes).astype(dtype)
-    with named("einsum_reduce_scatter", options.algorithm, "psum_scatter"):
-        mine = scatter_by_rounds(options, scatter, factors)
-    return concatenated(mine, dim).astype(dtype)
+        return watched(scatter_sum, total, options.axes).astype(dtype)
 
 
 def _multiply_and_scatter_forward(options, scatter, pairs):
-    return multiply_and_scatter(options, replace(scatter, keeps=True), pairs), pairs
+    return multiply_and_scatter(options, scatter, pairs), pairs
 
 
 def _multiply_and_scatter_backward(options, scatter, pairs, ct):

@@ -30,16 +30,6 @@ class Beforehand(Order):
         return lax.optimization_barrier(values)
 
 
-class Pairing(Beforehand):
-    """The order for a gather whose hops are shorter than its products.
-
-    It is a loop with two rounds per turn. A shard that arrives in one round is sent in the next
-    from the buffer in which it arrived. A loop with one round per turn would copy it.
-    """
-
-    gathers_in_pairs = True
-
-
 class Summing(Beforehand):
     """The order for a gather whose products are added: a loop without barriers.
 
@@ -53,12 +43,11 @@ class Summing(Beforehand):
         return values
 
 
-def order_of_work(*, sums: bool = False, pairs: bool = False) -> Order:
+def order_of_work(*, sums: bool = False) -> Order:
     """The order for the mesh of the program that is being traced.
 
     Args:
         sums: for a gather whose products are added.
-        pairs: for a gather whose hops are shorter than its products.
     """
     mesh = jax.sharding.get_abstract_mesh()
     # If the compiler shards an axis, the first element of an array may be on any device.
@@ -71,4 +60,4 @@ def order_of_work(*, sums: bool = False, pairs: bool = False) -> Order:
     # in one process would differ from those in several.
     if sums and device_kind() != "cpu":
         return Summing()
-    return Pairing() if pairs else Beforehand()
+    return Beforehand()

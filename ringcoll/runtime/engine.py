@@ -110,11 +110,6 @@ def gather(
         return [Shard(held[k], at, k.lane, (k.offset,)) for k, at in pairs]
 
     steps = planned(schedule)
-    count = len(steps)
-    only_forwards = count % 2 and stretches(schedule, 0) == [(0, count)]
-    if order.gathers_in_pairs and only_forwards and latest == list(chain(*steps[0].sent)):
-        own, turns = [message(held, keys) for keys in steps[0].sent], (0, count + 1)
-        return _gather_loop(steps, ranks, turns, own, visit, carry, held, order)[0]
     for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
         step = steps[start]
         sent = [message(held, keys) for keys in step.sent]
@@ -155,7 +150,6 @@ def _gather_loop(
     visit: Visit[Carry],
     carry: Carry,
     held: dict[Key, Array],
-    order: Order = _ANY,
 ) -> tuple[Carry, list[Array]]:
     """Run a stretch as a loop: visit the latest arrivals and forward them. It first sends `last`.
 
@@ -177,11 +171,10 @@ def _gather_loop(
             for m, x, keys in zip(step.moves, last, step.sent, strict=True)
             for j, (lane, offset) in enumerate(keys)
         ]
-        return order.tied((visit(carry, shards), arriving)), last if keep else None
+        return (visit(carry, shards), arriving), last if keep else None
 
     rounds = jnp.arange(stop - start, dtype=jnp.int32)
-    unroll = 2 if order.gathers_in_pairs else 1
-    (carry, arriving), stacks = lax.scan(body, (carry, last), rounds, unroll=unroll)
+    (carry, arriving), stacks = lax.scan(body, (carry, last), rounds)
     if keep:  # a round after the stretch sends them again
         for i, looped in enumerate(steps[start:stop]):
             for keys, stack in zip(looped.sent, stacks, strict=True):

@@ -13,9 +13,6 @@ class Order:
 
     #: Whether the forwarding rounds of a gather are one loop, which includes the first visit.
     gathers_in_one_loop = False
-    #: Whether an odd number of forwarding rounds of a gather is a loop with two rounds per turn. It
-    #: includes the last visit, so it sends one message more than is needed.
-    gathers_in_pairs = False
     #: Whether the rounds of a reduce may be run without a loop.
     may_unroll = True
     #: Whether a reduce may run by turns (`turns.py`): an addition can be fused into a matmul.

@@ -14,18 +14,10 @@ from jax import Array, lax
 from ringcoll.runtime.contributions import Slot
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import varying
-from ringcoll.schedules.schedule import Schedule, stretches
+from ringcoll.schedules.schedule import Schedule
 
 #: `(slots, received) -> sums`: this rank's contributions, added to the partial sums received.
 Add = Callable[[Sequence[Slot], Sequence[Array]], Sequence[Array]]
-
-
-def are_possible(schedule: Schedule) -> bool:
-    """Whether every round of a schedule only forwards, and each lane sends one shard."""
-    if len(stretches(schedule, 0)) > 1 or len(schedule.rounds) < 2:
-        return False
-    sent = [(move.lane, move.offsets) for move in schedule.rounds[0]]
-    return sorted(sent) == [(lane, (0,)) for lane in range(schedule.lanes)]
 
 
 def reduce(
@@ -34,7 +26,7 @@ def reduce(
     """Sum, for every rank, the contributions of all ranks to its shard.
 
     Args:
-        schedule: the gather that is run backward; turns must be possible for it.
+        schedule: the gather that is run backward; it `only_forwards`.
         ranks: the ranks that run it, as the digits of the schedule.
         add: see `Add`; it is called with one half of the shares at a time.
         start: gives, for a slot, zeros of the shape and dtype of the sum. The first contribution is

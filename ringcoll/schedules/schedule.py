@@ -317,6 +317,14 @@ def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
     return runs
 
 
+def only_forwards(schedule: Schedule) -> bool:
+    """Whether there are two rounds or more that only forward, and each lane sends one shard."""
+    if len(stretches(schedule, 0)) > 1 or len(schedule.rounds) < 2:
+        return False
+    sent = [(move.lane, move.offsets) for move in schedule.rounds[0]]
+    return sorted(sent) == [(lane, (0,)) for lane in range(schedule.lanes)]
+
+
 def _forwards(schedule: Schedule, number: int) -> bool:
     """Whether the moves of a round send exactly what they brought in the round before."""
     before, moves = schedule.rounds[number - 1], schedule.rounds[number]

@@ -13,7 +13,7 @@ from benchmarks.collectives import tune
 from benchmarks.collectives.cases import LAX
 from benchmarks.measuring import measure
 from ringcoll import algorithms
-from ringcoll.collectives.table import Table
+from ringcoll.choose.table import Table
 
 
 def test_tune_writes_a_table(monkeypatch, tmp_path, capsys):

@@ -5,7 +5,7 @@ import json
 import pytest
 from processes import together
 
-from ringcoll.collectives.table import Table
+from ringcoll.choose.table import Table
 
 SHORT = "-b 1K -e 1K -n 3 --budget 200 -d bfloat16"
 

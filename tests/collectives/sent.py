@@ -7,7 +7,7 @@ from math import ceil, prod
 from typing import Any, NamedTuple
 
 from ringcoll import algorithms, costs
-from ringcoll.collectives.table import LAX
+from ringcoll.choose.table import LAX
 
 PERMUTE = "collective_permute"
 BUILT_IN = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_broadcast")

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 from ringcoll import lax
-from ringcoll.collectives.table import default_table
+from ringcoll.choose.table import default_table
 
 CALLS = {
     "all_gather": lambda lib, x: lib.all_gather(x, "x", tiled=True),

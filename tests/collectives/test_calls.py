@@ -26,8 +26,8 @@ from support import assert_same, every_rank, exists, make_mesh, runnable
 import ringcoll
 import ringcoll.lax
 from ringcoll import Tree
+from ringcoll.choose.table import LAX, Table, TableRow, choices
 from ringcoll.collectives import by_schedule
-from ringcoll.collectives.table import LAX, Table, TableRow, choices
 from ringcoll.runtime import engine
 from ringcoll.runtime.hosts import HostSpread
 from ringcoll.runtime.value_types import varying

@@ -10,7 +10,7 @@ from support import make_mesh
 
 import ringcoll
 from ringcoll import algorithms, lax
-from ringcoll.collectives.table import Table, TableRow, runs
+from ringcoll.choose.table import Table, TableRow, runs
 from ringcoll.schedules.schedule import Schedule, ScheduleError
 
 N = 3

@@ -21,8 +21,8 @@ from support import assert_same, data, every_rank, make_mesh, per_rank, runnable
 import ringcoll
 from benchmarks.collectives.ragged import moved
 from ringcoll import Wire, algorithms, costs
+from ringcoll.choose.table import Table, TableRow
 from ringcoll.collectives import rows
-from ringcoll.collectives.table import Table, TableRow
 
 ROW = (2, 4)
 

@@ -13,7 +13,7 @@ from support import assert_same, data, make_mesh, per_rank
 
 import ringcoll
 from ringcoll import debug, lax
-from ringcoll.collectives.table import Table, TableRow
+from ringcoll.choose.table import Table, TableRow
 from ringcoll.runtime import built_in
 
 N = 3

@@ -12,7 +12,7 @@ from support import assert_same, data, make_mesh, per_rank
 
 from benchmarks.collectives.references import REFERENCES
 from ringcoll import Table, algorithms, lax
-from ringcoll.collectives.table import TableRow
+from ringcoll.choose.table import TableRow
 
 N = 4
 MESH = make_mesh(N)

@@ -11,7 +11,7 @@ from benchmarks.__main__ import main as benchmarks
 from benchmarks.collectives import sweep, tune
 from ringcoll.__main__ import COMMANDS, main
 from ringcoll.algorithms import ring
-from ringcoll.collectives.table import Table, default_table
+from ringcoll.choose.table import Table, default_table
 from ringcoll.commands.arguments import MOST_RANKS, size
 
 

@@ -19,8 +19,8 @@ from support import assert_same, data, make_mesh, mostly_exhaustive, python
 
 import ringcoll
 from ringcoll import algorithms, debug
+from ringcoll.choose.table import Table, TableRow
 from ringcoll.collectives import by_schedule
-from ringcoll.collectives.table import Table, TableRow
 from ringcoll.debug import consistent
 from ringcoll.debug.calls import environment
 from ringcoll.debug.progress import LOG

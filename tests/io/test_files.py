@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks
 from ringcoll.__main__ import main
-from ringcoll.collectives.table import Table, TableRow
+from ringcoll.choose.table import Table, TableRow
 from ringcoll.io import files
 
 pytestmark = pytest.mark.quick

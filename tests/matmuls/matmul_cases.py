@@ -12,9 +12,10 @@ from jax import lax
 from matmul_forms import FORMS, SHARDED
 from support import exists
 
-from ringcoll.matmuls import auto, exchange, forms
+from ringcoll.choose.plan import Plan, cheapest
+from ringcoll.matmuls import forms, overlapped, plans
 from ringcoll.runtime import barriers, engine
-from ringcoll.schedules.schedule import Move, Schedule
+from ringcoll.schedules.schedule import Move, Schedule, only_forwards
 
 F32, BF16, F8, C64 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.complex64
 I8, I32 = jnp.int8, jnp.int32
@@ -43,29 +44,38 @@ TRANSFORMS = {
 }
 
 
-def where_possible(
-    options: Any, gather: Any, x: Any, others: list[Any], keeps: Any = False
-) -> bool:
-    pairs = zip(gather.products, others, strict=True)
-    found = [exchange.in_place_of(gather, *pair) for pair in pairs]
-    return options.algorithm == "auto" and None not in found
+HALVES = "bidirectional_ring"
+
+
+def with_rows(forms: Any) -> Plan:
+    """The form in which rows travel, if there is one."""
+    found = [*forms]
+    return next((plan for plan in found if plan.in_place), None) or cheapest(found)
+
+
+def turns_if_possible(scatter: Any, pairs: Any, schedule: Schedule, given: Any, *_: Any) -> Plan:
+    return Plan(given, by_turns=only_forwards(schedule))
 
 
 #: Forms that "auto" or the engine choose elsewhere: what to replace by what.
 PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     "usual": {},
     "loops": {(engine, "UNROLL_UP_TO"): 0},
-    "parts apart": {(auto, "joining"): lambda *_: "apart"},
-    "parts copied": {(auto, "joining"): lambda *_: "copied"},
-    "two rounds a turn": {(auto, "pairs_pay"): lambda *_: True},
-    "by turns": {(auto, "turns_pay"): lambda *_: True},
+    "by turns": {
+        (overlapped, "device_kind"): lambda: "TPU v5e",
+        (plans, "by_schedule"): turns_if_possible,
+    },
     "no barriers": {(barriers, "device_kind"): lambda: None},
     "late products": {  # the last of several, computed from the whole gathered factor
         (forms, "PLAIN_ON"): (),
-        (auto, "to_gather"): lambda gather, *_: (auto.HIDDEN, (len(gather.products) - 1,)),
-        (auto, "to_scatter"): lambda *_: auto.HIDDEN,
+        (plans, "to_gather"): lambda gather, *_: Plan(HALVES, late=(len(gather.products) - 1,)),
+        (plans, "to_scatter"): lambda *_, **__: Plan(HALVES),
     },
-    "rows travel": {(forms, "PLAIN_ON"): (), (exchange, "stays"): where_possible},
+    "rows travel": {
+        (forms, "PLAIN_ON"): (),
+        (overlapped, "device_kind"): lambda: "TPU v5e",
+        (plans, "cheapest"): with_rows,
+    },
 }
 ONLY_AUTO = ("late products", "rows travel")
 
@@ -98,7 +108,7 @@ GATHERS = COMMON | {
     ],
     "second": [None, F32, BF16],  # a second factor that shares the gather
     "residuals": ["save", "regather"],
-    "path": ["usual", "loops", "parts apart", "parts copied", "no barriers", *ONLY_AUTO],
+    "path": ["usual", "loops", "no barriers", *ONLY_AUTO],
 }
 SUMS = COMMON | {
     "form": [name for name, form in (FORMS | SHARDED).items() if form.travels in ("y", "sum")],
@@ -111,7 +121,6 @@ MORE_OF_ALL: dict[str, list[Any]] = {
     "algorithm": ["bruck", "direct", "torus", "a schedule"],
     "dtypes": [(C64, F32), (I32, I8), (I8, I8), (F32, I32)],
     "preferred": [I32],
-    "path": ["two rounds a turn"],
 }
 MORE = {
     "gathers": MORE_OF_ALL | {"form": ["rows gathered", "a batch gathered"]},

@@ -20,12 +20,12 @@ from support import exists, make_mesh, per_rank, runnable
 from ringcoll import algorithms
 from ringcoll.algorithms import GATHERS
 from ringcoll.runtime import engine, turns
-from ringcoll.runtime.barriers import Beforehand, Pairing, Summing
+from ringcoll.runtime.barriers import Beforehand, Summing
 from ringcoll.runtime.contributions import Contributions
 from ringcoll.runtime.cpu.when_ready import WhenReady
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
-from ringcoll.schedules.schedule import Move, Schedule, stretches
+from ringcoll.schedules.schedule import Move, Schedule, only_forwards, stretches
 from ringcoll.schedules.tour import tour
 
 #: A ring that sends offset 1 again at the end: backward, its sum is there before the loop.
@@ -161,7 +161,7 @@ FACTORS = {
     "run": [*RUNS],
     "algorithm": [*GATHERS, "pairwise", "resent"],
     "shape": [(1,), (2,), (3,), (6,), (8,), (4, 2)],
-    "order": [Order, Beforehand, Pairing, Summing, WhenReady],
+    "order": [Order, Beforehand, Summing, WhenReady],
     "unroll up to": [24, 2],
     "check_vma": [True, False],
 }
@@ -175,7 +175,7 @@ def schedule_of(run, algorithm, shape):
     if algorithm not in algorithms.names(collective) or not exists(collective, algorithm, shape):
         return None
     schedule = algorithms.build(collective, algorithm, shape)
-    return schedule if run != "turns" or turns.are_possible(schedule) else None
+    return schedule if run != "turns" or only_forwards(schedule) else None
 
 
 def forbidden(case):
@@ -263,10 +263,10 @@ def test_which_schedules_have_turns():
     def possible(n):
         every = runnable("all_gather", n)
         built = {a: algorithms.build("all_gather", a, (n,)) for a in every}
-        return {a for a, schedule in built.items() if turns.are_possible(schedule)}
+        return {a for a, schedule in built.items() if only_forwards(schedule)}
 
     rings = {"ring", "bidirectional_ring", "torus", "hamiltonian"}  # the last three are one here
     assert possible(8) == possible(5) == rings
     assert possible(1) == possible(2) == set()
-    assert not turns.are_possible(RESENT)
-    assert not turns.are_possible(algorithms.build("all_gather", "ring", (4, 2)))
+    assert not only_forwards(RESENT)
+    assert not only_forwards(algorithms.build("all_gather", "ring", (4, 2)))

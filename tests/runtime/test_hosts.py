@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 from ringcoll import lax
-from ringcoll.collectives.table import Table, TableRow
+from ringcoll.choose.table import Table, TableRow
 from ringcoll.runtime import hosts
 from ringcoll.runtime.hosts import HostSpread, by_hosts, on_hosts
 

@@ -154,8 +154,6 @@ def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
         near=each("near_bytes_per_second"),
         near_bytes=rates.get("near_bytes", 0.0),
         all_reduces=int(rates.get("all_reduces_from", 0)),
-        reckoned_alpha=rates.get("reckoned_hop_seconds", 0.0),
-        reckoned_beta=each("reckoned_bytes_per_second") or float("inf"),
         wire=wire,
     )
 

@@ -34,12 +34,12 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from ringcoll.choose.table import Algorithm, Table
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.table import Algorithm, Table
 from ringcoll.layers.context_parallel.auto import ULYSSES, AttentionShape, fastest
 from ringcoll.layers.context_parallel.layouts import LAYOUTS, PARTS, positions
 from ringcoll.layers.context_parallel.overlapped import attend

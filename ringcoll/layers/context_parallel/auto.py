@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from ringcoll.collectives.table import LAX
+from ringcoll.choose.table import LAX
 from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.places import place_of
 from ringcoll.costs.prediction import predict

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from ringcoll.choose.table import LAX
 from ringcoll.collectives.by_schedule import built, named
-from ringcoll.collectives.table import LAX
 from ringcoll.layers.context_parallel.softmax import Softmax, like, lowest, wide
 from ringcoll.layers.context_parallel.tiles import plan
 from ringcoll.layers.context_parallel.visits import AttentionOptions, Visits, packed

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.collectives.table import Algorithm
+from ringcoll.choose.table import Algorithm
 from ringcoll.costs.machines import KINDS
 from ringcoll.layers.context_parallel.softmax import (
     Softmax,

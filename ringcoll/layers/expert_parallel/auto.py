@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from ringcoll.choose import under_work as auto
 from ringcoll.costs.machines import KINDS
-from ringcoll.costs.model import Model, all_to_all_seconds, links, scatter_links
-from ringcoll.matmuls import auto
+from ringcoll.costs.model import Model, links, scatter_links
+from ringcoll.costs.under_work import all_to_all_seconds
 
 #: The names of algorithms in `ringcoll.layers.expert_parallel.moe`.
 GATHER, RAGGED, RINGS = "gather", "ragged_all_to_all", {"ring": 1, "bidirectional_ring": 2}

@@ -257,7 +257,7 @@ def default_table() -> Table:
         except ValueError as error:
             raise ValueError(f"{VARIABLE}: {error}") from error
     return Table.from_json(
-        files("ringcoll.collectives").joinpath("table.json").read_text(encoding="utf-8")
+        files("ringcoll.choose").joinpath("table.json").read_text(encoding="utf-8")
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.collectives.table import PLATFORMS, VARIABLE, Table, TableRow, choices, default_table
+from ringcoll.choose.table import PLATFORMS, VARIABLE, Table, TableRow, choices, default_table
 from ringcoll.io.strict_json import DTYPES
 
 TABLE = Table(
@@ -24,7 +24,7 @@ TABLE = Table(
     ),
     measured_on="paper",
 )
-SHIPPED = Table.from_json(files("ringcoll.collectives").joinpath("table.json").read_text("utf-8"))
+SHIPPED = Table.from_json(files("ringcoll.choose").joinpath("table.json").read_text("utf-8"))
 
 
 def test_a_name_becomes_the_one_that_is_listed():

@@ -1,0 +1,1 @@
+"""Choose how a call runs: plans from measured rows and from prices."""

@@ -1,0 +1,70 @@
+"""A plan: how one call runs, and why. The cheapest by price wins."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ringcoll.choose.table import LAX, Algorithm
+from ringcoll.io.text import seconds_in_words
+
+#: How much longer than the cheapest form the built-in may take by price, and still run. Prices are
+#: off by about as much: half of those of hidden collectives by less than 4 %
+#: (`tests/costs/test_under_work.py`).
+ERROR: Final = 1.05
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one call runs, and what decided.
+
+    Attributes:
+        algorithm: the algorithm; "lax" is the built-in.
+        seconds: the price; 0 if no price decided.
+        why: what decided, in words: a price and that of the runner-up, or a row of a table.
+        late: for a gather of several matmuls, the indices of those that are computed at the end,
+            from the whole gathered operand.
+        by_turns: for a sum of matmuls, whether it is computed in two halves by turns.
+        in_place: if the rows of the other factor travel in place of the gathered one, the plan of
+            the matmul with these rows.
+    """
+
+    algorithm: Algorithm = LAX
+    seconds: float = 0.0
+    why: str = ""
+    late: tuple[int, ...] = ()
+    by_turns: bool = False
+    in_place: "Plan | None" = None
+
+    @property
+    def form(self) -> str:
+        """The algorithm and the form, in words: "bidirectional_ring, by turns"."""
+        if self.in_place:
+            return f"rows travel, then {self.in_place.form}"
+        name = self.algorithm
+        if not isinstance(name, str):
+            name = getattr(name, "__name__", "given")
+        sums = ", sums at the end" if self.late else ""
+        return name + sums + (", by turns" if self.by_turns else "")
+
+    def __str__(self) -> str:
+        return f"{self.form}: {self.why}" if self.why else self.form
+
+
+def cheapest(plans: Iterable[Plan]) -> Plan:
+    """The plan with the lowest price; the built-in, if it is within the error of the price.
+
+    >>> from ringcoll.choose.plan import Plan, cheapest
+    >>> print(cheapest([Plan("lax", 2e-3), Plan("ring", 1.5e-3), Plan("two_ended", 1e-3)]))
+    two_ended: 1 ms; ring 1.5 ms
+    """
+    ranked = sorted(plans, key=_compared)
+    first, *others = ranked
+    words = [seconds_in_words(first.seconds)]
+    words += [f"{other.form} {seconds_in_words(other.seconds)}" for other in others[:1]]
+    return replace(first, why="; ".join(words))
+
+
+def _compared(plan: Plan) -> float:
+    seconds = plan.seconds
+    is_built_in = plan.algorithm == LAX and plan.in_place is None
+    return seconds / ERROR if is_built_in else seconds

@@ -1,0 +1,145 @@
+"""Plans of a collective together with matmuls, on TPUs: each form with its price.
+
+The forms are the built-in collective, and every registered schedule whose messages go only to
+neighbours. `ringcoll.costs.under_work` has the price.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from types import MappingProxyType
+
+from ringcoll.choose.plan import Plan
+from ringcoll.choose.table import LAX
+from ringcoll.costs.machines import DEVICES, KINDS
+from ringcoll.costs.model import Model, links, scatter_links
+from ringcoll.costs.slices import SIDES, rings
+from ringcoll.costs.under_work import (
+    Round,
+    Work,
+    built_in_seconds,
+    by_turns,
+    overlapped_seconds,
+    rounds,
+)
+from ringcoll.schedules.registry import build, names
+from ringcoll.schedules.schedule import Schedule, SizeError, only_forwards
+
+#: Over several axes, rounds are not a loop: the program grows with them. So this many are the most.
+MOST_ROUNDS = 32
+
+
+def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
+    """The model of a device. An unknown device gets v6e's: its compute is fast, its links are not.
+
+    `of` is the number of devices in the mesh. If it is larger than `ranks`, the ranks are assumed
+    to be a plane of a slice with three axes, unless its axes are closed: on v5p:2x2x4, 8 ranks of
+    16 are 2 x 4.
+    """
+    model = DEVICES[KINDS.get(device_kind or "", "v6e")]
+    is_plane = ranks < of < SIDES[3] ** 3 and model.axes == 3
+    return replace(model, axes=2) if is_plane else model
+
+
+@lru_cache(maxsize=256)
+def neighbours(sizes: tuple[int, ...]) -> Mapping[str, Schedule]:
+    """The gathers on axes of these sizes whose messages go only to neighbours, by name."""
+    found: dict[str, Schedule] = {}
+    for name in names("all_gather"):
+        try:
+            schedule = build("all_gather", name, sizes)
+        except SizeError:
+            continue
+        assert isinstance(schedule, Schedule)  # only all-reduces have stages
+        if schedule in found.values() or (len(sizes) > 1 and len(schedule.rounds) > MOST_ROUNDS):
+            continue
+        steps = [(m.shift, schedule.shape[m.axis]) for moves in schedule.rounds for m in moves]
+        if all(shift % n in (1, n - 1) for shift, n in steps):
+            found[name] = schedule
+    return MappingProxyType(found)
+
+
+@lru_cache(maxsize=256)
+def rounds_on(schedule: Schedule, axes: int) -> tuple[Round, ...]:
+    """The rounds of a gather on a slice whose chips have links along this many axes.
+
+    Several axes of ranks are assumed to be axes of the slice. If a chip has fewer, they share its
+    links.
+    """
+    if len(schedule.shape) == 1:
+        return rounds(schedule)
+    sharing = max(1.0, len(schedule.shape) / axes)
+    found = rounds(schedule, rings(axes, schedule.shape))
+    return tuple(one._replace(load=sharing * one.load) for one in found)
+
+
+def gather_plans(
+    works: Sequence[Work],
+    shard_bytes: float,
+    sizes: tuple[int, ...],
+    model: Model,
+    ratio: float = 1.0,
+) -> list[Plan]:
+    """Plans of a gather with the matmuls of what it gathers; the built-in is the first.
+
+    If some matmuls, but not all, sum over the gathered dimension, they may also be computed late,
+    from the whole gathered operand: then they are not cut into pieces that each read and write the
+    whole sum.
+
+    Args:
+        works: the work of each matmul.
+        shard_bytes: the bytes of a rank's shard.
+        sizes: the sizes of the axes.
+        model: the rates of the machine.
+        ratio: the bytes of messages over the bytes of their values.
+    """
+    n = prod(sizes)
+    whole = built_in_seconds(
+        works, shard_bytes, n, model, links(n, model), gathers=True, ratio=ratio
+    )
+    sums = tuple(i for i, work in enumerate(works) if work.summed)
+    plans = [Plan(LAX, whole)]
+    for late in [(), sums] if 0 < len(sums) < len(works) else [()]:
+        early = [work for i, work in enumerate(works) if i not in late]
+        after = built_in_seconds([works[i] for i in late], 0.0, n, model, 1, gathers=True)
+        for name, schedule in neighbours(sizes).items():
+            of_rounds = rounds_on(schedule, model.axes)
+            hidden = overlapped_seconds(early, shard_bytes, model, of_rounds, ratio)
+            plans.append(Plan(name, hidden + after, late=late))
+    return plans
+
+
+def scatter_plans(
+    work: Work, block_bytes: float, sizes: tuple[int, ...], model: Model
+) -> list[Plan]:
+    """Plans of a sum of matmuls, of which each rank keeps a block; the built-in is the first.
+
+    Args:
+        work: the work of all matmuls together.
+        block_bytes: the bytes of a rank's block of the sum.
+        sizes, model: as for `gather_plans`.
+    """
+    n = prod(sizes)
+    whole = built_in_seconds([work], block_bytes, n, model, scatter_links(n, model), gathers=False)
+    plans = [Plan(LAX, whole)]
+    for name, schedule in neighbours(sizes).items():
+        plans += reduce_plans(name, schedule, work, block_bytes, model)
+    return plans
+
+
+def reduce_plans(
+    name: str, schedule: Schedule, work: Work, block_bytes: float, model: Model
+) -> list[Plan]:
+    """The plans of a sum of matmuls by a schedule: each block at once or, if possible, by turns.
+
+    By turns, a matmul adds to the sum that arrived, and only half of the first one hides nothing.
+    But twice as many matmuls read what is not cut.
+    """
+    of_rounds = rounds_on(schedule, model.axes)
+    adding = (schedule.size - 1) * model.gamma * block_bytes
+    plans = [Plan(name, overlapped_seconds([work], block_bytes, model, of_rounds) + adding)]
+    if only_forwards(schedule):
+        halves = overlapped_seconds([work], block_bytes, model, by_turns(of_rounds))
+        plans.append(Plan(name, halves, by_turns=True))
+    return plans

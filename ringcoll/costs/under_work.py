@@ -1,0 +1,196 @@
+"""The seconds of a collective together with the matmuls that hide it: one price.
+
+A schedule under work takes, in each round, the longer of the hop and the product that hides it,
+plus what nothing hides: the first fetch of an operand, slices that are copied, and sums. A gather
+multiplies what arrived while the next round travels. A reduce runs the same rounds backward, so it
+has the same pairs of hop and product. A tour sends shards out and sums home. The built-in
+collective travels alone, before or after the whole product.
+
+A product takes as long as its FLOPs or as its bytes, whichever is longer. If it is cut into pieces,
+every piece reads the other operand again: from the main memory or, if it fits there, from the
+memory next to the core. With few rows that takes longer than the wire.
+
+`ringcoll.choose` takes the cheapest, and `python -m ringcoll cost` prints all. How far these
+seconds are from compiled programs: `tests/costs/test_under_work.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import NamedTuple
+
+from ringcoll.costs.model import Model, links
+from ringcoll.schedules.schedule import Schedule
+from ringcoll.schedules.tour import Tour
+
+#: How many times the bytes of a sum are moved by a piece that adds to it: it is read and written.
+ADDING = 2
+#: The load of a link on a line, over that on a ring: each message passes two links
+#: (`slices.along`).
+ON_A_LINE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A matmul: its FLOPs, and the bytes of memory that it moves.
+
+    Attributes:
+        flops: the FLOPs of the whole matmul.
+        once: bytes that are read or written once, in all pieces together.
+        again: bytes that every piece reads; the whole matmul reads them once.
+        sliced: bytes of an operand of which every piece takes a slice, which is copied first.
+        summed: bytes of a sum to which every piece adds.
+    """
+
+    flops: float
+    once: float = 0.0
+    again: float = 0.0
+    sliced: float = 0.0
+    summed: float = 0.0
+
+
+class Round(NamedTuple):
+    """What a rank gets in one round of a gather. The first round brings its own shard.
+
+    Attributes:
+        shards: the number of shards that arrive, and are multiplied.
+        load: the load of the busiest direction of a link, in shards.
+    """
+
+    shards: float
+    load: float
+
+
+def rounds(schedule: Schedule, closed: Sequence[bool] | None = None) -> tuple[Round, ...]:
+    """The rank's own shard, then the rounds of a gather whose messages go to neighbours.
+
+    Args:
+        schedule: the gather.
+        closed: which axes are rings; the others are lines. None: all are rings.
+    """
+    found = [Round(1.0, 0.0)]
+    for moves in schedule.rounds:
+        loads: dict[tuple[int, int], float] = {}
+        for move in moves:
+            n = schedule.shape[move.axis]
+            is_ring = n <= 2 or closed is None or closed[move.axis]
+            load = len(move.offsets) / schedule.lanes * (1 if is_ring else ON_A_LINE)
+            way = move.axis, move.shift % n
+            loads[way] = loads.get(way, 0.0) + load
+        shards = sum(len(move.offsets) for move in moves) / schedule.lanes
+        found.append(Round(shards, max(loads.values(), default=0.0)))
+    return tuple(found)
+
+
+def tour_rounds(path: Tour, ratio: float = 1.0) -> tuple[Round, ...]:
+    """The rounds of a tour: shards travel out, and the sums of their products travel home.
+
+    Args:
+        path: the tour.
+        ratio: the bytes of a sum over the bytes of its shard.
+    """
+    own, *out = rounds(path.out)
+    home = [0.0] * path.delay + [ratio * one.load for one in rounds(path.back)[:0:-1]]
+    pairs = zip_longest(out, home, fillvalue=None)
+    together = (
+        Round(one.shards if one else 0.0, (one.load if one else 0.0) + (back or 0.0))
+        for one, back in pairs
+    )
+    return own, *together
+
+
+def by_turns(of_rounds: Iterable[Round]) -> tuple[Round, ...]:
+    """The rounds of a reduce in two halves: one is multiplied while the other travels."""
+    halves = (Round(one.shards / 2, one.load / 2) for one in of_rounds)
+    return tuple(half for half in halves for _ in range(2))
+
+
+def in_rounds(products: Iterable[float], hops: Iterable[float]) -> float:
+    """The sum of the longer of each product and the hop under it."""
+    return sum(max(pair) for pair in zip_longest(products, hops, fillvalue=0.0))
+
+
+def overlapped_seconds(
+    works: Sequence[Work],
+    shard_bytes: float,
+    model: Model,
+    of_rounds: Sequence[Round],
+    ratio: float = 1.0,
+) -> float:
+    """Seconds of a schedule under matmuls that are cut into a piece for every round.
+
+    One piece hides no round: the last one of a gather, the first one of a reduce.
+
+    Args:
+        works: the whole matmuls.
+        shard_bytes: the bytes of a rank's shard.
+        model: the rates of the machine.
+        of_rounds: the rounds of the schedule: of `rounds`, `tour_rounds` or `by_turns`.
+        ratio: the bytes of messages over the bytes of their values; below 1 if they are encoded.
+            Then each round decodes what arrived.
+    """
+    ranks = sum(one.shards for one in of_rounds)
+    again, sliced, summed = (
+        sum(getattr(work, name) for work in works) for name in ("again", "sliced", "summed")
+    )
+    is_near = model.holds(again + summed)
+    shares = [one.shards / ranks for one in of_rounds if one.shards]
+    products = [sum(_seconds(work, share, model, is_near) for work in works) for share in shares]
+    hops = (model.latency + model.beta * ratio * shard_bytes * x.load for x in of_rounds[1:])
+    bare = (is_near * again + sliced) * model.memory
+    bare += len(shares) * ADDING * summed * (model.near if is_near else model.memory)
+    bare += ranks * ratio * shard_bytes * model.far if ratio < 1 else 0.0
+    return in_rounds(products, hops) + bare
+
+
+def built_in_seconds(
+    works: Sequence[Work],
+    shard_bytes: float,
+    ranks: int,
+    model: Model,
+    ways: float,
+    *,
+    gathers: bool,
+    ratio: float = 1.0,
+) -> float:
+    """Seconds of whole matmuls, and of their built-in collective before or after them.
+
+    Args:
+        works, shard_bytes, model, ratio: as for `overlapped_seconds`. Everything is encoded once
+            before the collective and decoded once after it.
+        ranks: the number of ranks.
+        ways: the number of links over which a rank receives at the same time.
+        gathers: whether the matmuls read the result of the collective. Their other operand is then
+            fetched while it travels.
+    """
+    wire = (ranks - 1) * model.beta * ratio * shard_bytes / ways
+    wire += (1 + ranks) * shard_bytes * (1 + ratio) * model.memory if ratio < 1 else 0.0
+    whole = [replace(work, again=work.again + work.sliced) for work in works]
+    read = sum(work.again for work in whole)
+    is_near = model.holds(read)
+    fetch = is_near * read * model.memory
+    products = sum(_seconds(work, 1.0, model, is_near) for work in whole)
+    return (max(wire, fetch) if gathers else wire + fetch) + products
+
+
+def _seconds(work: Work, share: float, model: Model, is_near: bool) -> float:
+    """Seconds of a share of a matmul: of its FLOPs or of its bytes, whichever is longer.
+
+    `is_near` says whether what is read again was fetched to the memory next to the core.
+    """
+    reading = work.once * share * model.far + work.again * (model.near if is_near else model.far)
+    return max(model.start + work.flops * share * model.delta, reading)
+
+
+def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
+    """Seconds of a built-in all-to-all without its latency; `block_bytes` is a rank's operand.
+
+    Each part passes as many links as the average message on a torus: a quarter of each axis.
+
+    `prediction` prices the same collective in a different way: it has the slice, counts the pairs
+    of ranks on the busiest link, and takes the rate that a built-in reaches. A matmul has only the
+    number of its ranks.
+    """
+    distance = max(model.axes * ranks ** (1 / model.axes) / 4, 1.0)
+    sent = (ranks - 1) / ranks * model.beta * block_bytes
+    return sent * distance / links(ranks, model)

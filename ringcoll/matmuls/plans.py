@@ -1,0 +1,133 @@
+"""Plans of matmuls with a collective, from labels and shapes; nothing here knows an array.
+
+On TPUs and unknown devices the cheapest form by price runs. On CPU between hosts it is a ring or
+the built-in; within a process, and on GPUs, it is the built-in.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from ringcoll.choose import hosts
+from ringcoll.choose.plan import Plan, cheapest
+from ringcoll.choose.table import LAX
+from ringcoll.choose.under_work import gather_plans, reduce_plans, scatter_plans
+from ringcoll.costs.model import Model
+from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds
+from ringcoll.matmuls import exchange
+from ringcoll.matmuls.labels import Gather, Product, Scatter
+from ringcoll.matmuls.work import are_known, nbytes, ratio, summed, works_of
+from ringcoll.schedules.schedule import Schedule
+
+_SYMBOLIC = Plan(LAX, why="sizes are symbols")
+
+
+def to_gather(
+    gather: Gather,
+    x: Any,
+    others: Sequence[Any],
+    sizes: tuple[int, ...],
+    model: Model,
+    may_exchange: bool = True,
+) -> Plan:
+    """The plan of a gather with its products on TPUs.
+
+    If the gathered operand is kept (`gather.keeps`), it is for the gradient by the other operand.
+    Then that gradient costs a gather only a product, but rows would be exchanged again for it.
+
+    Args:
+        gather, x, others: as for `overlapped.gather_and_multiply`.
+        sizes: the sizes of the axes.
+        model: the rates of the machine.
+        may_exchange: whether rows may travel in place of x.
+    """
+    if not are_known(x, *others):
+        return _SYMBOLIC
+    return cheapest(gather_forms(gather, x, others, sizes, model, may_exchange))
+
+
+def gather_forms(
+    gather: Gather,
+    x: Any,
+    others: Sequence[Any],
+    sizes: tuple[int, ...],
+    model: Model,
+    may_exchange: bool = True,
+) -> list[Plan]:
+    """The forms of a gather with its products, with their prices; arguments as for `to_gather`."""
+    n = prod(sizes)
+    works, sent = works_of(gather, x, others, n), ratio(gather.wire, x.dtype)
+    plans = gather_plans(works, nbytes(x), sizes, model, sent)
+    # Several products share one gather, but rows would travel for each.
+    may_exchange = may_exchange and len(sizes) == 1 == len(others) and not gather.wire
+    rows = _rows(gather, x, others[0], sizes, model) if may_exchange else None
+    if rows is None:
+        return plans
+    if gather.keeps:
+        (product,), (other,) = gather.products, others
+        lengths = exchange.whole_sizes(gather, product, x, other, n)
+        ct = exchange.shape_of(lengths, product.out, product.dtype)
+        back = replace(gather, products=(Product(product.out, product.other, other.dtype),))
+        again = _rows(back, x, ct, sizes, model)
+        late = built_in_seconds(works, 0.0, n, model, 1, gathers=False)
+        plans = [replace(plan, seconds=plan.seconds + late) for plan in plans]
+        rows = replace(rows, seconds=rows.seconds + (again.seconds if again else 0.0))
+    return [*plans, rows]
+
+
+def _rows(gather: Gather, x: Any, other: Any, sizes: tuple[int, ...], model: Model) -> Plan | None:
+    """The plan in which x stays and rows travel; None if that is not possible."""
+    (product,), n = gather.products, prod(sizes)
+    in_place = exchange.in_place_of(gather, product, other)
+    if in_place is None:
+        return None
+    sent, factor = exchange.exchanged(gather, product, x, other, in_place, n)
+    if isinstance(in_place, Scatter):
+        then = to_scatter(in_place, [(x, factor)], sizes, model)
+    else:
+        then = to_gather(in_place, factor, [x], sizes, model, may_exchange=False)
+    seconds = all_to_all_seconds(nbytes(sent), n, model) + then.seconds
+    return Plan(then.algorithm, seconds, in_place=then)
+
+
+def to_scatter(
+    scatter: Scatter,
+    pairs: Sequence[tuple[Any, Any]],
+    sizes: tuple[int, ...],
+    model: Model,
+    may_be_built_in: bool = True,
+) -> Plan:
+    """The plan of a scattered sum of products on TPUs; arguments as for `to_gather`."""
+    if not are_known(*(x for pair in pairs for x in pair)):
+        return _SYMBOLIC
+    plans = scatter_plans(*summed(scatter, pairs, prod(sizes)), sizes, model)
+    return cheapest(plans if may_be_built_in else plans[1:])
+
+
+def by_schedule(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], schedule: Schedule, given: Any, model: Model
+) -> Plan:
+    """The plan of a sum by the algorithm that was `given`: each block at once, or by turns."""
+    if not are_known(*(x for pair in pairs for x in pair)):
+        return Plan(given)
+    work, block = summed(scatter, pairs, schedule.size)
+    plan = min(reduce_plans(LAX, schedule, work, block, model), key=lambda plan: plan.seconds)
+    return replace(plan, algorithm=given, why="named in the call")
+
+
+def to_gather_between_hosts(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> Plan:
+    """The plan of a gather with its products between hosts on CPU."""
+    if not are_known(x, *others):
+        return _SYMBOLIC
+    sent = ratio(gather.wire, x.dtype) if gather.wire else None
+    return hosts.gather_plan(works_of(gather, x, others, ranks), nbytes(x), x.dtype, ranks, sent)
+
+
+def to_scatter_between_hosts(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, jax: str
+) -> Plan:
+    """The plan of a scattered sum between hosts on CPU; `jax` is the version of JAX."""
+    if not are_known(*(x for pair in pairs for x in pair)):
+        return _SYMBOLIC
+    return hosts.scatter_plan(*summed(scatter, pairs, ranks), scatter.dtype, ranks, jax)
