@@ -52,9 +52,10 @@ def neighbours(sizes: tuple[int, ...]) -> Mapping[str, Schedule]:
         except SizeError:
             continue
         assert isinstance(schedule, Schedule)  # only all-reduces have stages
-        if schedule in found.values() or (len(sizes) > 1 and len(schedule.rounds) > MOST_ROUNDS):
+        is_long = len(sizes) > 1 and len(schedule.rounds) > MOST_ROUNDS
+        if schedule.shape != sizes or schedule in found.values() or is_long:
             continue
-        steps = [(m.shift, schedule.shape[m.axis]) for moves in schedule.rounds for m in moves]
+        steps = [(m.shift, sizes[m.axis]) for moves in schedule.rounds for m in moves]
         if all(shift % n in (1, n - 1) for shift, n in steps):
             found[name] = schedule
     return MappingProxyType(found)

@@ -25,8 +25,8 @@ from ringcoll.schedules.tour import Tour
 
 #: How many times the bytes of a sum are moved by a piece that adds to it: it is read and written.
 ADDING = 2
-#: The load of a link on a line, over that on a ring: each message passes two links
-#: (`slices.along`).
+#: How many links a message to a neighbour passes on a line (`slices.along`). There, the messages of
+#: both directions of a ring share each direction of a link.
 ON_A_LINE = 2
 
 
@@ -74,8 +74,8 @@ def rounds(schedule: Schedule, closed: Sequence[bool] | None = None) -> tuple[Ro
         for move in moves:
             n = schedule.shape[move.axis]
             is_ring = n <= 2 or closed is None or closed[move.axis]
+            way = move.axis, move.shift % n if is_ring else 0
             load = len(move.offsets) / schedule.lanes * (1 if is_ring else ON_A_LINE)
-            way = move.axis, move.shift % n
             loads[way] = loads.get(way, 0.0) + load
         shards = sum(len(move.offsets) for move in moves) / schedule.lanes
         found.append(Round(shards, max(loads.values(), default=0.0)))
@@ -133,7 +133,8 @@ def overlapped_seconds(
     again, sliced, summed = (
         sum(getattr(work, name) for work in works) for name in ("again", "sliced", "summed")
     )
-    is_near = model.holds(again + summed)
+    # A sum stays there only beside a shard and the one that arrives.
+    is_near = model.holds(again + summed + 2 * shard_bytes * (summed > 0))
     shares = [one.shards / ranks for one in of_rounds if one.shards]
     products = [sum(_seconds(work, share, model, is_near) for work in works) for share in shares]
     hops = (model.latency + model.beta * ratio * shard_bytes * x.load for x in of_rounds[1:])

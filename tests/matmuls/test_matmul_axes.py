@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from matmul_cases import PATHS
 from matmul_forms import FORMS
 from support import data, make_mesh, mostly_exhaustive, per_rank, with_gradients
 
-from ringcoll.matmuls import auto
 from ringcoll.runtime import engine
 
 N = 4
@@ -54,7 +54,8 @@ def test_beside_an_axis_that_shards_rows_or_columns(
     axis_type, check_vma, unrolled, algorithm, turns, cases, monkeypatch
 ):
     monkeypatch.setattr(engine, "UNROLL_UP_TO", unrolled)
-    monkeypatch.setattr(auto, "turns_pay", lambda *_: turns)
+    for place, replacement in PATHS["by turns" if turns else "usual"].items():
+        monkeypatch.setattr(*place, replacement)
     mesh = make_mesh(N, 2, axis_type=axis_type)
 
     def put(name, of):

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from matmul_cases import PATHS
 from operations import count, hops, parts_of
 from support import make_mesh
 
 import ringcoll
-from ringcoll.matmuls import auto
 from ringcoll.runtime import engine
 
 N = 4
@@ -83,7 +83,8 @@ def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
 
 
 def test_a_sum_by_turns_is_a_loop_of_two_halves_without_barriers(monkeypatch):
-    monkeypatch.setattr(auto, "turns_pay", lambda *_: True)
+    for place, replacement in PATHS["by turns"].items():
+        monkeypatch.setattr(*place, replacement)
     call, _, _ = scatter(algorithm="ring")
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((8, 2)), np.ones((2, 6)))
     assert count(traced.jaxpr, "optimization_barrier") == 0

@@ -13,9 +13,11 @@ from operations import count
 from support import SIZES, every_rank, make_mesh, mostly_exhaustive, per_rank
 
 import ringcoll
-from ringcoll import Wire, algorithms, costs
-from ringcoll.matmuls import auto
+from ringcoll import Wire, costs
+from ringcoll.costs import DEVICES
+from ringcoll.matmuls import by_rounds, plans
 from ringcoll.matmuls.labels import Gather, Product
+from ringcoll.runtime.slicing import concatenated, end_to_end
 
 #: By name: the call, and the shapes of a rank's factors on n ranks.
 FORMS = {
@@ -123,19 +125,18 @@ def test_the_price_knows_the_bytes():
     x = jax.ShapeDtypeStruct((1024, 8192), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((8192, 3584), jnp.bfloat16)
     product = Product("kf", "mf", np.dtype(jnp.bfloat16))
-    model = auto.machine("TPU v6 lite")
     plain, narrow = (
-        auto.gather_seconds(Gather("m", "mk", (product,), wire), x, [w], (8,), model)
+        {
+            plan.form: plan.seconds
+            for plan in plans.gather_forms(
+                Gather("m", "mk", (product,), wire), x, [w], (8,), DEVICES["v6e"]
+            )
+        }
         for wire in (None, Wire("int8"))
     )
     assert min(narrow.values()) < 0.99 * min(plain.values())
     assert narrow["lax"] < 0.9 * plain["lax"]
-    gather = Gather("m", "mk", (product,), Wire("int8"))
-    assert set(narrow) == {"lax", "bidirectional_ring"}  # two whole shards are decoded too late
-    assert auto.to_gather(gather, x, [w], (8,), model) == ("bidirectional_ring", ())
-    # As compiled: 660 us. Halves are decoded into one buffer, and joined before the product.
-    halves = algorithms.bidirectional_ring(8)
-    assert auto.joining(gather, x, [w], halves, model) == "copied"
+    assert min(narrow, key=narrow.__getitem__) == "bidirectional_ring"  # compiled: 660 us
     assert 0.9 * 660e-6 < narrow["bidirectional_ring"] < 1.1 * 660e-6
 
 
@@ -172,7 +173,7 @@ def collectives(text):
 
 
 def test_decoded_shards_are_joined_in_one_buffer(monkeypatch):
-    """As on TPUs, where "copied" is chosen. On CPU the products have the same bits."""
+    """A concatenation would copy them; the products have the same bits."""
     mesh, rng = make_mesh(4), np.random.default_rng(0)
     x, w = (rng.normal(size=(4, *s)).astype(np.float32) for s in ((6, 16), (16, 8)))
 
@@ -181,8 +182,8 @@ def test_decoded_shards_are_joined_in_one_buffer(monkeypatch):
         return ringcoll.all_gather_matmul(x, w, "x", **options)
 
     results, joined = [], []
-    for joining in ("fused", "copied"):
-        monkeypatch.setattr(auto, "joining", lambda *_, joining=joining: joining)
+    for join in (concatenated, end_to_end):
+        monkeypatch.setattr(by_rounds, "end_to_end", join)
         results.append(per_rank(mesh, program, x, w))
         traced = jax.make_jaxpr(lambda *of: program(*of), axis_env=[("x", 4)])(x[0], w[0])
         joined.append(count(traced.jaxpr, "concatenate"))
