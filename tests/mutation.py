@@ -1,7 +1,7 @@
 """Do the tests notice? Make small wrong changes at random places of a room, and run its tests.
 
     python tests/mutation.py collectives -n 40 --seed 1
-    python tests/mutation.py matmuls/auto.py -n 10 --tests tests/matmuls tests/costs
+    python tests/mutation.py matmuls/plans.py -n 10 --tests tests/matmuls tests/costs
 
 A room is a folder or a file of `ringcoll/`. Its tests are those of the same folder of `tests/`,
 without the exhaustive ones, unless `--tests` names others. Each change is made in a copy of the
