@@ -26,6 +26,7 @@ from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
 from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
+from ringcoll.collectives.explaining import explain
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.replacing import replacing
@@ -66,6 +67,7 @@ __all__ = [
     "debug",
     "draw",
     "einsum_reduce_scatter",
+    "explain",
     "formats",
     "lax",
     "layers",

@@ -12,6 +12,9 @@ from ringcoll.io.text import seconds_in_words
 #: (`tests/costs/test_under_work.py`).
 ERROR: Final = 1.05
 
+#: Why a plan has the algorithm that the call names, or `with ringcoll.algorithm(...)` around it.
+NAMED: Final = "named in the call"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -48,6 +51,10 @@ class Plan:
 
     def __str__(self) -> str:
         return f"{self.form}: {self.why}" if self.why else self.form
+
+
+#: The plan where `jax.export` has symbols in place of sizes.
+SYMBOLIC: Final = Plan(LAX, why="sizes are symbols")
 
 
 def cheapest(plans: Iterable[Plan]) -> Plan:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll import algorithms
-from ringcoll.io.bounds import Bounds, checked, within
+from ringcoll.io.bounds import Bounds, checked, in_words, within
 from ringcoll.io.files import write
 from ringcoll.io.strict_json import (
     check_choice,
@@ -37,6 +37,7 @@ from ringcoll.io.strict_json import (
     shown,
     version,
 )
+from ringcoll.io.text import bytes_in_words
 from ringcoll.schedules.registry import build, listed_name, names
 from ringcoll.schedules.schedule import SizeError
 
@@ -120,7 +121,7 @@ class TableRow:
         hosts: int = 1,
         ranks_a_host: int | None = None,
     ) -> bool:
-        """Whether the row covers a call; the arguments are those of `Table.pick`."""
+        """Whether the row covers a call; the arguments are those of `Table.row`."""
         local = -(-ranks // hosts) if ranks_a_host is None else ranks_a_host
         return (
             self.collective == collective
@@ -132,6 +133,17 @@ class TableRow:
             and within(jax, self.jax, version)
             and (not self.dtypes or dtype.startswith(self.dtypes))
         )
+
+    def __str__(self) -> str:
+        """The row in words: "psum on cpu, hosts from 2, bytes below 64K: half the time of lax"."""
+        words = [
+            f"{self.collective} on {'any platform' if self.platform == '*' else self.platform}"
+        ]
+        for name in ("ranks", "hosts", "ranks_a_host", "bytes", "jax"):
+            bounds = in_words(getattr(self, name), bytes_in_words if name == "bytes" else str)
+            words += [f"{name.replace('_', ' ')} {bounds}"] if bounds else []
+        words += [" or ".join(self.dtypes)] if self.dtypes else []
+        return ", ".join(words) + (f": {self.why}" if self.why else "")
 
 
 @dataclass(frozen=True)
@@ -150,7 +162,12 @@ class Table:
         check_string("measured_on", self.measured_on)
         object.__setattr__(self, "rows", tuple(self.rows))  # a list could not be hashed
 
-    def pick(
+    def pick(self, *call: Any, **placement: Any) -> str:
+        """The algorithm of the row that decides, or "lax"; the arguments are those of `row`."""
+        row = self.row(*call, **placement)
+        return row.algorithm if row else LAX
+
+    def row(
         self,
         collective: str,
         platform: str,
@@ -161,8 +178,8 @@ class Table:
         *,
         hosts: int = 1,
         ranks_a_host: int | None = None,
-    ) -> str:
-        """The algorithm of the first row that covers a call, or "lax".
+    ) -> TableRow | None:
+        """The first row that covers a call; None: the built-in runs.
 
         A row is skipped if its algorithm cannot run on this number of ranks.
 
@@ -183,8 +200,8 @@ class Table:
         for row in self.rows:
             covers = row.covers(*call, hosts=hosts, ranks_a_host=ranks_a_host)
             if covers and runs(collective, row.algorithm, (ranks,)):
-                return row.algorithm
-        return LAX
+                return row
+        return None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Table":

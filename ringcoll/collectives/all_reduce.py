@@ -11,6 +11,7 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll import algorithms
+from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX, Algorithm, Table
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather
@@ -40,15 +41,17 @@ class AllReduce(ScheduledCollective):
     packs = True
     gathers_by_lax: bool = False  # after a reduce-scatter by the algorithm
 
-    def lower(self, where: Where, *xs: Array) -> list[Array]:
+    def lower(self, where: Where, *xs: Array, plan: Plan | None = None) -> list[Array]:
         """Small operands of one dtype share the messages of a schedule, end to end."""
-        algorithm = self.resolve(xs, where)
+        plan = plan or self.plan(xs, where)
         is_picked = self.algorithm == "auto" or isinstance(self.algorithm, Table)
         # There the built-in gather of integers is faster than the ring's.
-        by_lax = is_picked and algorithm == "ring" and where.platform == "cpu" and is_narrow(xs[0])
-        by = replace(self, algorithm=algorithm, gathers_by_lax=by_lax)
-        of_one = partial(ScheduledCollective.lower, by, where)
-        if len(xs) == 1 or algorithm == LAX:
+        by_lax = (
+            is_picked and plan.algorithm == "ring" and where.platform == "cpu" and is_narrow(xs[0])
+        )
+        by = replace(self, gathers_by_lax=by_lax)
+        of_one = partial(ScheduledCollective.lower, by, where, plan=plan)
+        if len(xs) == 1 or plan.algorithm == LAX:
             return [y for x in xs for y in of_one(x)]
         (joined,) = of_one(jnp.concatenate([x.reshape(-1) for x in xs]))
         parts = jnp.split(joined, list(itertools.accumulate(x.size for x in xs[:-1])))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -17,15 +17,16 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll import algorithms
+from ringcoll.choose import collectives
+from ringcoll.choose.plan import NAMED, SYMBOLIC, Plan
 from ringcoll.choose.table import LAX, Algorithm, Table, default_table
-from ringcoll.collectives.choice import adds_by_tree
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.hosts import HostSpread, Where, on_hosts
+from ringcoll.runtime.hosts import Where, on_hosts
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.scopes import scope, watched
+from ringcoll.runtime.scopes import noted, scope, watched
 from ringcoll.runtime.tree_sums import added, rounded
 from ringcoll.runtime.value_types import empty
-from ringcoll.schedules.registry import EXCHANGES, algorithms_of
+from ringcoll.schedules.registry import algorithms_of
 from ringcoll.schedules.schedule import Schedule
 
 
@@ -40,8 +41,8 @@ class ScheduledCollective(Collective):
     collective: ClassVar[str]  # its name in `algorithms` and in the table
     tree_fields: ClassVar[tuple[str, ...]] = ("by_tree",)  # the fields that `order` sets
 
-    def lower(self, where: Where, *xs: Array) -> list[Array]:
-        algorithm = self.resolve(xs, where)
+    def lower(self, where: Where, *xs: Array, plan: Plan | None = None) -> list[Array]:
+        algorithm = (plan or self.plan(xs, where)).algorithm
         by = replace(self, algorithm=algorithm)
         (x,), call = xs, self.primitive.name.removeprefix("ringcoll_")
         if self.by_tree:
@@ -70,29 +71,30 @@ class ScheduledCollective(Collective):
             return watched(send, x, self.axes, self.groups)
         return self.run(x, *built(self.collective, algorithm, self.axes, self.groups))
 
-    def resolve(self, xs: Sequence[Any], where: Where) -> Algorithm:
-        """The algorithm for operands that share messages: the user's choice, or the table's."""
-        nbytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
-        if not isinstance(nbytes, int):  # a symbolic shape cannot be cut
-            return LAX
+    def plan(self, xs: Sequence[Any], where: Where) -> Plan:
+        """The plan for operands that share messages: by the user's choice, or by the table."""
+        elements = sum(math.prod(x.shape) for x in xs)
         algorithm = default_table() if self.algorithm == "auto" else self.algorithm
-        if not isinstance(algorithm, Table):
-            return algorithm
-        n = Ranks.over(self.axes, self.groups).size
-        placement = on_hosts(where.axes, self.axes, self.groups)
-        what, dtype = self.collective, xs[0].dtype.name
-        if self.wire:
-            # If the owner adds all contributions, a sum is an exchange of bytes: by the built-in,
-            # or by a schedule of one round. Both encode each contribution only once.
-            sums = what not in ("all_gather", *EXCHANGES)
-            what, dtype = "all_to_all" if sums else what, "uint8"
-            nbytes = self.wire.nbytes(sum(math.prod(x.shape) for x in xs))
-        call = what, where.platform, n, nbytes, dtype, jax.__version__
-        picked = _picked(algorithm, call, placement)
-        if self.by_tree:
-            shape = Ranks.over(self.axes, self.groups).shape
-            return picked if adds_by_tree(picked, self.collective, shape) else LAX
-        return "direct" if what != self.collective and picked != LAX else picked
+        if not isinstance(elements, int):  # a symbolic shape cannot be cut
+            decided = SYMBOLIC
+        elif isinstance(algorithm, Table):
+            decided = collectives.plan(
+                self.collective,
+                algorithm,
+                where.platform,
+                Ranks.over(self.axes, self.groups).shape,
+                elements,
+                xs[0].dtype,
+                jax.__version__,
+                wire=self.wire,
+                by_tree=self.by_tree,
+                **on_hosts(where.axes, self.axes, self.groups)._asdict(),
+            )
+        else:
+            decided = Plan(algorithm, why=NAMED)
+        call = self.primitive.name.removeprefix("ringcoll_")
+        noted(call, self.axes, xs, decided, self.groups)
+        return decided
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
         ranks = math.prod(map(lax.axis_size, axes))
@@ -156,12 +158,6 @@ class ScheduledCollective(Collective):
         shared = {name: getattr(self, name) for name in names}
         shared |= {"by_tree": self.gradient_by_tree, "gradient_by_tree": self.by_tree}
         return shared
-
-
-@lru_cache(maxsize=1024)
-def _picked(table: Table, call: tuple[str, str, int, int, str, str], placement: HostSpread) -> str:
-    """The algorithm that a table picks. Equal calls are looked up only once."""
-    return table.pick(*call, **placement._asdict())
 
 
 def named(call: str, algorithm: Algorithm, collective: str) -> AbstractContextManager[None]:

@@ -13,12 +13,13 @@ from typing import Any
 
 import jax
 
+from ringcoll.choose.collectives import adds_by_tree
 from ringcoll.choose.table import LAX, Algorithm, Table, choices, runs
 from ringcoll.collectives.refusals import refused
 from ringcoll.runtime.hop import Ranks
 from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule
-from ringcoll.schedules.tree import balanced_algorithms, is_balanced
+from ringcoll.schedules.tree import balanced_algorithms
 
 #: The algorithm set around a call. User contexts are a part of `jit`'s key, so `jit` compiles once
 #: for each value.
@@ -85,20 +86,6 @@ def resolve_algorithm(
         return around if takes_table else "auto"
     around = _if_it_runs(around, collective, shape)
     return around if not by_tree or adds_by_tree(around, collective, shape) else "auto"
-
-
-def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> bool:
-    """Whether a collective adds by the balanced tree; its schedule says so.
-
-    The built-in does: it exchanges contributions, which ringcoll then adds.
-    """
-    # An all_gather adds in its gradient, which is a psum_scatter.
-    collective = "psum_scatter" if collective == "all_gather" else collective
-    return (
-        isinstance(algorithm, Table)
-        or algorithm in ("auto", LAX)
-        or is_balanced(collective, algorithm, shape)
-    )
 
 
 def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:

@@ -12,6 +12,7 @@ from jax import Array, lax
 from jax.interpreters import ad
 from jax.typing import ArrayLike
 
+from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.collectives import rows
 from ringcoll.collectives.all_to_all import AllToAll
@@ -55,7 +56,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         ranks = {"axis_name": self.axes, "axis_index_groups": self.groups}
         return built_in.ragged_all_to_all(x, output, at, sends, to, gets, **ranks)
 
-    def lower(self, where: Where, *xs: Array) -> list[Array]:
+    def lower(self, where: Where, *xs: Array, plan: Plan | None = None) -> list[Array]:
         operand, output, *integers = xs
         if 0 in operand.shape or 0 in output.shape:
             return [output]
@@ -64,7 +65,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         most = len(integers[0]) // (n * self.calls) * fewest  # every slice may have all rows
         bound = fewest if self.max_send is None else min(self.max_send, most)
         sent = jax.ShapeDtypeStruct((n * bound, *operand.shape[1:]), operand.dtype)
-        by = replace(self, algorithm=self.resolve([sent], where))
+        by = replace(self, algorithm=(plan or self.plan([sent], where)).algorithm)
         # TPUs refuse groups of one rank. The built-in cannot send encoded rows that share scales.
         has_built_in = where.platform != "cpu" and n > 1 and not self.wire
         with named(self.collective, by.algorithm, self.collective):

@@ -1,9 +1,12 @@
-"""List the algorithms: what each does, its rounds and bytes, when to choose it, and its paper.
+"""List the algorithms, with rounds, bytes and papers; or the plans of a program, with reasons.
 
     python -m ringcoll explain
     python -m ringcoll explain ring
     python -m ringcoll explain ring --wire int8
     python -m ringcoll explain --markdown
+    python -m ringcoll explain --function my.module:program --topology v5e:4x2
+
+`my.module:program` is called with the mesh, as by `overlap`; nothing is compiled.
 
 Formulas are for n ranks on one axis. They are found from counts at several n. Over several axes,
 the rounds and messages of the axes add up. Bytes are what a rank sends, as a share of the full
@@ -15,12 +18,16 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ringcoll.commands import arguments
+import jax
+
+from ringcoll.collectives.explaining import explain
+from ringcoll.commands import arguments, overlap
 from ringcoll.costs.closed_forms import closed_form, prices, recognised
 from ringcoll.costs.wire import ENCODED, Wire
 from ringcoll.draw.captions import wire_note
 from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned, wrapped
+from ringcoll.overlap import topology
 from ringcoll.schedules.registry import (
     ALL_TO_ALLS,
     AS_ALL_REDUCE,
@@ -72,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=", ".join(known),
     )
     arguments.add_wire(parser)
+    parser.add_argument(
+        "--function",
+        type=arguments.program,
+        metavar="MODULE:FUNCTION",
+        help="your own program: print its plans",
+    )
+    overlap.add_mesh(parser)
     parser.add_argument("--markdown", action="store_true", help="the tables of docs/algorithms.md")
 
 
@@ -79,9 +93,28 @@ def run(args: argparse.Namespace) -> int:
     """Print, and return the exit status."""
     if args.wire and not args.name:
         args.error(f"--wire {args.wire} needs an algorithm; give its NAME")
+    if args.function and (args.name or args.markdown):
+        args.error("--function: a program has plans, not an algorithm; leave out the rest")
+    if args.function:
+        _print_plans(args)
+        return 0
     lines = in_full(args.name, args.wire) if args.name else markdown() if args.markdown else index()
     print(*(lines if args.markdown else wrapped(lines)), sep="\n")
     return 0
+
+
+def _print_plans(args: argparse.Namespace) -> None:
+    """Print the plans of the program that --function makes for a mesh of the topology."""
+    jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
+    try:
+        mesh = topology.mesh(args.topology, **args.mesh)
+        function, operands = overlap.program_on(args.function, mesh)
+    except (ValueError, ModuleNotFoundError) as error:
+        args.error(" ".join(str(error).split()))
+    try:
+        print(explain(function)(*operands))
+    except Exception as error:  # from JAX, or the user's function
+        args.error(f"cannot trace it: {arguments.in_a_line(error)}")
 
 
 def index() -> Iterator[str]:

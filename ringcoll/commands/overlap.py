@@ -44,8 +44,8 @@ _FILES: dict[str, Callable[..., None]] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+def add_mesh(parser: argparse.ArgumentParser) -> None:
+    """Declare --topology and --mesh."""
     parser.add_argument(
         "--topology",
         default="v5e:4x2",
@@ -59,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="x=4,y=2",
         help="axes of the mesh (default: one axis x)",
     )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add_mesh(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     known = ", ".join(NAMES)
     what.add_argument("--example", choices=NAMES, metavar="EXAMPLE", help=known)
@@ -167,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
         if args.example:
             program, last = _compile_and_report(args, *example(args.example, mesh, args.shape))
         elif args.function:
-            program, last = _compile_and_report(args, *_program(args.function, mesh))
+            program, last = _compile_and_report(args, *program_on(args.function, mesh))
         compared = compare(before, last) if before else ""
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))
@@ -215,7 +220,7 @@ def _check_chip(args: argparse.Namespace, mesh: Mesh) -> None:
         ) from error
 
 
-def _program(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
+def program_on(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
     """The program that a user's function makes for a mesh.
 
     Raises:

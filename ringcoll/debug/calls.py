@@ -18,6 +18,7 @@ from ringcoll.collectives.by_schedule import ScheduledCollective, built, name_of
 from ringcoll.debug import program
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
+from ringcoll.runtime.value_types import type_in_words
 
 #: Options of JAX that change the compiled program.
 _OPTIONS = (
@@ -84,7 +85,7 @@ def described(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Description:
         program=[
             f"donated: {program.text(traced.donate_argnums)}",
             *(
-                f"result {keystr(at)}: {_type(x)} as {program.text(x.sharding)}"
+                f"result {keystr(at)}: {type_in_words(x)} as {program.text(x.sharding)}"
                 for at, x in results
             ),
             *program.lines(traced.jaxpr),
@@ -157,7 +158,7 @@ def _words(eqn: Any, sizes: Mapping[Hashable, int], platform: str, devices: Mesh
         name = f"lax.{name}"
     over = ", ".join(f"{axis}={sizes.get(axis, '?')}" for axis in axes)
     rest = [f"{key}={value}" for key, value in sorted(params.items()) if key not in _LEFT_OUT]
-    what = ", ".join([*(_type(v.aval) for v in eqn.invars), *rest])
+    what = ", ".join([*(type_in_words(v.aval) for v in eqn.invars), *rest])
     return f"{name.replace('ringcoll_', '')} over {over}{by}: {what}"
 
 
@@ -170,7 +171,7 @@ def _algorithm(
     words = []
 
     def choose() -> None:
-        chosen = collective.resolve(avals, where)
+        chosen = collective.plan(avals, where).algorithm
         is_named = isinstance(chosen, str)
         words.append(f" by {chosen if is_named else name_of(chosen, collective.collective)}")
         if chosen != LAX:
@@ -182,14 +183,10 @@ def _algorithm(
     return "".join(words)
 
 
-def _type(aval: Any) -> str:
-    return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
-
-
 def _given(leaf: Any) -> str:
     """The type of an argument; the class, if it is not an array."""
     is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
-    return _type(leaf) + _sharding(leaf) if is_array else type(leaf).__qualname__
+    return type_in_words(leaf) + _sharding(leaf) if is_array else type(leaf).__qualname__
 
 
 def _sharding(leaf: Any) -> str:

@@ -13,21 +13,38 @@ from jax import lax
 from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX
 from ringcoll.runtime.hosts import are_cpu_processes, by_hosts
+from ringcoll.runtime.scopes import noted_when_lowered
 
 T = TypeVar("T")
 
 #: Here the built-in collective runs. The devices of a CPU share its cores, so within a process
 #: nothing can be hidden; GPUs send slowly by permutes.
-PLAIN_ON = ("cpu", "cuda", "rocm")
-PLAIN = Plan(LAX)
+PLAIN_ON = {
+    "cpu": Plan(LAX, why="devices of a CPU process share its cores"),
+    "cuda": Plan(LAX, why="GPUs send slowly by permutes"),
+    "rocm": Plan(LAX, why="GPUs send slowly by permutes"),
+}
+
+
+def by_plan(
+    call: str, axes: tuple[Hashable, ...], plan: Plan, run: Callable[..., T], *operands: Any
+) -> T:
+    """`run(plan, *operands)`, on every platform; arguments as for `by_platform`."""
+    return run(plan, *noted_when_lowered(call, axes, operands, lambda platform, hosts: plan))
 
 
 def by_platform(
-    axes: tuple[Hashable, ...], plan: Plan, between: Plan, run: Callable[..., T], *operands: Any
+    call: str,
+    axes: tuple[Hashable, ...],
+    plan: Plan,
+    between: Plan,
+    run: Callable[..., T],
+    *operands: Any,
 ) -> T:
     """`run(plan, *operands)`, by the plan for the platform on which the program runs.
 
     Args:
+        call: the name of the function, for `ringcoll.explain`.
         axes: the axes of the collective.
         plan: the plan for TPUs.
         between: the plan for CPUs if the ranks are on several hosts. Ranks of one process share its
@@ -35,10 +52,17 @@ def by_platform(
         run: computes the matmul by a plan.
         operands: the operands of `run`.
     """
+
+    def plan_on(platform: str, hosts: int) -> Plan:
+        return between if platform == "cpu" and hosts > 1 else PLAIN_ON.get(platform, plan)
+
+    operands = noted_when_lowered(call, axes, operands, plan_on)
     is_plain = plan.algorithm == LAX and plan.in_place is None
-    others = {} if is_plain else dict.fromkeys(PLAIN_ON, partial(run, PLAIN))
+    alone = {} if is_plain else PLAIN_ON
+    others = {platform: partial(run, of_one) for platform, of_one in alone.items()}
     if between.algorithm != LAX and are_cpu_processes():
-        others["cpu"] = partial(by_hosts, axes, partial(run, PLAIN), partial(run, between))
+        within = partial(run, PLAIN_ON["cpu"])
+        others["cpu"] = partial(by_hosts, axes, within, partial(run, between))
     if not others:
         return run(plan, *operands)
     return lax.platform_dependent(*operands, default=partial(run, plan), **others)

@@ -21,7 +21,7 @@ from math import prod
 import jax
 from jax import Array, lax
 
-from ringcoll.choose.plan import Plan
+from ringcoll.choose.plan import NAMED, Plan
 from ringcoll.choose.table import LAX
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.by_schedule import named
@@ -34,7 +34,7 @@ from ringcoll.matmuls.by_rounds import (
     sum_of_products,
     times_as_long,
 )
-from ringcoll.matmuls.forms import by_platform
+from ringcoll.matmuls.forms import by_plan, by_platform
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime import built_in
@@ -93,16 +93,17 @@ def _planned_gather(
     options: Options, gather: Gather, x: Array, others: list[Array]
 ) -> tuple[list[Array], Array | None]:
     """The results; and the gathered x if `gather.keeps`, unless rows travel in its place."""
+    call, run = "all_gather_einsum", partial(_gathered_products, options)
     if options.algorithm != "auto":
-        return _gathered_products(options, gather, Plan(options.algorithm), x, others)
+        given = Plan(options.algorithm, why=NAMED)
+        return by_plan(call, options.axes, given, partial(run, gather), x, others)
     sizes = options.sizes()
     is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
     may_exchange = device_kind() in KINDS and not is_explicit
     plan = plans.to_gather(gather, x, others, sizes, options.model(), may_exchange)
     between = plans.to_gather_between_hosts(gather, x, others, prod(sizes))
     gather = replace(gather, keeps=gather.keeps and plan.in_place is None)
-    run = partial(_gathered_products, options, gather)
-    return by_platform(options.axes, plan, between, run, x, others)
+    return by_platform(call, options.axes, plan, between, partial(run, gather), x, others)
 
 
 def _gathered_products(
@@ -166,20 +167,20 @@ def multiply_and_scatter(
         pairs: the factors a and b of each product.
     """
     sizes, model = options.sizes(), options.model()
+    call, run = "einsum_reduce_scatter", partial(_scattered_sum, options, scatter)
     if options.algorithm != "auto":
-        plan = Plan(options.algorithm)
+        plan = Plan(options.algorithm, why=NAMED)
         if options.algorithm != LAX and device_kind() in KINDS:
             schedule, _ = options.schedule(options.algorithm)
             plan = plans.by_schedule(scatter, pairs, schedule, options.algorithm, model)
-        return _scattered_sum(options, scatter, plan, pairs)
+        return by_plan(call, options.axes, plan, run, pairs)
     # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
     is_explicit = any(explicit_spec(x) is not None for pair in pairs for x in pair)
     plan = plans.to_scatter(scatter, pairs, sizes, model, may_be_built_in=not is_explicit)
     if is_explicit:
-        return _scattered_sum(options, scatter, plan, pairs)
+        return by_plan(call, options.axes, plan, run, pairs)
     between = plans.to_scatter_between_hosts(scatter, pairs, prod(sizes), jax.__version__)
-    run = partial(_scattered_sum, options, scatter)
-    return by_platform(options.axes, plan, between, run, pairs)
+    return by_platform(call, options.axes, plan, between, run, pairs)
 
 
 def _scattered_sum(

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from ringcoll.choose import hosts
-from ringcoll.choose.plan import Plan, cheapest
+from ringcoll.choose.plan import NAMED, SYMBOLIC, Plan, cheapest
 from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import gather_plans, reduce_plans, scatter_plans
 from ringcoll.costs.model import Model
@@ -19,8 +19,6 @@ from ringcoll.matmuls import exchange
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.work import are_known, nbytes, ratio, summed, works_of
 from ringcoll.schedules.schedule import Schedule
-
-_SYMBOLIC = Plan(LAX, why="sizes are symbols")
 
 
 def to_gather(
@@ -43,7 +41,7 @@ def to_gather(
         may_exchange: whether rows may travel in place of x.
     """
     if not are_known(x, *others):
-        return _SYMBOLIC
+        return SYMBOLIC
     return cheapest(gather_forms(gather, x, others, sizes, model, may_exchange))
 
 
@@ -100,7 +98,7 @@ def to_scatter(
 ) -> Plan:
     """The plan of a scattered sum of products on TPUs; arguments as for `to_gather`."""
     if not are_known(*(x for pair in pairs for x in pair)):
-        return _SYMBOLIC
+        return SYMBOLIC
     plans = scatter_plans(*summed(scatter, pairs, prod(sizes)), sizes, model)
     return cheapest(plans if may_be_built_in else plans[1:])
 
@@ -110,16 +108,16 @@ def by_schedule(
 ) -> Plan:
     """The plan of a sum by the algorithm that was `given`: each block at once, or by turns."""
     if not are_known(*(x for pair in pairs for x in pair)):
-        return Plan(given)
+        return Plan(given, why=NAMED)
     work, block = summed(scatter, pairs, schedule.size)
     plan = min(reduce_plans(LAX, schedule, work, block, model), key=lambda plan: plan.seconds)
-    return replace(plan, algorithm=given, why="named in the call")
+    return replace(plan, algorithm=given, why=NAMED)
 
 
 def to_gather_between_hosts(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> Plan:
     """The plan of a gather with its products between hosts on CPU."""
     if not are_known(x, *others):
-        return _SYMBOLIC
+        return SYMBOLIC
     sent = ratio(gather.wire, x.dtype) if gather.wire else None
     return hosts.gather_plan(works_of(gather, x, others, ranks), nbytes(x), x.dtype, ranks, sent)
 
@@ -129,5 +127,5 @@ def to_scatter_between_hosts(
 ) -> Plan:
     """The plan of a scattered sum between hosts on CPU; `jax` is the version of JAX."""
     if not are_known(*(x for pair in pairs for x in pair)):
-        return _SYMBOLIC
+        return SYMBOLIC
     return hosts.scatter_plan(*summed(scatter, pairs, ranks), scatter.dtype, ranks, jax)

@@ -9,6 +9,7 @@ Sets of axes are sorted, so that a program is lowered to the same text in every 
 
 from collections.abc import Hashable, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,11 @@ def device_kind() -> str | None:
     """The `device_kind` of the mesh's devices; None if it is not known."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     return getattr(device, "device_kind", None)
+
+
+def type_in_words(x: Any) -> str:
+    """The dtype and the shape of an array: "float32[8,2]"."""
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
 
 
 def varying(x: Array, axes: Sequence[Hashable]) -> Array:

@@ -18,8 +18,8 @@ from sent import price
 from support import make_mesh
 
 from ringcoll import Table, Tree, algorithms
+from ringcoll.choose.collectives import adds_by_tree
 from ringcoll.choose.table import LAX, TableRow
-from ringcoll.collectives.choice import adds_by_tree
 
 SUMS = ("psum", "pmean", "psum_scatter")
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")

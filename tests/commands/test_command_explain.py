@@ -1,15 +1,16 @@
-"""`python -m ringcoll explain`: every algorithm says what it is and when to choose it."""
+"""`python -m ringcoll explain`: what an algorithm is, and when to choose it; plans of a program."""
 
 import os
 import subprocess
 import sys
 
 import pytest
-from support import HERE
+from support import HERE, make_mesh
 
 from ringcoll.__main__ import main
 from ringcoll.commands.explain import LISTS, about
 from ringcoll.draw.source import paragraphs
+from ringcoll.overlap import topology
 
 pytestmark = pytest.mark.quick
 
@@ -78,3 +79,55 @@ def test_a_wire_prints_how_often_values_are_encoded(capsys):
         with pytest.raises(SystemExit):
             main(["explain", *of.split(), "--wire", "int8"])
         assert words in capsys.readouterr().err
+
+
+OWN = """
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+import ringcoll
+
+
+def program(mesh):
+    total = lambda x: ringcoll.psum(x, "x", algorithm="ring")
+    operand = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=NamedSharding(mesh, P("x")))
+    return jax.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P()), (operand,)
+
+
+def does_not_trace(mesh):
+    return lambda x: x @ x, (jax.ShapeDtypeStruct((2, 3), jnp.float32),)
+
+
+def no_program(mesh):
+    return mesh
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A module of programs; topologies are eight devices of this process."""
+    (tmp_path / "explained.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(topology, "mesh", lambda name, **axes: make_mesh(8))
+    return "explained"
+
+
+def test_a_program_prints_its_plans(capsys, own):
+    assert main(["explain", "--function", f"{own}:program", "--topology", "v5e:4x2"]) == 0
+    assert capsys.readouterr().out == "psum over x=8, float32[1,4]: ring: named in the call\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("ring --function {own}:program", "--function: a program has plans, not an algorithm;"),
+        ("--function {own}:does_not_trace", "cannot trace it: TypeError: dot_general requires"),
+        ("--function {own}:no_program", "return a function and a tuple of its operands"),
+        ("--function {own}:none", "'explained' has no 'none'"),
+    ],
+)
+def test_what_is_no_program_is_refused_in_a_line(capsys, own, arguments, words):
+    with pytest.raises(SystemExit, match="2"):
+        main(["explain", *arguments.format(own=own).split()])
+    assert words in capsys.readouterr().err.splitlines()[-1]

@@ -278,7 +278,8 @@ def test_processes_of_one_host_have_the_form_of_one_process(monkeypatch):
 
     def call(x):
         tpus, between = map(Plan, ("bidirectional_ring", "two_ended"))
-        return by_platform(("x",), tpus, between, lambda plan, x: x + numbers[plan.algorithm], x)
+        run = lambda plan, x: x + numbers[plan.algorithm]  # noqa: E731
+        return by_platform("call", ("x",), tpus, between, run, x)
 
     run = jax.shard_map(call, mesh=make_mesh(2), in_specs=P(), out_specs=P())
     assert jax.jit(run)(jnp.float32(0)) == 2
