@@ -134,13 +134,14 @@ def reduce_plans(
 ) -> list[Plan]:
     """The plans of a sum of matmuls by a schedule: each block at once or, if possible, by turns.
 
-    By turns, a matmul adds to the sum that arrived, and only half of the first one hides nothing.
-    But twice as many matmuls read what is not cut.
+    By turns, a matmul reads and writes the sum that arrived, and only half of the first matmul hides
+    nothing. But twice as many matmuls read what is not cut.
     """
     of_rounds = rounds_on(schedule, model.axes)
     adding = (schedule.size - 1) * model.gamma * block_bytes
     plans = [Plan(name, overlapped_seconds([work], block_bytes, model, of_rounds) + adding)]
     if only_forwards(schedule):
-        halves = overlapped_seconds([work], block_bytes, model, by_turns(of_rounds))
+        adds = [replace(work, summed=block_bytes / 2)]
+        halves = overlapped_seconds(adds, block_bytes, model, by_turns(of_rounds))
         plans.append(Plan(name, halves, by_turns=True))
     return plans
