@@ -19,11 +19,8 @@ T = TypeVar("T")
 
 #: Here the built-in collective runs. The devices of a CPU share its cores, so within a process
 #: nothing can be hidden; GPUs send slowly by permutes.
-PLAIN_ON = {
-    "cpu": Plan(LAX, why="devices of a CPU process share its cores"),
-    "cuda": Plan(LAX, why="GPUs send slowly by permutes"),
-    "rocm": Plan(LAX, why="GPUs send slowly by permutes"),
-}
+PLAIN_ON = ("cpu", "cuda", "rocm")
+PLAIN = Plan(LAX, why="CPUs and GPUs hide no messages under matmuls")
 
 
 def by_plan(
@@ -54,15 +51,15 @@ def by_platform(
     """
 
     def plan_on(platform: str, hosts: int) -> Plan:
-        return between if platform == "cpu" and hosts > 1 else PLAIN_ON.get(platform, plan)
+        if platform == "cpu" and hosts > 1:
+            return between
+        return PLAIN if platform in PLAIN_ON else plan
 
     operands = noted_when_lowered(call, axes, operands, plan_on)
     is_plain = plan.algorithm == LAX and plan.in_place is None
-    alone = {} if is_plain else PLAIN_ON
-    others = {platform: partial(run, of_one) for platform, of_one in alone.items()}
+    others = {} if is_plain else dict.fromkeys(PLAIN_ON, partial(run, PLAIN))
     if between.algorithm != LAX and are_cpu_processes():
-        within = partial(run, PLAIN_ON["cpu"])
-        others["cpu"] = partial(by_hosts, axes, within, partial(run, between))
+        others["cpu"] = partial(by_hosts, axes, partial(run, PLAIN), partial(run, between))
     if not others:
         return run(plan, *operands)
     return lax.platform_dependent(*operands, default=partial(run, plan), **others)

@@ -67,12 +67,12 @@ PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     },
     "no barriers": {(barriers, "device_kind"): lambda: None},
     "late products": {  # the last of several, computed from the whole gathered factor
-        (forms, "PLAIN_ON"): {},
+        (forms, "PLAIN_ON"): (),
         (plans, "to_gather"): lambda gather, *_: Plan(HALVES, late=(len(gather.products) - 1,)),
         (plans, "to_scatter"): lambda *_, **__: Plan(HALVES),
     },
     "rows travel": {
-        (forms, "PLAIN_ON"): {},
+        (forms, "PLAIN_ON"): (),
         (overlapped, "device_kind"): lambda: "TPU v5e",
         (plans, "cheapest"): with_rows,
     },
