@@ -4,7 +4,6 @@ The ranks wait for each other in every round of a gather, so a round takes as lo
 the most tiles. Built-in collectives run before and after all compute.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -81,7 +80,7 @@ def _seconds(
 ) -> float:
     """Seconds of the tiles, and of a gather of keys: `keys` bytes of each rank."""
 
-    def most(offsets: Iterable[int]) -> int:  # tiles of the busiest rank
+    def most(offsets: list[int]) -> int:  # tiles of the busiest rank
         of_ranks = zip(*map(tiles.counted, offsets), strict=True)
         return int(max(map(sum, of_ranks)))
 
