@@ -29,6 +29,8 @@ class Plan:
         by_turns: for a sum of matmuls, whether it is computed in two halves by turns.
         in_place: if the rows of the other factor travel in place of the gathered one, the plan of
             the matmul with these rows.
+        exchanged: for attention, the indices of the axes over which all-to-alls exchange positions
+            for heads; the algorithm gathers over the others.
     """
 
     algorithm: Algorithm = LAX
@@ -37,6 +39,7 @@ class Plan:
     late: tuple[int, ...] = ()
     by_turns: bool = False
     in_place: "Plan | None" = None
+    exchanged: tuple[int, ...] = ()
 
     @property
     def form(self) -> str:
@@ -47,7 +50,8 @@ class Plan:
         if not isinstance(name, str):
             name = getattr(name, "__name__", "given")
         sums = ", sums at the end" if self.late else ""
-        return name + sums + (", by turns" if self.by_turns else "")
+        over = f", heads exchanged over axes {self.exchanged}" if self.exchanged else ""
+        return name + sums + (", by turns" if self.by_turns else "") + over
 
     def __str__(self) -> str:
         return f"{self.form}: {self.why}" if self.why else self.form
@@ -57,21 +61,22 @@ class Plan:
 SYMBOLIC: Final = Plan(LAX, why="sizes are symbols")
 
 
-def cheapest(plans: Iterable[Plan]) -> Plan:
+def cheapest(plans: Iterable[Plan], error: float = ERROR) -> Plan:
     """The plan with the lowest price; the built-in, if it is within the error of the price.
+
+    If several plans cost the same, the first one is taken.
 
     >>> from ringcoll.choose.plan import Plan, cheapest
     >>> print(cheapest([Plan("lax", 2e-3), Plan("ring", 1.5e-3), Plan("two_ended", 1e-3)]))
     two_ended: 1 ms; ring 1.5 ms
     """
-    ranked = sorted(plans, key=_compared)
+
+    def compared(plan: Plan) -> float:
+        is_built_in = plan.algorithm == LAX and plan.in_place is None
+        return plan.seconds / error if is_built_in else plan.seconds
+
+    ranked = sorted(plans, key=compared)
     first, *others = ranked
     words = [seconds_in_words(first.seconds)]
     words += [f"{other.form} {seconds_in_words(other.seconds)}" for other in others[:1]]
     return replace(first, why="; ".join(words))
-
-
-def _compared(plan: Plan) -> float:
-    seconds = plan.seconds
-    is_built_in = plan.algorithm == LAX and plan.in_place is None
-    return seconds / ERROR if is_built_in else seconds

@@ -11,7 +11,6 @@ from operations import hops
 from support import make_mesh
 
 from ringcoll.layers import tensor_parallel as tp
-from ringcoll.matmuls import auto
 
 N, D, F, S = 4, 8, 16, 8
 BUILT_IN = re.compile(r"\b(all_gather|psum|reduce_scatter|all_to_all)(_invariant)?\[")
@@ -31,14 +30,14 @@ LAYERS = {
 }
 
 
-def traced(layer, params, sequence_parallel, gradients, algorithm="ring"):
+def traced(layer, params, sequence_parallel, gradients):
     """The program of a layer on four ranks, and of its gradients."""
     mesh, specs = make_mesh(N), tp.partition_specs(params, "x")
     x = jax.ShapeDtypeStruct((2, S, D), jnp.float32)
     data = P(None, "x" if sequence_parallel else None)
 
     def call(params, x):
-        return layer(params, x, "x", sequence_parallel=sequence_parallel, algorithm=algorithm)
+        return layer(params, x, "x", sequence_parallel=sequence_parallel, algorithm="ring")
 
     def both(params, x):
         y, pull_back = jax.vjp(call, params, x)
@@ -68,29 +67,6 @@ def test_a_layer_goes_round_twice_each_way(name, sequence_parallel):
         program = traced(*LAYERS[name], sequence_parallel, gradients)
         assert rounds(program) == times
         assert not BUILT_IN.search(str(program))
-
-
-def alone(params, x, axis_name, **how):
-    """Nothing but a `row_linear`."""
-    return tp.row_linear(params, jnp.tile(x, (1, N, 1)), axis_name, **how)
-
-
-@pytest.mark.parametrize(
-    ("layer", "params", "follows"),
-    [*((*layer, True) for layer in LAYERS.values()), (alone, abstract(kernel=(D, F)), False)],
-    ids=[*LAYERS, "row_linear"],
-)
-def test_auto_knows_whether_other_work_comes_before_a_scatter(layer, params, follows, monkeypatch):
-    """Compilers fetch the weight of the scatter meanwhile."""
-    seen = []
-
-    def to_scatter(scatter, *_):
-        seen.append(scatter.follows)
-        return "lax"
-
-    monkeypatch.setattr(auto, "to_scatter", to_scatter)
-    traced(layer, params, True, gradients=False, algorithm="auto")
-    assert seen == [follows]
 
 
 def test_gradients_are_summed_while_that_of_a_call_is_computed():

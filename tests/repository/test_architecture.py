@@ -44,11 +44,11 @@ ROOMS = (
 #: Rooms and modules that know no JAX.
 WITHOUT_JAX = (
     *("io", "web", "ipython", "schedules", "algorithms", "costs", "choose", "draw", "formats"),
-    *("matmuls.labels", "matmuls.work"),
-    *("matmuls.auto", "matmuls.auto_hosts"),
+    *(f"matmuls.{name}" for name in ("exchange", "labels", "plans", "work")),
 )
-#: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient.
-LAYERS_KNOW = ("layers", "collectives", "matmuls", "runtime.value_types")
+#: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient; and
+#: what an algorithm may be.
+LAYERS_KNOW = ("layers", "choose.table", "collectives", "matmuls", "runtime.value_types")
 #: The layers that have rounds, and prices, of their own.
 WITH_ROUNDS = (
     *(f"layers.context_parallel.{name}" for name in ("auto", "overlapped", "visits")),

@@ -40,7 +40,7 @@ from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
-from ringcoll.layers.context_parallel.auto import ULYSSES, AttentionShape, fastest
+from ringcoll.layers.context_parallel.auto import ULYSSES, Attention, fastest
 from ringcoll.layers.context_parallel.layouts import LAYOUTS, PARTS, positions
 from ringcoll.layers.context_parallel.overlapped import attend
 from ringcoll.layers.context_parallel.tiles import NOWHERE, Mask
@@ -124,8 +124,11 @@ def attention(
     per_axis = _per_axis(call, algorithm)
     if per_axis is None:
         (batch, length, heads, d), groups = q.shape, k.shape[2]
-        shape = AttentionShape(batch, length, heads, groups, d, v.shape[3], q.dtype.itemsize)
-        per_axis = fastest(shape, mask, layout, sizes, device_kind())
+        shape = batch, length, heads, groups, (d, v.shape[3]), q.dtype.itemsize
+        plan = fastest(Attention(sizes, layout, mask, *shape), device_kind())
+        per_axis = tuple(
+            ULYSSES if i in plan.exchanged else plan.algorithm for i in range(len(sizes))
+        )
     exchanged = tuple(i for i, name in enumerate(per_axis) if name == ULYSSES)
     gathers = [name for name in per_axis if name != ULYSSES]
     gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)

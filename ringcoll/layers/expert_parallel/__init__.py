@@ -9,7 +9,7 @@ token is dropped, however uneven the choice is. `algorithm` is how tokens get to
   tokens, the next block arrives, and the sums of the previous block travel back;
 - "ragged_all_to_all": a token travels only to the ranks of its experts, once for each expert, and
   each result travels back. These are fewer bytes if n is much larger than `top_k`;
-- "auto": on TPUs the fastest by `ringcoll.layers.expert_parallel.auto` for these shapes; elsewhere
+- "auto": on TPUs the cheapest by `ringcoll.layers.expert_parallel.auto` for these shapes; elsewhere
   "gather".
 
 Gradients are those of the same layer on one device, for tokens, router and experts. As for
@@ -37,7 +37,7 @@ from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
-from ringcoll.layers.expert_parallel.auto import GATHER, RAGGED, RINGS, Mixture, fastest, halves_pay
+from ringcoll.layers.expert_parallel.auto import GATHER, RAGGED, RINGS, Mixture, fastest
 from ringcoll.layers.expert_parallel.experts import (
     Experts,
     Kernel,
@@ -169,14 +169,16 @@ def moe(
     routing = route(tokens, router, axes, top_k, normalize)
     tokens, _ = typed_alike([tokens, router], axes)
     count, d, f = own.gate.shape
-    mixture, kind = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize), device_kind()
-    form = fastest(mixture, kind) if algorithm == "auto" else algorithm
+    form: Any = algorithm
+    if algorithm == "auto":
+        mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
+        form = fastest(mixture, device_kind()).algorithm
     if form == GATHER:
         y = _by_gather(tokens, routing, own, axes, max_send)
     elif form == RAGGED:
         y = _by_ragged_all_to_all(tokens, routing, own, axes, max_send)
     else:
-        y = by_ring(tokens, routing, own, axes, max_send, form, halves_pay(mixture, kind))
+        y = by_ring(tokens, routing, own, axes, max_send, form)
     return Routed(y.reshape(x.shape), routing.balance_loss)
 
 

@@ -41,19 +41,13 @@ def by_ring(
     axes: tuple[Any, ...],
     max_send: int | None,
     algorithm: str,
-    halves_pay: bool,
 ) -> Array:
-    """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`.
-
-    `halves_pay`: whether it is faster to multiply the parts of a round separately.
-    """
+    """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`."""
     operands = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
     x, ids, weights, *own = typed_alike(operands, axes)
     table = all_gather((weights, ids), axes, axis=0)  # [n, t, k]
     options = {name: getattr(experts, name) for name in ("activation", "precision", "kernel")}
-    # Without a bound, every product makes a gradient of the weights, so fewer products are better.
-    apart = halves_pay and max_send is not None
-    ring = _Ring(axes, algorithm, max_send, max(len(x), 1), partial(Experts, **options), apart)
+    ring = _Ring(axes, algorithm, max_send, max(len(x), 1), partial(Experts, **options))
     return _mixed(ring, x, *table, tuple(own))
 
 
@@ -65,7 +59,6 @@ class _Ring:
         axes, algorithm, max_send: as for `moe`.
         tokens: the number of tokens of a rank, or 1 if it has none.
         experts: makes `Experts` from weights.
-        apart: whether the parts of a round are multiplied separately.
     """
 
     axes: tuple[Any, ...]
@@ -73,10 +66,9 @@ class _Ring:
     max_send: int | None
     tokens: int
     experts: Callable[..., Experts]
-    apart: bool
 
     def tour(self, x: Array, make: Callable[..., Any], carry: Any = None) -> tuple[Any, Array]:
-        """Bring the tokens of all ranks to `make`: a round in one array, or part by part."""
+        """Bring the tokens of all ranks to `make`, those of a round in one array."""
 
         def joined(carry: Any, parts: Sequence[Part]) -> tuple[Any, Sequence[Array]]:
             ends = np.cumsum([len(x) for x, _, _ in parts])
@@ -85,14 +77,7 @@ class _Ring:
             carry, results = make(carry, together, where)
             return carry, jnp.split(results, ends[:-1])
 
-        def apart(carry: Any, parts: Sequence[Part]) -> tuple[Any, Sequence[Array]]:
-            results = list[Array]()
-            for part in parts:
-                carry, of_part = joined(carry, [part])
-                results += of_part
-            return carry, results
-
-        return sum_by_tour(x, apart if self.apart else joined, self.axes, self.algorithm, carry)
+        return sum_by_tour(x, joined, self.axes, self.algorithm, carry)
 
     def work(self, where: Places, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
         """The weighted sums of this rank's experts' results for the tokens of a round."""
