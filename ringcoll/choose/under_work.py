@@ -134,7 +134,7 @@ def reduce_plans(
 ) -> list[Plan]:
     """The plans of a sum of matmuls by a schedule: each block at once or, if possible, by turns.
 
-    By turns, a matmul reads and writes the sum that arrived, and only half of the first matmul hides
+    By turns, a matmul reads and writes the sum that arrived, and only half of the first one hides
     nothing. But twice as many matmuls read what is not cut.
     """
     of_rounds = rounds_on(schedule, model.axes)

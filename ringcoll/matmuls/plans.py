@@ -42,7 +42,18 @@ def to_gather(
     """
     if not are_known(x, *others):
         return SYMBOLIC
-    return cheapest(gather_forms(gather, x, others, sizes, model, may_exchange))
+    forms = gather_forms(gather, x, others, sizes, model, may_exchange)
+    plan = cheapest(forms)
+    if not (plan.in_place and gather.keeps):
+        return plan
+    (product,), (other,), n = gather.products, others, prod(sizes)
+    lengths = exchange.whole_sizes(gather, product, x, other, n)
+    ct = exchange.shape_of(lengths, product.out, product.dtype)
+    back = replace(gather, products=(Product(product.out, product.other, other.dtype),))
+    again, kept = _rows(back, x, ct, sizes, model), cheapest(forms[:-1])
+    late = built_in_seconds(works_of(gather, x, others, n), 0.0, n, model, 1, gathers=False)
+    longer = again.seconds if again else 0.0
+    return plan if plan.seconds + longer < kept.seconds + late else kept
 
 
 def gather_forms(
@@ -60,18 +71,7 @@ def gather_forms(
     # Several products share one gather, but rows would travel for each.
     may_exchange = may_exchange and len(sizes) == 1 == len(others) and not gather.wire
     rows = _rows(gather, x, others[0], sizes, model) if may_exchange else None
-    if rows is None:
-        return plans
-    if gather.keeps:
-        (product,), (other,) = gather.products, others
-        lengths = exchange.whole_sizes(gather, product, x, other, n)
-        ct = exchange.shape_of(lengths, product.out, product.dtype)
-        back = replace(gather, products=(Product(product.out, product.other, other.dtype),))
-        again = _rows(back, x, ct, sizes, model)
-        late = built_in_seconds(works, 0.0, n, model, 1, gathers=False)
-        plans = [replace(plan, seconds=plan.seconds + late) for plan in plans]
-        rows = replace(rows, seconds=rows.seconds + (again.seconds if again else 0.0))
-    return [*plans, rows]
+    return plans if rows is None else [*plans, rows]
 
 
 def _rows(gather: Gather, x: Any, other: Any, sizes: tuple[int, ...], model: Model) -> Plan | None:

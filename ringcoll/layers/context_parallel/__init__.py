@@ -46,6 +46,7 @@ from ringcoll.layers.context_parallel.overlapped import attend
 from ringcoll.layers.context_parallel.tiles import NOWHERE, Mask
 from ringcoll.layers.context_parallel.visits import AttentionOptions, BlockMask, Kernel
 from ringcoll.layers.parameters import refusal
+from ringcoll.runtime.scopes import noted_when_lowered
 from ringcoll.runtime.value_types import device_kind, explicit_spec, typed_alike
 
 __all__ = ["ULYSSES", "BlockMask", "arrange", "attention", "position_ids", "restore"]
@@ -126,6 +127,7 @@ def attention(
         (batch, length, heads, d), groups = q.shape, k.shape[2]
         shape = batch, length, heads, groups, (d, v.shape[3]), q.dtype.itemsize
         plan = fastest(Attention(sizes, layout, mask, *shape), device_kind())
+        q, k, v = noted_when_lowered("attention", call.axes, (q, k, v), lambda *_: plan)
         per_axis = tuple(
             ULYSSES if i in plan.exchanged else plan.algorithm for i in range(len(sizes))
         )

@@ -53,6 +53,7 @@ from ringcoll.layers.expert_parallel.ring import by_ring
 from ringcoll.layers.expert_parallel.routing import Routing, route
 from ringcoll.layers.parameters import array_of, refusal, shard
 from ringcoll.layers.replicas import copied
+from ringcoll.runtime.scopes import noted_when_lowered
 from ringcoll.runtime.value_types import device_kind, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
@@ -172,7 +173,9 @@ def moe(
     form: Any = algorithm
     if algorithm == "auto":
         mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
-        form = fastest(mixture, device_kind()).algorithm
+        plan = fastest(mixture, device_kind())
+        tokens = noted_when_lowered("moe", axes, tokens, lambda *_: plan)
+        form = plan.algorithm
     if form == GATHER:
         y = _by_gather(tokens, routing, own, axes, max_send)
     elif form == RAGGED:
