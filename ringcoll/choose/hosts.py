@@ -1,6 +1,7 @@
 """Plans of a collective together with matmuls between hosts on CPU: a ring or the built-in."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ringcoll.choose.plan import Plan, cheapest
@@ -40,8 +41,9 @@ def scatter_plan(work: Work, block_bytes: int, dtype: Any, ranks: int, jax: str)
     """
     if version(jax) < (0, 11):
         return Plan(RING, why="before jax 0.11 the built-in sum between hosts may be wrong")
+    in_place = replace(work, sliced=0.0)  # a CPU reads rows where they are
     # gloo's reduce-scatter sends twice the bytes of the ring.
-    return _cheaper([work], block_bytes, 2 * _widened(dtype), ranks)
+    return _cheaper([in_place], block_bytes, 2 * _widened(dtype), ranks)
 
 
 def _cheaper(works: Sequence[Work], shard_bytes: float, widened: int, ranks: int) -> Plan:

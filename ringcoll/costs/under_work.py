@@ -166,7 +166,10 @@ def built_in_seconds(
     """
     wire = (ranks - 1) * model.beta * ratio * shard_bytes / ways
     wire += (1 + ranks) * shard_bytes * (1 + ratio) * model.memory if ratio < 1 else 0.0
-    whole = [replace(work, again=work.again + work.sliced) for work in works]
+    if gathers:
+        whole = [replace(work, again=work.again + work.sliced) for work in works]
+    else:
+        whole = [replace(work, once=work.once + work.sliced) for work in works]
     read = sum(work.again for work in whole)
     is_near = model.holds(read)
     fetch = is_near * read * model.memory

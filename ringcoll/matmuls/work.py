@@ -33,16 +33,16 @@ def works_of(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[
 
 def summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tuple[Work, int]:
     """The work of a sum of products, and the bytes of a rank's block of it."""
-    flops, block, once, again = 0, 0, 0, 0
+    flops, block, sliced, again = 0, 0, 0, 0
     for (a, b), pair in zip(scatter.terms, pairs, strict=True):
         sizes: dict[str, int] = {}
         for labels, x in zip((a, b), pair, strict=True):
             sizes |= zip(labels, x.shape, strict=True)
             is_sliced = scatter.label in labels
-            once, again = once + is_sliced * nbytes(x), again + (not is_sliced) * nbytes(x)
+            sliced, again = sliced + is_sliced * nbytes(x), again + (not is_sliced) * nbytes(x)
         flops += 2 * prod(sizes.values())
         block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
-    return Work(flops, once + ranks * block, again), block
+    return Work(flops, once=ranks * block, again=again, sliced=sliced), block
 
 
 def nbytes(x: Any) -> int:
