@@ -142,6 +142,19 @@ def shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
+def matmul_sizes(text: str) -> tuple[int, int, int]:
+    """Read the sizes m, k and f of a matmul.
+
+    Raises:
+        argparse.ArgumentTypeError: they are not three sizes above 0.
+    """
+    sizes = shape(text)
+    if len(sizes) != 3:
+        raise argparse.ArgumentTypeError(f"{text!r} does not have three sizes; write MxKxF")
+    m, k, f = sizes
+    return m, k, f
+
+
 def ranks(text: str) -> tuple[int, ...]:
     """Read a shape of at most `MOST_RANKS` ranks.
 

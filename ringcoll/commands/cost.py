@@ -6,13 +6,16 @@
     python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --network ethernet100
     python -m ringcoll cost all_gather --device mine.json --algorithm lax,ring --json
     python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule
+    python -m ringcoll cost all_gather_matmul --shape 8192x8192x28672 -n 8 --device v5e
+    python -m ringcoll cost matmul_reduce_scatter --draw where.svg
 
 B is the size in bytes as nccl-tests counts it: the operand or the result of a rank, whichever is
 larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand of 8M. In formulas,
 alpha is seconds per message, hop seconds per link that a message passes, beta seconds per byte on
 the busiest link, and gamma seconds per byte added. `lax` is the built-in, whose price comes from
 published measurements if there are any. Nothing is measured here; `python -m benchmarks measured`
-compares prices with measurements.
+compares prices with measurements. For a matmul with a collective, the table is the one whose
+cheapest line "auto" runs on TPUs, without gradients.
 """
 
 import argparse
@@ -23,7 +26,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ringcoll.commands import arguments
+from ringcoll.commands import arguments, cost_matmul
 from ringcoll.costs import encoding, machines
 from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.machines import MACHINES, Device
@@ -45,6 +48,12 @@ from ringcoll.schedules.registry import (
 
 #: The range of bytes over which the fastest algorithm is printed.
 LEAST, MOST = 2**10, 2**32
+#: The sizes, if none are given.
+_BYTES = [2**26]
+#: The options that a matmul does not take.
+_NOT_OF_MATMULS = (
+    *("bytes", "algorithm", "function", "hosts", "network", "closed", "ports", "formulas"),
+)
 #: Bytes of an element of bfloat16, which --wire replaces by codes.
 _ITEMSIZE = 2
 
@@ -69,7 +78,7 @@ class Priced(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
-    known = [*COLLECTIVES, TOUR, PERMUTE, *ALIASES]
+    known = [*COLLECTIVES, TOUR, PERMUTE, *ALIASES, *cost_matmul.NAMES]
     add(
         "collective",
         type=arguments.collective,
@@ -80,7 +89,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--bytes",
         type=arguments.sizes,
-        default="64M",
         metavar="LIST",
         help=f"B, the sizes; one table for each (64M); {arguments.SIZES}",
     )
@@ -131,6 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "print the formula of each algorithm too"
     printed.add_argument("--formulas", action="store_true", help=what)
     printed.add_argument("--json", action="store_true", help="print JSON")
+    cost_matmul.add_arguments(parser)
 
 
 def _device(name: str) -> Device:
@@ -150,6 +159,9 @@ def run(args: argparse.Namespace) -> int:
     collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
+        _check_options(args)
+        if args.collective in cost_matmul.NAMES:
+            return cost_matmul.run(args, _device_with_options(args))
         algorithms = _algorithms(args, collective)
         wire = arguments.wire(args.wire, args.collective)
         options = {name: getattr(args, name) for name in ("hosts", "network", "closed", "ports")}
@@ -169,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
             "bytes of bfloat16. Multiply B in a formula by this. Times include the work to encode, "
             "decode and add"
         )
-    for nbytes in args.bytes:
+    for nbytes in args.bytes or _BYTES:
         lines += ["", f"{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest"]
         lines += _table(rows, algorithms, nbytes)
     lines += ["", f"fastest from {bytes_in_words(LEAST)} to {bytes_in_words(MOST)}"]
@@ -180,6 +192,18 @@ def run(args: argparse.Namespace) -> int:
         lines += _formulas(collective, algorithms, rows)
     print(*wrapped(lines), sep="\n")
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse what only matmuls take, or what they do not take.
+
+    Raises:
+        ValueError: the collective does not take an option.
+    """
+    is_matmul = args.collective in cost_matmul.NAMES
+    for name in _NOT_OF_MATMULS if is_matmul else cost_matmul.OPTIONS:
+        if getattr(args, name) not in (None, False):
+            raise ValueError(f"--{name}: {args.collective} does not take it; leave it out")
 
 
 def _algorithms(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
@@ -265,7 +289,7 @@ def _price_all(
 
 def _as_json(args: argparse.Namespace, rows: Sequence[Priced]) -> Iterator[dict[str, Any]]:
     """The seconds of each algorithm, for each number of ranks and size."""
-    for nbytes in args.bytes:
+    for nbytes in args.bytes or _BYTES:
         for row in rows:
             for name, seconds in row.seconds.items():
                 yield {

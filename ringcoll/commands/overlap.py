@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shape = "x".join(map(str, SIZES))
     parser.add_argument(
         "--shape",
-        type=_three_sizes,
+        type=arguments.matmul_sizes,
         default=shape,
         metavar="MxKxF",
         help="the shape of an example: [M, K] @ [K, F], or [M, F] @ [F, K] (default: %(default)s)",
@@ -293,14 +293,6 @@ def axes(text: str) -> dict[str, int]:
     if len({name for name, _, _ in parts}) < len(parts):
         raise argparse.ArgumentTypeError(f"{text!r} names an axis twice; write x=4,y=2")
     return {name: int(size) for name, _, size in parts}
-
-
-def _three_sizes(text: str) -> tuple[int, int, int]:
-    sizes = arguments.shape(text)
-    if len(sizes) != 3:
-        raise argparse.ArgumentTypeError(f"{text!r} does not have three sizes; write MxKxF")
-    m, k, f = sizes
-    return m, k, f
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -50,10 +50,10 @@ def to_gather(
     lengths = exchange.whole_sizes(gather, product, x, other, n)
     ct = exchange.shape_of(lengths, product.out, product.dtype)
     back = replace(gather, products=(Product(product.out, product.other, other.dtype),))
-    again, kept = _rows(back, x, ct, sizes, model), cheapest(forms[:-1])
+    again = min((form.seconds for form in _rows(back, x, ct, sizes, model)), default=0.0)
     late = built_in_seconds(works_of(gather, x, others, n), 0.0, n, model, 1, gathers=False)
-    longer = again.seconds if again else 0.0
-    return plan if plan.seconds + longer < kept.seconds + late else kept
+    kept = cheapest(form for form in forms if not form.in_place)
+    return plan if plan.seconds + again < kept.seconds + late else kept
 
 
 def gather_forms(
@@ -70,23 +70,23 @@ def gather_forms(
     plans = gather_plans(works, nbytes(x), sizes, model, sent)
     # Several products share one gather, but rows would travel for each.
     may_exchange = may_exchange and len(sizes) == 1 == len(others) and not gather.wire
-    rows = _rows(gather, x, others[0], sizes, model) if may_exchange else None
-    return plans if rows is None else [*plans, rows]
+    rows = _rows(gather, x, others[0], sizes, model) if may_exchange else []
+    return plans + rows
 
 
-def _rows(gather: Gather, x: Any, other: Any, sizes: tuple[int, ...], model: Model) -> Plan | None:
-    """The plan in which x stays and rows travel; None if that is not possible."""
+def _rows(gather: Gather, x: Any, other: Any, sizes: tuple[int, ...], model: Model) -> list[Plan]:
+    """The forms in which x stays and rows travel; none if that is not possible."""
     (product,), n = gather.products, prod(sizes)
     in_place = exchange.in_place_of(gather, product, other)
     if in_place is None:
-        return None
+        return []
     sent, factor = exchange.exchanged(gather, product, x, other, in_place, n)
     if isinstance(in_place, Scatter):
-        then = to_scatter(in_place, [(x, factor)], sizes, model)
+        then = scatter_forms(in_place, [(x, factor)], sizes, model)
     else:
-        then = to_gather(in_place, factor, [x], sizes, model, may_exchange=False)
-    seconds = all_to_all_seconds(nbytes(sent), n, model) + then.seconds
-    return Plan(then.algorithm, seconds, in_place=then)
+        then = gather_forms(in_place, factor, [x], sizes, model, may_exchange=False)
+    swap = all_to_all_seconds(nbytes(sent), n, model)
+    return [Plan(one.algorithm, swap + one.seconds, in_place=one) for one in then]
 
 
 def to_scatter(
@@ -99,8 +99,15 @@ def to_scatter(
     """The plan of a scattered sum of products on TPUs; arguments as for `to_gather`."""
     if not are_known(*(x for pair in pairs for x in pair)):
         return SYMBOLIC
-    plans = scatter_plans(*summed(scatter, pairs, prod(sizes)), sizes, model)
+    plans = scatter_forms(scatter, pairs, sizes, model)
     return cheapest(plans if may_be_built_in else plans[1:])
+
+
+def scatter_forms(
+    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], sizes: tuple[int, ...], model: Model
+) -> list[Plan]:
+    """The forms of a scattered sum, with their prices; arguments as for `to_gather`."""
+    return scatter_plans(*summed(scatter, pairs, prod(sizes)), sizes, model)
 
 
 def by_schedule(

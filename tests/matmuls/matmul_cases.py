@@ -50,7 +50,7 @@ HALVES = "bidirectional_ring"
 def with_rows(forms: Any) -> Plan:
     """The form in which rows travel, if there is one."""
     found = [*forms]
-    return next((plan for plan in found if plan.in_place), None) or cheapest(found)
+    return cheapest([plan for plan in found if plan.in_place] or found)
 
 
 def turns_if_possible(scatter: Any, pairs: Any, schedule: Schedule, given: Any, *_: Any) -> Plan:

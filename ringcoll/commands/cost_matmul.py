@@ -1,0 +1,230 @@
+"""The forms of a matmul with a collective and their prices, as `cost` prints and draws them.
+
+The plans are those that "auto" compares. What a price consists of is read off two more machines: on
+one the wire takes no time, on the other everything but the wire.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from ringcoll.choose.plan import Plan, cheapest
+from ringcoll.choose.table import LAX
+from ringcoll.choose.under_work import neighbours
+from ringcoll.commands import arguments
+from ringcoll.commands.overlap_examples import SIZES
+from ringcoll.costs.machines import DEVICES, Device
+from ringcoll.costs.model import Model
+from ringcoll.costs.wire import Wire
+from ringcoll.draw.winners import as_winners
+from ringcoll.io import files
+from ringcoll.io.text import aligned, seconds_in_words, wrapped
+from ringcoll.matmuls import plans
+from ringcoll.matmuls.exchange import Shape
+from ringcoll.matmuls.labels import Gather, Product, Scatter
+
+GATHER, SUM = "all_gather_matmul", "matmul_reduce_scatter"
+NAMES = GATHER, SUM
+#: The options that only matmuls take.
+OPTIONS = "shape", "operand", "dimension", "draw"
+#: The chips of a picture, and its rows and columns: the multiples of the number of ranks.
+CHIPS = "v5e", "v5p", "v6e", "tpu7x"
+_ROWS, _WIDTHS = [2**i for i in range(4, 13)], [2**i for i in range(6, 14)]
+
+_DTYPE = jnp.dtype(jnp.bfloat16)
+_FREE_WIRE = {"alpha": 0.0, "hop": 0.0, "beta": 0.0}
+_FREE_COMPUTE = {"delta": 0.0, "start": 0.0, "far": 0.0, "near": 0.0, "gamma": 0.0}
+_LEGEND = (
+    '* is what "auto" runs. hop: all messages, if nothing else took time. product: all the rest, '
+    "if messages took no time. exposed: the total less the product. The limit is the longer of two "
+    "times: of the whole product, and of the bytes of the collective over all links"
+)
+
+Sizes = tuple[int, int, int]  # m, k, f
+
+
+class Matmul(NamedTuple):
+    """A matmul with a collective, without its sizes.
+
+    Attributes:
+        name: `GATHER` or `SUM`.
+        operand, dimension: what is gathered, or the dimension that is scattered.
+        wire: what messages hold.
+        axes: the sizes of the axes of ranks.
+    """
+
+    name: str
+    operand: int
+    dimension: int
+    wire: Wire | None
+    axes: tuple[int, ...]
+
+    def forms(self, sizes: Sizes, model: Model) -> list[Plan]:
+        """The forms that "auto" compares, with their prices; the built-in is the first.
+
+        Raises:
+            ValueError: the number of ranks does not divide a size.
+        """
+        n, of_labels = prod(self.axes), dict(zip("mkf", sizes, strict=True))
+        if any(size % n for size in sizes):
+            shape = "x".join(map(str, sizes))
+            raise ValueError(f"--shape {shape}: {n} ranks do not divide it; give multiples of {n}")
+
+        def part(labels: str, cut: str) -> Shape:
+            """What a rank has of an operand that is cut along one label."""
+            return Shape(tuple(of_labels[c] // (n if c == cut else 1) for c in labels), _DTYPE)
+
+        if self.name == SUM:
+            scatter = Scatter("mk"[self.dimension], "mk", (("mf", "fk"),), _DTYPE)
+            pairs = [(part("mf", "f"), part("fk", "f"))]
+            return plans.scatter_forms(scatter, pairs, self.axes, model)
+        moving, other, cut = ("kf", "mk", "m") if self.operand else ("mk", "kf", "f")
+        label = moving[self.dimension]
+        gather = Gather(label, moving, (Product(other, "mf", _DTYPE),), self.wire)
+        shard, others = part(moving, label), [part(other, cut)]
+        return plans.gather_forms(gather, shard, others, self.axes, model)
+
+    def title(self, *sizes: Any) -> str:
+        """The call with operands of these sizes, in words."""
+        m, k, f = sizes
+        x, w = (
+            (f"[{m}, {f}]", f"[{f}, {k}]") if self.name == SUM else (f"[{m}, {k}]", f"[{k}, {f}]")
+        )
+        options = [f"operand={self.operand}"] * (self.name == GATHER)
+        options += [f"dimension={self.dimension}"]
+        options += [f"wire={self.wire.dtype!r}"] if self.wire else []
+        return f"{self.name}, x: {x}, w: {w}, {', '.join(options)}"
+
+
+class Line(NamedTuple):
+    """A line of the table. Times are in seconds; the built-in has no rounds."""
+
+    form: str
+    rounds: int | None
+    hop: float
+    product: float
+    exposed: float
+    total: float
+    of_the_limit: float
+    chosen: bool
+
+
+def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[Line]:
+    """A line for each form that "auto" compares, the cheapest first.
+
+    Raises:
+        ValueError: as `Matmul.forms`.
+    """
+    free_compute = replace(model, **_FREE_COMPUTE)
+    priced = matmul.forms(sizes, model)
+    products = matmul.forms(sizes, replace(model, **_FREE_WIRE))
+    hops = matmul.forms(sizes, free_compute)
+    # (A built-in sum that becomes an all-reduce has half of the links.)
+    wire, *_ = matmul.forms(sizes, replace(free_compute, all_reduces=0))
+    limit = max(wire.seconds, products[0].seconds)
+    chosen, schedules = cheapest(priced).form, neighbours(matmul.axes)
+    lines = [
+        Line(
+            plan.form,
+            None if plan.algorithm == LAX else len(schedules[plan.algorithm].rounds),
+            hop.seconds,
+            product.seconds,
+            plan.seconds - product.seconds,
+            plan.seconds,
+            plan.seconds / limit,
+            plan.form == chosen,
+        )
+        for plan, hop, product in zip(priced, hops, products, strict=True)
+    ]
+    return sorted(lines, key=lambda line: line.total)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what only matmuls take."""
+    add = parser.add_argument_group(f"of {GATHER} and {SUM}").add_argument
+    what = (
+        "the whole matmul, in bf16; each of n ranks computes 1/n of it. "
+        f"{GATHER}: x is [M, K], w is [K, F]; a rank has 1/n of the one that is gathered, and of "
+        f"the other its M/n rows (x) or F/n columns (w). {SUM}: x is [M, F], w is [F, K]; a rank "
+        f"has F/n of F, and gets 1/n of [M, K] (default: {'x'.join(map(str, SIZES))})"
+    )
+    add("--shape", type=arguments.matmul_sizes, metavar="MxKxF", help=what)
+    what = "which is gathered: 0 is x; 1 is w, as with FSDP (default: 0)"
+    add("--operand", type=int, choices=(0, 1), help=what)
+    what = "the dimension that is gathered or scattered (default: -2)"
+    add("--dimension", type=int, choices=(-1, -2), help=what)
+    what = f'draw what "auto" runs on {", ".join(CHIPS)}, by M and F, as SVG; K is that of --shape'
+    add("--draw", type=arguments.File, metavar="FILE", help=what)
+
+
+def run(args: argparse.Namespace, device: Device) -> int:
+    """Print the tables, or draw, and return the exit status.
+
+    Raises:
+        ValueError: the device is no TPU, or the arguments do not fit together.
+    """
+    if not device.model.axes:
+        cure = f"choose from {', '.join(CHIPS)}"
+        raise ValueError(f'--device {device.name}: "auto" runs the built-in there; {cure}')
+    if args.collective == SUM and args.operand is not None:
+        raise ValueError(f"--operand: {SUM} gathers nothing; leave it out")
+    wire = arguments.wire(args.wire, "all_gather" if args.collective == GATHER else SUM)
+    call = args.collective, args.operand or 0, args.dimension or -2, wire
+    matmuls = [Matmul(*call, axes) for axes in args.ranks]
+    sizes = args.shape or SIZES
+    if args.draw:
+        if len(matmuls) > 1:
+            raise ValueError("--draw: a picture has one number of ranks; give one with -n")
+        files.write(args.draw, picture(matmuls[0], sizes[1]))
+        return 0
+    tables = [(matmul, table(matmul, sizes, device.model)) for matmul in matmuls]
+    if args.json:
+        asked = {"matmul": args.collective, "operand": call[1], "dimension": call[2]}
+        asked |= {"shape": sizes, "device": device.name, "wire": args.wire}
+        rows = [
+            asked | {"ranks": matmul.axes} | line._asdict()
+            for matmul, lines in tables
+            for line in lines
+        ]
+        print(json.dumps(rows, indent=1))
+        return 0
+    for matmul, lines in tables:
+        on = f"{'x'.join(map(str, matmul.axes))} ranks of {device.name}"
+        print(*wrapped([f"{matmul.title(*sizes)}; on {on}"]), *_words(lines), "", sep="\n")
+    print(*wrapped([_LEGEND]), sep="\n")
+    return 0
+
+
+def _words(lines: Sequence[Line]) -> Iterator[str]:
+    """The table in words."""
+    rows = [
+        ("", "", "", "", "", "", "of the"),
+        ("algorithm", "rounds", "hop", "product", "exposed", "total ", "limit"),
+    ]
+    for line in lines:
+        times = map(seconds_in_words, (line.hop, line.product, line.exposed, line.total))
+        *parts, total = times
+        rounds = "-" if line.rounds is None else str(line.rounds)
+        mark = "*" if line.chosen else " "
+        rows.append((line.form, rounds, *parts, total + mark, f"{line.of_the_limit:.2f}"))
+    return aligned(rows)
+
+
+def picture(matmul: Matmul, k: int) -> str:
+    """SVG: what "auto" runs on each chip, for many m and f."""
+    n = prod(matmul.axes)
+    rows, widths = [n * i for i in reversed(_ROWS)], [n * i for i in _WIDTHS]
+
+    def chosen(m: int, f: int, model: Model) -> str:
+        return cheapest(matmul.forms((m, k, f), model)).form
+
+    panels = {
+        f"{n} {chip}": [[chosen(m, f, DEVICES[chip]) for f in widths] for m in rows]
+        for chip in CHIPS
+    }
+    return as_winners(matmul.title("m", k, "f"), panels, ("m", rows), ("f", widths))
