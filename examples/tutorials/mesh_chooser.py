@@ -14,8 +14,8 @@ trained by Adam in bfloat16 with float32 weights. It is assumed that:
   computed again for the gradient, so a step has the work of 4 forward passes;
 - `model` and `data` are closed rings of the torus, with the links of `ringcoll.costs.DEVICES`;
 - over `model`, activations are sharded by sequence: each of the four linear layers of a block has a
-  collective under its product, or before or after it if that is faster (`hidden_seconds` and
-  `bare_seconds` of `ringcoll.costs.matmul`);
+  collective under its product, or before or after it if that is faster (`overlapped_seconds` and
+  `built_in_seconds` of `ringcoll.costs.under_work`);
 - over `data`, gradients are summed in float32 by "bidirectional_ring" after the step, exposed; with
   --fsdp weights are gathered and gradients scattered under the products of the next block;
 - a device holds 16 bytes per weight (the weight, two moments, the gradient), a copy of the weights
@@ -27,8 +27,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ringcoll.algorithms import build
 from ringcoll.costs import DEVICES, Model, links, price, seconds
-from ringcoll.costs.matmul import Work, bare_seconds, hidden_seconds, rounds_of
+from ringcoll.costs.under_work import Work, built_in_seconds, overlapped_seconds, rounds
 from ringcoll.learn import show
 
 #: Bytes of memory of a device: docs.cloud.google.com/tpu/docs/v5e, v5p, v6e.
@@ -86,13 +87,14 @@ class Transformer:
         shard = 2 * share * of.width
         hop = machine.latency + machine.beta * shard / 2
         wire = 3 * of.layers * len(self.linears) * (model - 1) * hop
-        exposed, rounds = 0.0, rounds_of("bidirectional_ring", model)
+        exposed, halves = 0.0, rounds(build("all_gather", "bidirectional_ring", (model,)))
         for weights in self.linears if model > 1 else ():
             for times, works in ((2, 1), (1, 2)):
-                work = Work(works * 2 * share * weights)
-                hidden = hidden_seconds([work], shard, model, machine, rounds)
-                bare = bare_seconds([work], shard, model, machine, links(of.devices, machine))
-                over = min(hidden, bare) - work.flops * machine.delta
+                work = [Work(works * 2 * share * weights)]
+                alone = model, machine, links(of.devices, machine)
+                hidden = overlapped_seconds(work, shard, machine, halves)
+                bare = built_in_seconds(work, shard, *alone, gathers=True)
+                over = min(hidden, bare) - work[0].flops * machine.delta
                 exposed += times * of.layers * over
 
         # Along `data`: the sum of all gradients, or a block's messages under the next block.

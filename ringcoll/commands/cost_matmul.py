@@ -92,13 +92,11 @@ class Matmul(NamedTuple):
     def title(self, *sizes: Any) -> str:
         """The call with operands of these sizes, in words."""
         m, k, f = sizes
-        x, w = (
-            (f"[{m}, {f}]", f"[{f}, {k}]") if self.name == SUM else (f"[{m}, {k}]", f"[{k}, {f}]")
-        )
-        options = [f"operand={self.operand}"] * (self.name == GATHER)
-        options += [f"dimension={self.dimension}"]
-        options += [f"wire={self.wire.dtype!r}"] if self.wire else []
-        return f"{self.name}, x: {x}, w: {w}, {', '.join(options)}"
+        if self.name == SUM:
+            return f"{SUM}, x: [{m}, {f}], w: [{f}, {k}], scatter_dimension={self.dimension}"
+        wire = f", wire={self.wire.dtype!r}" if self.wire else ""
+        options = f"operand={self.operand}, dimension={self.dimension}{wire}"
+        return f"{GATHER}, x: [{m}, {k}], w: [{k}, {f}], {options}"
 
 
 class Line(NamedTuple):

@@ -71,6 +71,8 @@ def test_in_a_tour_sums_travel_home_beside_the_shards():
     assert list(tour_rounds(path)) == [(1, 0), *out, (0, 0), *home]
 
 
+#: As in a tour: the last round brings no shard.
+WITH_A_HOP_AT_THE_END = [Round(1, 0), Round(1, 1), Round(0, 2)]
 #: A message takes 1 second, and one more a byte; main memory takes one a byte.
 BARE = Model(alpha=1, beta=1, gamma=3, delta=1)
 #: The same with memory that matmuls read, of which 9 bytes are near.
