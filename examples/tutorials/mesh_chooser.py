@@ -27,7 +27,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringcoll.algorithms import build
+from ringcoll.algorithms import bidirectional_ring
 from ringcoll.costs import DEVICES, Model, links, price, seconds
 from ringcoll.costs.under_work import Work, built_in_seconds, overlapped_seconds, rounds
 from ringcoll.learn import show
@@ -85,16 +85,16 @@ class Transformer:
 
         # Along `model`: two forward passes, and a backward pass with twice the work.
         shard = 2 * share * of.width
-        hop = machine.latency + machine.beta * shard / 2
-        wire = 3 * of.layers * len(self.linears) * (model - 1) * hop
-        exposed, halves = 0.0, rounds(build("all_gather", "bidirectional_ring", (model,)))
+        halves = rounds(bidirectional_ring(model))
+        hops = sum(machine.latency + machine.beta * shard * one.load for one in halves[1:])
+        wire, exposed = 3 * of.layers * len(self.linears) * hops, 0.0
         for weights in self.linears if model > 1 else ():
             for times, works in ((2, 1), (1, 2)):
-                work = [Work(works * 2 * share * weights)]
-                alone = model, machine, links(of.devices, machine)
-                hidden = overlapped_seconds(work, shard, machine, halves)
-                bare = built_in_seconds(work, shard, *alone, gathers=True)
-                over = min(hidden, bare) - work[0].flops * machine.delta
+                work = Work(works * 2 * share * weights)
+                hidden = overlapped_seconds([work], shard, machine, halves)
+                ways = links(of.devices, machine)
+                bare = built_in_seconds([work], shard, model, machine, ways, gathers=True)
+                over = min(hidden, bare) - work.flops * machine.delta
                 exposed += times * of.layers * over
 
         # Along `data`: the sum of all gradients, or a block's messages under the next block.

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from ringcoll.choose.plan import Plan, cheapest
-from ringcoll.choose.table import LAX
+from ringcoll.choose.plan import Plan
 from ringcoll.choose.under_work import neighbours
 from ringcoll.commands import arguments
 from ringcoll.commands.overlap_examples import SIZES
@@ -37,8 +36,6 @@ CHIPS = "v5e", "v5p", "v6e", "tpu7x"
 _ROWS, _WIDTHS = [2**i for i in range(4, 13)], [2**i for i in range(6, 14)]
 
 _DTYPE = jnp.dtype(jnp.bfloat16)
-_FREE_WIRE = {"alpha": 0.0, "hop": 0.0, "beta": 0.0}
-_FREE_COMPUTE = {"delta": 0.0, "start": 0.0, "far": 0.0, "near": 0.0, "gamma": 0.0}
 _LEGEND = (
     '* is what "auto" runs. hop: all messages, if nothing else took time. product: all the rest, '
     "if messages took no time. exposed: the total less the product. The limit is the longer of two "
@@ -65,7 +62,17 @@ class Matmul(NamedTuple):
     axes: tuple[int, ...]
 
     def forms(self, sizes: Sizes, model: Model) -> list[Plan]:
-        """The forms that "auto" compares, with their prices; the built-in is the first.
+        """The forms that "auto" compares, with their prices; the built-in is the first."""
+        forms_of: Any = plans.scatter_forms if self.name == SUM else plans.gather_forms
+        return forms_of(*self._operands(sizes), self.axes, model)
+
+    def plan(self, sizes: Sizes, model: Model) -> Plan:
+        """The plan of "auto" on TPUs."""
+        plan_of: Any = plans.to_scatter if self.name == SUM else plans.to_gather
+        return plan_of(*self._operands(sizes), self.axes, model)
+
+    def _operands(self, sizes: Sizes) -> Any:
+        """The first arguments of `forms_of` and `plan_of`.
 
         Raises:
             ValueError: the number of ranks does not divide a size.
@@ -81,13 +88,11 @@ class Matmul(NamedTuple):
 
         if self.name == SUM:
             scatter = Scatter("mk"[self.dimension], "mk", (("mf", "fk"),), _DTYPE)
-            pairs = [(part("mf", "f"), part("fk", "f"))]
-            return plans.scatter_forms(scatter, pairs, self.axes, model)
+            return scatter, [(part("mf", "f"), part("fk", "f"))]
         moving, other, cut = ("kf", "mk", "m") if self.operand else ("mk", "kf", "f")
         label = moving[self.dimension]
         gather = Gather(label, moving, (Product(other, "mf", _DTYPE),), self.wire)
-        shard, others = part(moving, label), [part(other, cut)]
-        return plans.gather_forms(gather, shard, others, self.axes, model)
+        return gather, part(moving, label), [part(other, cut)]
 
     def title(self, *sizes: Any) -> str:
         """The call with operands of these sizes, in words."""
@@ -118,18 +123,19 @@ def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[Line]:
     Raises:
         ValueError: as `Matmul.forms`.
     """
-    free_compute = replace(model, **_FREE_COMPUTE)
-    priced = matmul.forms(sizes, model)
-    products = matmul.forms(sizes, replace(model, **_FREE_WIRE))
-    hops = matmul.forms(sizes, free_compute)
+    free_wire = replace(model, alpha=0.0, hop=0.0, beta=0.0)
+    free_compute = replace(model, delta=0.0, start=0.0, far=0.0, near=0.0, gamma=0.0)
+    priced, products, hops = (matmul.forms(sizes, one) for one in (model, free_wire, free_compute))
+    whole, *_ = matmul._replace(wire=None).forms(sizes, free_wire)
     # (A built-in sum that becomes an all-reduce has half of the links.)
     wire, *_ = matmul.forms(sizes, replace(free_compute, all_reduces=0))
-    limit = max(wire.seconds, products[0].seconds)
-    chosen, schedules = cheapest(priced).form, neighbours(matmul.axes)
+    limit = max(whole.seconds, wire.seconds)
+    chosen = matmul.plan(sizes, model).form
+    rounds: dict[Any, int] = {name: len(s.rounds) for name, s in neighbours(matmul.axes).items()}
     lines = [
         Line(
             plan.form,
-            None if plan.algorithm == LAX else len(schedules[plan.algorithm].rounds),
+            rounds.get(plan.algorithm),
             hop.seconds,
             product.seconds,
             plan.seconds - product.seconds,
@@ -192,8 +198,8 @@ def run(args: argparse.Namespace, device: Device) -> int:
         print(json.dumps(rows, indent=1))
         return 0
     for matmul, lines in tables:
-        on = f"{'x'.join(map(str, matmul.axes))} ranks of {device.name}"
-        print(*wrapped([f"{matmul.title(*sizes)}; on {on}"]), *_words(lines), "", sep="\n")
+        on = f"n = {'x'.join(map(str, matmul.axes))}, {device.name}"
+        print(*wrapped([f"{matmul.title(*sizes)}; {on}"]), *_words(lines), "", sep="\n")
     print(*wrapped([_LEGEND]), sep="\n")
     return 0
 
@@ -205,24 +211,23 @@ def _words(lines: Sequence[Line]) -> Iterator[str]:
         ("algorithm", "rounds", "hop", "product", "exposed", "total ", "limit"),
     ]
     for line in lines:
-        times = map(seconds_in_words, (line.hop, line.product, line.exposed, line.total))
-        *parts, total = times
+        times = line.hop, line.product, line.exposed, line.total
+        hop, product, exposed, total = map(seconds_in_words, times)
+        total += "*" if line.chosen else " "
         rounds = "-" if line.rounds is None else str(line.rounds)
-        mark = "*" if line.chosen else " "
-        rows.append((line.form, rounds, *parts, total + mark, f"{line.of_the_limit:.2f}"))
+        of_the_limit = f"{line.of_the_limit:.2f}"
+        rows.append((line.form, rounds, hop, product, exposed, total, of_the_limit))
     return aligned(rows)
 
 
 def picture(matmul: Matmul, k: int) -> str:
     """SVG: what "auto" runs on each chip, for many m and f."""
-    n = prod(matmul.axes)
+    n, ranks = prod(matmul.axes), "x".join(map(str, matmul.axes))
     rows, widths = [n * i for i in reversed(_ROWS)], [n * i for i in _WIDTHS]
-
-    def chosen(m: int, f: int, model: Model) -> str:
-        return cheapest(matmul.forms((m, k, f), model)).form
-
     panels = {
-        f"{n} {chip}": [[chosen(m, f, DEVICES[chip]) for f in widths] for m in rows]
+        f"{ranks} {chip}": [
+            [matmul.plan((m, k, f), DEVICES[chip]).form for f in widths] for m in rows
+        ]
         for chip in CHIPS
     }
     return as_winners(matmul.title("m", k, "f"), panels, ("m", rows), ("f", widths))

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ringcoll import algorithms
-from ringcoll.choose.plan import cheapest
 from ringcoll.choose.table import LAX
 from ringcoll.commands.cost_matmul import GATHER, SUM, Matmul
 from ringcoll.costs import DEVICES, Model
@@ -180,13 +179,14 @@ CALLS = {
 }
 
 
-def forms(form, topology, shape):
-    """The plans of a cell of the grid."""
+def planned(form, topology, shape):
+    """For a cell of the grid: the price of the built-in, and the plan of "auto"."""
     name, _, sides = topology.partition(":")
     ranks = prod(map(int, sides.split("x"))) * (1 + (name == "tpu7x"))
     m, k, f = map(int, shape.split("x"))
     rows = m * (8 if form == "weight_gather" else 1)
-    return Matmul(*CALLS[form], None, (ranks,)).forms((rows, k, f), DEVICES[name])
+    matmul, cell = Matmul(*CALLS[form], None, (ranks,)), ((rows, k, f), DEVICES[name])
+    return matmul.forms(*cell)[0].seconds, matmul.plan(*cell)
 
 
 @cache
@@ -202,9 +202,8 @@ def errors():
             cell = which["form"], which["topology"], which["shape"]
             cells[cell][which["algorithm"]] = row["total"] / 1e6
     for cell, compiled in cells.items():
-        priced = forms(*cell)
-        found["built-in"].append(abs(priced[0].seconds / compiled["plain"] - 1))
-        plan = cheapest(priced)
+        built_in, plan = planned(*cell)
+        found["built-in"].append(abs(built_in / compiled["plain"] - 1))
         is_plain = abs(compiled["auto"] / compiled["plain"] - 1) < 0.01
         if not is_plain and plan.form != LAX:
             kind = "rows travel" if plan.in_place else "hidden"
