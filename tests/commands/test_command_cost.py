@@ -5,8 +5,13 @@ import json
 import re
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+import ringcoll
 from ringcoll.__main__ import main
 from ringcoll.algorithms import GATHERS, names, ring
 from ringcoll.commands.arguments import shapes, size
@@ -189,12 +194,121 @@ def test_constants_replace_what_was_measured(capsys):
         ("all_gather --json --formulas", "--formulas: not allowed with argument --json"),
         ("all_gather --ports 0", "argument --ports: '0' is not a number above 0"),
         ("all_gather --function ringcoll.costs:DEVICES", "is a mappingproxy; name a function"),
+        ("all_gather --shape 8x8x8", "--shape: all_gather does not take it; leave it out"),
+        ("all_gather_matmul --bytes 1K", "--bytes: all_gather_matmul does not take it; leave it"),
+        ("all_gather_matmul --shape 8x8", "'8x8' does not have three sizes; write MxKxF"),
+        ("all_gather_matmul --shape 12x8x8", "--shape 12x8x8: 8 ranks do not divide it; give mult"),
+        ("all_gather_matmul --device h100", '--device h100: "auto" runs the built-in there; cho'),
+        ("all_gather_matmul --draw a.svg -n 4,8", "a picture has one number of ranks; give one"),
+        ("matmul_reduce_scatter --operand 0", "--operand: matmul_reduce_scatter gathers nothing"),
+        ("matmul_reduce_scatter --wire int8", "matmul_reduce_scatter has no wire; leave it out"),
     ],
 )
 def test_bad_arguments_are_refused_in_words(capsys, arguments, complaint):
     with pytest.raises(SystemExit, match="2"):
         main(["cost", *arguments.split()])
     assert complaint in capsys.readouterr().err
+
+
+# -- matmuls with a collective --
+
+#: The options of each call, the sharding of its operands, and the sizes of a rank's shard if the
+#: shape is 8x8x16 and there are two ranks. The last two are the second layer: [m, f] @ [f, k].
+ROWS, COLUMNS = P("x"), P(None, "x")
+MATMULS = {
+    "all_gather_matmul": (ROWS, COLUMNS, 4 * 8),
+    "all_gather_matmul --dimension -1": (COLUMNS, COLUMNS, 8 * 4),
+    "all_gather_matmul --operand 1": (ROWS, ROWS, 4 * 16),
+    "all_gather_matmul --operand 1 --dimension -1": (ROWS, COLUMNS, 8 * 8),
+    "matmul_reduce_scatter": (COLUMNS, ROWS, 4 * 8),
+    "matmul_reduce_scatter --dimension -1": (COLUMNS, ROWS, 8 * 4),
+}
+#: A FLOP takes 1 second, a byte on the wire 2, a message 3 more, and memory nothing.
+PAPER = {
+    "start_seconds": [3, "paper"],
+    "link_bytes_per_second": [0.5, "paper"],
+    "flops_per_second": [1, "paper"],
+    "memory_bytes_per_second": [1e30, "paper"],
+}
+
+
+def forms(capsys, *arguments):
+    """The lines of the table, by form."""
+    printed = json.loads(cost(capsys, *arguments, "--json"))
+    return {line["form"]: line for line in printed}
+
+
+@pytest.mark.parametrize("call", MATMULS)
+def test_what_the_price_of_a_matmul_consists_of(capsys, tmp_path, call):
+    """A rank has 2 * 8 * 8 * 16 / 2 FLOPs. Half of them hide the one hop of a ring."""
+    machine = {"name": "paper", "what": "", "aliases": [], "axes": 2, "rates": PAPER}
+    (tmp_path / "paper.json").write_text(json.dumps(machine))
+    asked = *call.split(), "--shape", "8x8x16", "-n", "2", "--device", f"{tmp_path}/paper.json"
+    *_, shard = MATMULS[call]
+    found, work, hop = forms(capsys, *asked), 1024, 3 + 2 * 2 * shard
+    assert found["ring"]["rounds"] == 1
+    assert found["ring"]["hop"] == pytest.approx(hop)
+    assert found["ring"]["product"] == pytest.approx(work)
+    assert found["ring"]["exposed"] == pytest.approx(max(hop - work / 2, 0), abs=1e-6)
+    wire = 2 * 2 * shard / 2  # the built-in has two links
+    assert found["lax"]["rounds"] is None
+    assert found["lax"]["hop"] == found["lax"]["exposed"] == pytest.approx(wire)
+    assert found["lax"]["of_the_limit"] == pytest.approx((work + wire) / work)
+    slow = forms(capsys, *asked, "--beta", "200")["lax"]
+    assert slow["of_the_limit"] == pytest.approx((work + 100 * wire) / (100 * wire))
+
+
+def test_the_limit_has_all_links_and_no_codes(capsys):
+    """On 16 v5e, a built-in sum becomes an all-reduce, which has half of the links."""
+    asked = "--shape", "512x8192x28672"
+    found = forms(capsys, "matmul_reduce_scatter", *asked, "-n", "16")["lax"]
+    assert found["of_the_limit"] == pytest.approx(
+        found["total"] / max(found["product"], found["hop"] / 2)
+    )
+    plain, coded = (
+        forms(capsys, "all_gather_matmul", "--shape", "8192x8192x28672", *wire)["lax"]
+        for wire in ((), ("--wire", "int8"))
+    )
+    assert coded["hop"] < plain["hop"]
+    assert coded["of_the_limit"] == pytest.approx(coded["total"] / plain["product"])
+
+
+@pytest.mark.parametrize("call", MATMULS)
+@pytest.mark.parametrize("shape", [(128, 8192, 28672), (2048, 8192, 14336), (8192, 8192, 1024)])
+def test_the_marked_line_is_the_plan_of_the_call(capsys, call, shape):
+    name, *options = call.split()
+    given = dict(zip(options[::2], map(int, options[1::2]), strict=True))
+    asked = {flag.removeprefix("--"): value for flag, value in given.items()}
+    m, k, f = shape
+    sizes = (m, k), (k, f)
+    if name == "matmul_reduce_scatter":
+        asked, sizes = {f"scatter_{flag}": value for flag, value in asked.items()}, ((m, f), (f, k))
+    device = AbstractDevice("TPU v5 lite", None, "tpu")
+    mesh = AbstractMesh((8,), ("x",), abstract_device=device, axis_types=(AxisType.Auto,))
+    *sharded, _ = MATMULS[call]
+    matmul = jax.shard_map(
+        lambda x, w: getattr(ringcoll, name)(x, w, "x", **asked),
+        mesh=mesh, in_specs=tuple(sharded), out_specs=P(), check_vma=False,
+    )  # fmt: skip
+    operands = [
+        jax.ShapeDtypeStruct(size, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for size, spec in zip(sizes, sharded, strict=True)
+    ]
+    ((_, plan),) = ringcoll.explain(matmul)(*operands).plans
+    found = forms(capsys, *call.split(), "--shape", "x".join(map(str, shape)))
+    assert [form for form, line in found.items() if line["chosen"]] == [plan.form]
+    assert found[plan.form]["total"] == plan.seconds
+    printed = cost(capsys, *call.split(), "--shape", "x".join(map(str, shape)))
+    assert re.findall(r"^(\S.*?)  .*\*  ", printed, re.M) == [plan.form]
+
+
+def test_a_table_for_each_number_of_ranks(capsys):
+    printed = cost(capsys, "all_gather_matmul", "-n", "4,4x2")
+    assert re.findall(r"; (n = .*)", printed) == ["n = 4, v5e", "n = 4x2, v5e"]
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+# -- users' schedules --
 
 
 def of_eight(n):

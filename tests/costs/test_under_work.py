@@ -221,3 +221,5 @@ def test_prices_are_within_the_stated_error_of_compiled_programs(kind, count, ha
     assert statistics.median(found) < half
     assert found[int(0.9 * len(found))] < nine_of_ten
     assert found[-1] < 0.25
+    row = f"| {kind} | {half:.0%} | {nine_of_ten:.0%} | 25% |".replace("%", " %")
+    assert row in (GRID.parents[2] / "docs" / "auto.md").read_text(encoding="utf-8")
