@@ -1,6 +1,6 @@
 """What a schedule costs: counts, routes, seconds and rounding. Nothing here imports JAX."""
 
-from ringcoll.costs.counts import Price, TourPrice, price, price_tour, wire_bytes
+from ringcoll.costs.counts import Price, price, wire_bytes
 from ringcoll.costs.machines import DEVICES, SWITCHES
 from ringcoll.costs.model import Model, Range, Sample, fastest, fit, links, seconds
 from ringcoll.costs.places import Place, place_of
@@ -16,7 +16,6 @@ __all__ = [
     "Price",
     "Range",
     "Sample",
-    "TourPrice",
     "check_balanced",
     "encodings",
     "error_bound",
@@ -26,7 +25,6 @@ __all__ = [
     "place_of",
     "predict",
     "price",
-    "price_tour",
     "roundings",
     "seconds",
     "tree",

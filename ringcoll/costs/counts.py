@@ -19,7 +19,7 @@ from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, of_tour, phases
 from ringcoll.schedules.registry import TOUR, Algorithm, build
 from ringcoll.schedules.schedule import Schedule, ScheduleError
-from ringcoll.schedules.tour import cut, tour
+from ringcoll.schedules.tour import tour
 
 Counted = TypeVar("Counted")
 
@@ -59,16 +59,14 @@ def price(
     shape: Sequence[int],
     network: Sequence[int] | None = None,
     closed: Sequence[bool] | None = None,
-    *,
-    offsets: frozenset[int] | None = None,
 ) -> Price:
     """The cost of a collective for one rank, in shards (1/n of the full vector).
 
     A psum (and pmean, pmax, pmin, pbroadcast) costs a reduce-scatter and an
     all-gather, or for its stages: in a stage over p ranks, each gathers whole vectors and adds
     p-1 of them to its own. A ragged_all_to_all costs the exchange of its blocks; the exchange of
-    its offsets is not counted. A "tour" costs its shards, which are raw, and its sums:
-    `price_tour` has these two separately.
+    its offsets is not counted. A "tour" costs its shards, and its sums, of
+    as many numbers.
 
     Args:
         collective: one of `algorithms.COLLECTIVES`, or "tour".
@@ -77,12 +75,9 @@ def price(
         network: the shape of a physical ring or torus; None is a switch, to which each
             rank has one port. Stages are routed along their digits of the ranks.
         closed: which axes of the network are rings; the others are lines. None: all are rings.
-        offsets: for an all_gather or a tour, the shards that a rank needs besides its own; the
-            schedule is cut to them. None for all.
 
     Raises:
-        ValueError: as `algorithms.build`; or the network has the wrong number of ranks; or
-            offsets are given for a collective that is not cut to them.
+        ValueError: as `algorithms.build`; or the network has the wrong number of ranks.
 
     >>> paid = costs.price("all_gather", "bruck", (8,))
     >>> paid.rounds, paid.messages, paid.sent
@@ -92,60 +87,27 @@ def price(
     (3, 7)
     """
     if collective == TOUR:
-        return price_tour(algorithm, shape, network, closed, offsets=offsets).whole
-    run = _phases(collective, algorithm, shape, offsets)
+        return _tour_price(algorithm, shape, network, closed)
+    run = phases(collective, build(collective, algorithm, tuple(shape)))
     alone = _count_each(run, lambda schedule: price_backward(schedule, network, closed))
     return _total(*(_phase_price(run[i], one, i == 0) for i, one in enumerate(alone)))
 
 
-@dataclass(frozen=True, slots=True)
-class TourPrice:
-    """The cost of a tour for one rank: of the shards, and of the sums that follow them and return.
-
-    Each has its own `link`: the load of its busiest link and direction. On a ring both have the
-    same busiest link: a sum takes the way of its shard, one round later.
-    """
-
-    rounds: int
-    shards: Price
-    sums: Price
-
-    @property
-    def whole(self) -> Price:
-        """Both as one price: shards are raw; sums are not, so they may be wider."""
-        return replace(_total(self.shards, self.sums), rounds=self.rounds)
-
-
-def price_tour(
+def _tour_price(
     algorithm: Algorithm,
     shape: Sequence[int],
-    network: Sequence[int] | None = None,
-    closed: Sequence[bool] | None = None,
-    *,
-    offsets: frozenset[int] | None = None,
-) -> TourPrice:
-    """The cost of a tour for one rank, in shards; a sum has as many numbers as a shard.
+    network: Sequence[int] | None,
+    closed: Sequence[bool] | None,
+) -> Price:
+    """The cost of a tour: shards go out, and sums go home, at the same time.
 
-    Shards and sums travel at the same time. Their messages share ports, so their times add up.
-
-    Args:
-        algorithm: the gather; `ringcoll.schedules.tour.tour` makes a tour of it.
-        shape, network, closed, offsets: as for `price`.
-
-    Raises:
-        ValueError: as `price`.
-
-    >>> paid = costs.price_tour("ring", (4,), network=(4,))
-    >>> paid.rounds, paid.shards.link, paid.sums.link
-    (5, Fraction(3, 1), Fraction(3, 1))
+    Their messages share ports, so their times add up. On a ring both have the same busiest link: a
+    sum takes the way of its shard, one round later. Shards are raw; sums may be wider.
     """
-    path = tour(build(TOUR, algorithm, tuple(shape)), offsets)
+    path = tour(build(TOUR, algorithm, tuple(shape)))
     out, home = (price_backward(schedule, network, closed) for schedule in (path.out, path.back))
-    return TourPrice(
-        path.rounds,
-        replace(out, raw=out.sent, additions=Fraction(0)),
-        replace(home, raw=Fraction(0)),
-    )
+    shards = replace(out, raw=out.sent, additions=Fraction(0))
+    return replace(_total(shards, replace(home, raw=Fraction(0))), rounds=path.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +123,6 @@ def price_on_hosts(
     algorithm: Algorithm,
     shape: Sequence[int],
     hosts: int,
-    *,
-    offsets: frozenset[int] | None = None,
 ) -> HostsPrice:
     """What a collective costs on hosts whose ranks share a port to the other hosts.
 
@@ -172,14 +132,15 @@ def price_on_hosts(
     order, every rank of a host would send everything that the host holds.
 
     Args:
-        collective, algorithm, shape, offsets: as for `price`.
+        collective, algorithm, shape: as for `price`.
         hosts: the number of hosts; it must divide the number of ranks.
 
     Raises:
         ValueError: as `price`; or the hosts do not divide the ranks.
     """
     rounds, additions = [], Fraction(0)
-    run = _phases(collective, algorithm, shape, offsets)
+    built = build(collective, algorithm, tuple(shape))
+    run = of_tour(tour(built)) if collective == TOUR else phases(collective, built)
     routed, alone = (
         _count_each(run, lambda schedule: on_hosts(schedule, hosts)),
         _count_each(run, price_backward),
@@ -190,19 +151,6 @@ def price_on_hosts(
             rounds.append(HostRound(times, *whole))
         additions += _phase_price(phase, one, False).additions
     return HostsPrice(tuple(rounds), additions)
-
-
-def _phases(
-    collective: str, algorithm: Algorithm, shape: Sequence[int], offsets: frozenset[int] | None
-) -> list[Phase]:
-    built = build(collective, algorithm, tuple(shape))
-    if offsets is None:
-        return phases(collective, built)
-    if collective == TOUR:
-        return of_tour(tour(built, offsets))
-    if collective != "all_gather":
-        raise ValueError(f"offsets of {collective!r}: only an all_gather or a tour is cut to them")
-    return phases(collective, cut(built, offsets))
 
 
 def _count_each(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:

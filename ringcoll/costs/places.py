@@ -66,21 +66,19 @@ class Place:
         axes = zip(self.network or (), self.closed or (), strict=False)
         return all(is_ring for n, is_ring in axes if n > 1)
 
-    def price(
-        self, collective: str, algorithm: Algorithm, offsets: frozenset[int] | None = None
-    ) -> Price | HostsPrice:
+    def price(self, collective: str, algorithm: Algorithm) -> Price | HostsPrice:
         """The rounds, messages and bytes of a collective here.
 
         Args:
-            collective, algorithm, offsets: as for `costs.price`.
+            collective, algorithm: as for `costs.price`.
 
         Raises:
             ScheduleError: there is no such schedule, or it cannot be routed.
         """
         if self.between and 1 < self.hosts < self.ranks:
-            return price_on_hosts(collective, algorithm, self.shape, self.hosts, offsets=offsets)
+            return price_on_hosts(collective, algorithm, self.shape, self.hosts)
         where = self.shape, self.network, self.closed
-        return counted(collective, algorithm, *where, offsets=offsets)
+        return counted(collective, algorithm, *where)
 
     def seconds(self, paid: Price | HostsPrice) -> Seconds:
         """The time of a price here, as a function of bytes."""

@@ -52,8 +52,6 @@ def predict(
     algorithm: Algorithm = LAX,
     dtype: str = "float32",
     wire: Wire | str | None = None,
-    *,
-    offsets: frozenset[int] | None = None,
 ) -> float:
     """The seconds that a collective takes at a place: on a machine, and a number of its ranks.
 
@@ -72,7 +70,6 @@ def predict(
         dtype: the dtype of the elements, by its name; only a wire needs it.
         wire: what messages hold: "int8", or a `ringcoll.Wire`. Encoding, decoding and adding in
             float32 are included. "lax" is then the built-in exchange and gather of bytes.
-        offsets: as for `costs.price`; only for an algorithm without a wire.
 
     Raises:
         ValueError: the collective or algorithm is not known, or the algorithm has no schedule for
@@ -100,13 +97,13 @@ def predict(
         raise ValueError(
             f"predict: nbytes {shown(nbytes)} is not a number of bytes; give 0 or more, up to 2^63"
         )
-    if (name == TOUR or offsets is not None) and (algorithm == LAX or wire is not None):
+    if name == TOUR and (algorithm == LAX or wire is not None):
         words = f"{name} by {algorithm!r}, wire={wire!r}"
         raise ValueError(
             f"predict: {words}: name an algorithm, and pass no wire: its schedule is priced"
         )
     if wire is None:
-        return seconds_of(name, place, algorithm, offsets=offsets)(float(nbytes))
+        return seconds_of(name, place, algorithm)(float(nbytes))
     codes = wire if isinstance(wire, Wire) else Wire(wire)
     if name not in ENCODED:
         raise ValueError(f"predict: {name} has no wire; there are {', '.join(ENCODED)}")
@@ -121,14 +118,13 @@ def seconds_of(
     algorithm: Algorithm,
     wire: Wire | None = None,
     itemsize: int = 4,
-    offsets: frozenset[int] | None = None,
 ) -> Seconds:
     """The seconds of `predict`, as a function of bytes: the schedule is priced once.
 
     Args:
         name: the collective, by the name that `jax.lax` gives it.
         place: the ranks, and where they are.
-        algorithm, wire, offsets: as for `predict`.
+        algorithm, wire: as for `predict`.
         itemsize: the bytes of an element; only a wire needs it.
 
     Raises:
@@ -146,7 +142,7 @@ def seconds_of(
         return lambda nbytes: _built_in(name, nbytes, place)
     if name == PERMUTE:
         raise ValueError(f"a ppermute is one message: algorithm {algorithm!r} is not 'lax'")
-    return place.seconds(place.price(name, algorithm, offsets))
+    return place.seconds(place.price(name, algorithm))
 
 
 def _is_size(nbytes: Any) -> bool:

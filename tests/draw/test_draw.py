@@ -11,7 +11,7 @@ from support import SIZES, runnable
 
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, ring
-from ringcoll.costs.counts import price_tour
+from ringcoll.costs.counts import price
 from ringcoll.draw import as_page, as_text, frames, plan
 from ringcoll.draw.captions import message_texts, sentence
 from ringcoll.draw.plan import Plan
@@ -81,11 +81,10 @@ def test_frames_of_a_tour(algorithm):
     waiting = [sum(map(bool, lane)) for f in run for lane in f.held[0][lanes:]]
     assert max(waiting) <= 1 + drawn.tour.waiting  # its own sum waits too
     mine = [m for f in run for m in f.messages if m.sender == 0]
-    paid = price_tour(algorithm, (6,))
-    assert (len(run) - 1, len(mine)) == (paid.rounds, paid.shards.messages + paid.sums.messages)
-    for sent, some in ((paid.shards, range(lanes)), (paid.sums, range(lanes, 2 * lanes))):
-        pieces = sum(len(m.pieces) for m in mine if m.lane in some)
-        assert Fraction(pieces, lanes) == sent.sent
+    paid = price("tour", algorithm, (6,))
+    assert (len(run) - 1, len(mine)) == (paid.rounds, paid.messages)
+    for sent, some in ((paid.raw, range(lanes)), (paid.sent - paid.raw, range(lanes, 2 * lanes))):
+        assert Fraction(sum(len(m.pieces) for m in mine if m.lane in some), lanes) == sent
 
 
 # -- words --
