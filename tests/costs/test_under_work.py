@@ -75,7 +75,7 @@ WITH_A_HOP_AT_THE_END = [Round(1, 0), Round(1, 1), Round(0, 2)]
 #: A message takes 1 second, and one more a byte; main memory takes one a byte.
 BARE = Model(alpha=1, beta=1, gamma=3, delta=1)
 #: The same with memory that matmuls read, of which 9 bytes are near.
-FULL = Model(alpha=1, beta=1, gamma=3, delta=1, start=2, far=4, near=3, near_bytes=9)
+FULL = Model(alpha=1, beta=1, gamma=3, delta=1, start=2, far=5, near=3, near_bytes=9)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ FULL = Model(alpha=1, beta=1, gamma=3, delta=1, start=2, far=4, near=3, near_byt
         ),
         # FLOPs and a start, or the bytes that are read.
         (4 * (2 + 20), Work(80), 10, FULL, of(RING, 4)),
-        (4 * 10 * 4, Work(80, once=40), 10, FULL, of(RING, 4)),
-        (4 * 10 * 4, Work(80, again=10), 10, FULL, of(RING, 4)),
-        (4 * (40 + 40), Work(80, once=40, again=10), 10, FULL, of(RING, 4)),
+        (4 * 10 * 5, Work(80, once=40), 10, FULL, of(RING, 4)),
+        (4 * 10 * 5, Work(80, again=10), 10, FULL, of(RING, 4)),
+        (4 * (50 + 50), Work(80, once=40, again=10), 10, FULL, of(RING, 4)),
         (9 + 4 * 9 * 3, Work(80, again=9), 10, FULL, of(RING, 4)),  # it is fetched, and is near
         # Slices are copied.
         (4 * 22 + 16, Work(80, sliced=16), 10, FULL, of(RING, 4)),
@@ -121,13 +121,13 @@ def test_several_matmuls_each_have_a_start_and_share_the_memory():
     assert overlapped_seconds([Work(8), Work(16)], 0, FULL, ring) == 4 * (2 + 2 + 2 + 4)
     near, far = ([Work(8, again=5), Work(8, again=some)] for some in (4, 5))
     assert overlapped_seconds(near, 0, FULL, ring) == 9 + 4 * (15 + 12)
-    assert overlapped_seconds(far, 0, FULL, ring) == 4 * (20 + 20)
+    assert overlapped_seconds(far, 0, FULL, ring) == 4 * (25 + 25)
     assert built_in_seconds(near, 0, 4, FULL, 1, gathers=False) == 9 + 15 + 12
-    assert built_in_seconds(far, 0, 4, FULL, 1, gathers=False) == 20 + 20
+    assert built_in_seconds(far, 0, 4, FULL, 1, gathers=False) == 25 + 25
 
 
 def test_encoded_messages_are_decoded_after_each_hop_or_all_at_the_end():
-    decoding = 4 * 0.5 * 10 * 4
+    decoding = 4 * 0.5 * 10 * 5
     assert overlapped_seconds([Work(16)], 10, FULL, of(RING, 4), 0.5) == 4 * 6 + decoding
     encoding = (1 + 4) * 10 * 1.5
     built_in = built_in_seconds([Work(80)], 10, 4, FULL, 2, gathers=True, ratio=0.5)
@@ -141,10 +141,11 @@ def test_encoded_messages_are_decoded_after_each_hop_or_all_at_the_end():
         (15 + 82, 15 + 9 + 82, Work(80, again=9), 10),  # fetched while the gather travels
         (9 + 82, 6 + 9 + 82, Work(80, again=9), 4),
         (15 + 27, 15 + 9 + 27, Work(8, again=9), 10),
-        (15 + 40, 15 + 40, Work(8, again=10), 10),
-        (15 + 27, 15 + 9 + 27, Work(8, again=6, sliced=3), 10),  # nothing is sliced
-        (15 + 40, 15 + 40, Work(8, again=6, sliced=4), 10),
-        (15 + 20 + 27, 15 + 9 + 20 + 27, Work(8, once=5, again=9), 10),
+        (15 + 50, 15 + 50, Work(8, again=10), 10),
+        # Nothing is sliced: a gather fetches all, a scatter reads it where it is.
+        (15 + 27, 15 + 6 + 15 + 18, Work(8, again=6, sliced=3), 10),
+        (15 + 50, 15 + 6 + 20 + 18, Work(8, again=6, sliced=4), 10),
+        (15 + 25 + 27, 15 + 9 + 25 + 27, Work(8, once=5, again=9), 10),
         (15 + 10, 15 + 10, Work(8, summed=99), 10),  # no piece adds to a sum
     ],
 )
