@@ -45,7 +45,7 @@ def plan(
     >>> table = ringcoll.Table.from_json('''{"rows": [{"collective": "psum", "platform": "cpu",
     ...     "algorithm": "ring", "hosts": [2, null], "why": "half the time of lax"}]}''')
     >>> print(plan("psum", table, "cpu", (4,), 1024, jnp.dtype("float32"), "0.12", hosts=4))
-    ring: row of psum on cpu, hosts from 2: half the time of lax
+    ring: row 1 of the table: half the time of lax
     """
     what, nbytes, name = collective, elements * dtype.itemsize, dtype.name
     if wire:
@@ -60,7 +60,8 @@ def plan(
     if by_tree and not adds_by_tree(row.algorithm, collective, shape):
         return Plan(LAX, why=f"{row.algorithm} does not add by the balanced tree")
     algorithm = "direct" if what != collective and row.algorithm != LAX else row.algorithm
-    return Plan(algorithm, why=f"row of {row}")
+    number = table.rows.index(row) + 1
+    return Plan(algorithm, why=f"row {number} of the table" + (f": {row.why}" if row.why else ""))
 
 
 def adds_by_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> bool:

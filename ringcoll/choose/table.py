@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll import algorithms
-from ringcoll.io.bounds import Bounds, checked, in_words, within
+from ringcoll.io.bounds import Bounds, checked, within
 from ringcoll.io.files import write
 from ringcoll.io.strict_json import (
     check_choice,
@@ -37,7 +37,6 @@ from ringcoll.io.strict_json import (
     shown,
     version,
 )
-from ringcoll.io.text import bytes_in_words
 from ringcoll.schedules.registry import build, listed_name, names
 from ringcoll.schedules.schedule import SizeError
 
@@ -133,17 +132,6 @@ class TableRow:
             and within(jax, self.jax, version)
             and (not self.dtypes or dtype.startswith(self.dtypes))
         )
-
-    def __str__(self) -> str:
-        """The row in words: "psum on cpu, hosts from 2, bytes below 64K: half the time of lax"."""
-        words = [
-            f"{self.collective} on {'any platform' if self.platform == '*' else self.platform}"
-        ]
-        for name in ("ranks", "hosts", "ranks_a_host", "bytes", "jax"):
-            bounds = in_words(getattr(self, name), bytes_in_words if name == "bytes" else str)
-            words += [f"{name.replace('_', ' ')} {bounds}"] if bounds else []
-        words += [" or ".join(self.dtypes)] if self.dtypes else []
-        return ", ".join(words) + (f": {self.why}" if self.why else "")
 
 
 @dataclass(frozen=True)

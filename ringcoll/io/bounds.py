@@ -23,21 +23,6 @@ def within(value: Any, bounds: tuple[Any, Any], order: Callable[[Any], Any]) -> 
     )
 
 
-def in_words(bounds: tuple[Any, Any], shown: Callable[[Any], str] = str) -> str:
-    """Bounds in words: "from 4 to below 9"; "" without a bound. `shown` puts a value in words.
-
-    >>> from ringcoll.io.bounds import in_words
-    >>> in_words((2, None)), in_words((None, 9)), in_words((1, 2))
-    ('from 2', 'below 9', '1')
-    """
-    first, end = bounds
-    if isinstance(first, int) and end == first + 1:
-        return shown(first)
-    words = [] if first is None else [f"from {shown(first)}"]
-    words += [] if end is None else [f"below {shown(end)}"]
-    return " to ".join(words)
-
-
 def checked(name: str, bounds: Any, order: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Check bounds, and return them as a tuple.
 

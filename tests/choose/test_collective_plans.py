@@ -30,7 +30,7 @@ CASES = [
         "psum",
         256,
         {"hosts": 2},
-        "recursive_doubling: row of psum on cpu, hosts from 2, bytes below 64K",
+        "recursive_doubling: row 1 of the table",
     ),
     ("psum", 2**14, {"hosts": 2}, str(BUILT_IN)),
     ("psum", 256, {}, str(BUILT_IN)),
@@ -38,7 +38,7 @@ CASES = [
         "psum_scatter",
         256,
         {"ranks_a_host": 1},
-        "ring: row of psum_scatter on any platform, jax from 0.11: half the time of lax",
+        "ring: row 3 of the table: half the time of lax",
     ),
     ("psum_scatter", 256, {"by_tree": True}, "lax: ring does not add by the balanced tree"),
     ("psum", 256, {"by_tree": True}, str(BUILT_IN)),
@@ -46,13 +46,13 @@ CASES = [
         "psum",
         2048,
         {"wire": Wire("int8")},
-        "direct: row of all_to_all on cpu, bytes from 1K to below 4K: measured",
+        "direct: row 4 of the table: measured",
     ),
     (
         "all_to_all",
         2048,
         {"wire": Wire("int8")},
-        "pairwise: row of all_to_all on cpu, bytes from 1K to below 4K: measured",
+        "pairwise: row 4 of the table: measured",
     ),
     ("all_gather", 2048, {"wire": Wire("int8")}, str(BUILT_IN)),
 ]
@@ -62,11 +62,6 @@ CASES = [
 def test_a_plan_and_its_reason(collective, elements, more, words):
     call = collective, TABLE, "cpu", (4,), elements, np.dtype("float32"), "0.12.0"
     assert str(plan(*call, **more)) == words
-
-
-def test_a_row_in_words():
-    row = "psum on cpu, ranks from 2 to below 9, hosts 1, bfloat16 or float8"
-    assert str(TABLE.rows[1]) == row
 
 
 def test_an_unknown_collective_is_refused():
