@@ -31,8 +31,7 @@ class Model:
 
     For matmuls, delta is seconds per floating-point operation, and start is what a matmul takes
     besides its operations. far is seconds per byte read from the main memory. near is the same for
-    the memory next to the core, which holds near_bytes. Compilers estimate that a hop takes
-    reckoned_alpha plus reckoned_beta per byte, and place its start by that.
+    the memory next to the core, which holds near_bytes.
 
     wire is the measured seconds of a message as a function of its bytes, if there are
     measurements. Then it replaces alpha and beta.
