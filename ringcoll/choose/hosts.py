@@ -6,10 +6,11 @@ from typing import Any
 
 from ringcoll.choose.plan import Plan, cheapest
 from ringcoll.choose.table import LAX
-from ringcoll.choose.under_work import neighbours
 from ringcoll.costs.machines import SWITCHES
 from ringcoll.costs.under_work import Work, built_in_seconds, overlapped_seconds, rounds
 from ringcoll.io.strict_json import version
+from ringcoll.schedules.registry import build
+from ringcoll.schedules.schedule import Schedule
 
 #: The algorithm between hosts on CPU: the runtime there sends one message at a time.
 RING = "ring"
@@ -50,8 +51,9 @@ def _cheaper(works: Sequence[Work], shard_bytes: float, widened: int, ranks: int
     """The ring, or the built-in, which sends `widened` times the bytes of the ring."""
     model = SWITCHES["gloo500"]
     swaps = 2 if ranks == 2 else 1  # gloo sends both directions of a pair one after the other
-    ring = rounds(neighbours((ranks,))[RING])
-    hidden = overlapped_seconds(works, swaps * shard_bytes, model, ring)
+    schedule = build("all_gather", RING, (ranks,))
+    assert isinstance(schedule, Schedule)  # only all-reduces have stages
+    hidden = overlapped_seconds(works, swaps * shard_bytes, model, rounds(schedule))
     whole = built_in_seconds(works, widened * shard_bytes, ranks, model, 1, gathers=False)
     return cheapest([Plan(LAX, whole), Plan(RING, hidden)])
 

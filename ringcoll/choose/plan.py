@@ -13,7 +13,7 @@ from ringcoll.io.text import seconds_in_words
 ERROR: Final = 1.05
 
 #: Why a plan has the algorithm that the call names, or `with ringcoll.algorithm(...)` around it.
-NAMED: Final = "named in the call"
+NAMED: Final = "named by the caller"
 
 
 @dataclass(frozen=True)

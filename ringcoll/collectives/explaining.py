@@ -51,7 +51,7 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
 
         jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
         with takes_plans(take):
-            jitted.trace(*operands, **named).lower(lowering_platforms=_platforms(operands))
+            jitted.trace(*operands, **named).lower(lowering_platforms=_platforms((operands, named)))
         return Explanation(tuple(plans))
 
     return explained

@@ -50,15 +50,17 @@ def by_platform(
         operands: the operands of `run`.
     """
 
+    may_be_between = are_cpu_processes()
+
     def plan_on(platform: str, hosts: int) -> Plan:
-        if platform == "cpu" and hosts > 1:
+        if may_be_between and hosts > 1:
             return between
         return PLAIN if platform in PLAIN_ON else plan
 
     operands = noted_when_lowered(call, axes, operands, plan_on)
     is_plain = plan.algorithm == LAX and plan.in_place is None
     others = {} if is_plain else dict.fromkeys(PLAIN_ON, partial(run, PLAIN))
-    if between.algorithm != LAX and are_cpu_processes():
+    if between.algorithm != LAX and may_be_between:
         others["cpu"] = partial(by_hosts, axes, partial(run, PLAIN), partial(run, between))
     if not others:
         return run(plan, *operands)

@@ -177,7 +177,8 @@ def multiply_and_scatter(
     # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
     is_explicit = any(explicit_spec(x) is not None for pair in pairs for x in pair)
     plan = plans.to_scatter(scatter, pairs, sizes, model, may_be_built_in=not is_explicit)
-    if is_explicit:
+    if is_explicit:  # which runs on every platform, and turns gain on TPUs alone
+        plan = replace(plan, by_turns=plan.by_turns and device_kind() in KINDS)
         return by_plan(call, options.axes, plan, run, pairs)
     between = plans.to_scatter_between_hosts(scatter, pairs, prod(sizes), jax.__version__)
     return by_platform(call, options.axes, plan, between, run, pairs)

@@ -20,6 +20,9 @@ from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.work import are_known, nbytes, ratio, summed, works_of
 from ringcoll.schedules.schedule import Schedule
 
+#: Where the built-in sum cannot run, and nothing has a price.
+_BY_HAND = Plan("bidirectional_ring", why="JAX cannot lower the built-in beside an explicit axis")
+
 
 def to_gather(
     gather: Gather,
@@ -50,8 +53,7 @@ def to_gather(
     lengths = exchange.whole_sizes(gather, product, x, other, n)
     ct = exchange.shape_of(lengths, product.out, product.dtype)
     back = replace(gather, products=(Product(product.out, product.other, other.dtype),))
-    rows = _rows(back, x, ct, sizes, model)
-    again = _cheapest(rows).seconds if rows else 0.0
+    again = _cheapest(_rows(back, x, ct, sizes, model)).seconds
     late = built_in_seconds(works_of(gather, x, others, n), 0.0, n, model, 1, gathers=False)
     kept = cheapest(form for form in forms if not form.in_place)
     return plan if plan.seconds + again < kept.seconds + late else kept
@@ -109,9 +111,9 @@ def to_scatter(
 ) -> Plan:
     """The plan of a scattered sum of products on TPUs; arguments as for `to_gather`."""
     if not are_known(*(x for pair in pairs for x in pair)):
-        return SYMBOLIC
+        return SYMBOLIC if may_be_built_in else _BY_HAND
     plans = scatter_forms(scatter, pairs, sizes, model)
-    return cheapest(plans if may_be_built_in else plans[1:])
+    return cheapest(plans if may_be_built_in else plans[1:] or [_BY_HAND])
 
 
 def scatter_forms(

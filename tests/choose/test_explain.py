@@ -13,6 +13,7 @@ from support import make_mesh
 import ringcoll
 from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import Table, TableRow
+from ringcoll.matmuls import forms
 from ringcoll.runtime import scopes
 from ringcoll.runtime.hosts import HostSpread
 
@@ -53,7 +54,7 @@ V5E = on("TPU v5 lite", "tpu")
     ("call", "words"),
     [
         (partial(ringcoll.psum, algorithm=TABLE), "lax: no row covers it: the built-in"),
-        (partial(ringcoll.psum, algorithm="ring"), "ring: named in the call"),
+        (partial(ringcoll.psum, algorithm="ring"), "ring: named by the caller"),
     ],
 )
 def test_a_collective(call, words):
@@ -102,6 +103,7 @@ def test_a_matmul(kind, platform, words):
 def test_a_matmul_on_several_cpu_processes(monkeypatch, hosts_of_ranks):
     """Whether the ranks of the axis are on several hosts is known when the program is lowered."""
     monkeypatch.setattr(scopes, "on_hosts", lambda *_: HostSpread(hosts_of_ranks, None))
+    monkeypatch.setattr(forms, "are_cpu_processes", lambda: True)
     mesh, operands = on("cpu", "cpu")
     told = str(ringcoll.explain(mapped(summed, mesh))(*operands))
     between = "ring: 6.013 s; lax 9.771 s"  # 7 x 2 x 16.8 MB at 500 Mbit/s are 3.76 s
@@ -110,14 +112,14 @@ def test_a_matmul_on_several_cpu_processes(monkeypatch, hosts_of_ranks):
 
 def test_named_algorithms():
     mesh, operands = V5E
-    named = f"{GATHERED}: ring: named in the call"
+    named = f"{GATHERED}: ring: named by the caller"
     assert (
         str(ringcoll.explain(mapped(partial(summed, algorithm="ring"), mesh))(*operands)) == named
     )
     with ringcoll.algorithm("ring"):
         assert str(ringcoll.explain(mapped(summed, mesh))(*operands)) == named
     mine = mapped(partial(summed, algorithm=lambda n: ringcoll.algorithms.ring(n)), mesh)
-    assert str(ringcoll.explain(mine)(*operands)) == f"{GATHERED}: <lambda>: named in the call"
+    assert str(ringcoll.explain(mine)(*operands)) == f"{GATHERED}: <lambda>: named by the caller"
 
 
 def test_a_function_that_was_traced_before():

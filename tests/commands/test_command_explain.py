@@ -115,7 +115,7 @@ def own(tmp_path, monkeypatch):
 
 def test_a_program_prints_its_plans(capsys, own):
     assert main(["explain", "--function", f"{own}:program", "--topology", "v5e:4x2"]) == 0
-    assert capsys.readouterr().out == "psum over x=8, float32[1,4]: ring: named in the call\n"
+    assert capsys.readouterr().out == "psum over x=8, float32[1,4]: ring: named by the caller\n"
 
 
 @pytest.mark.parametrize(

@@ -283,3 +283,13 @@ def test_processes_of_one_host_have_the_form_of_one_process(monkeypatch):
 
     run = jax.shard_map(call, mesh=make_mesh(2), in_specs=P(), out_specs=P())
     assert jax.jit(run)(jnp.float32(0)) == 2
+
+
+def test_beside_an_explicit_axis_a_sum_is_never_the_built_in():
+    """JAX cannot lower it. Some meshes have no schedule with a price, and symbols have none."""
+    symbolic, w = SimpleNamespace(shape=("b", 64), size="64*b", dtype=TWO_BYTES), array(64, 64)
+    pair, v5e = (array(8192, 64), array(64, 64)), DEVICES["v5e"]
+    assert plans.to_scatter(SUM, [pair], (64, 64), v5e).algorithm == "lax"
+    for sizes, factors in (((8,), pair), ((64, 64), pair), ((8,), (symbolic, w))):
+        plan = plans.to_scatter(SUM, [factors], sizes, v5e, may_be_built_in=False)
+        assert plan.algorithm != "lax"

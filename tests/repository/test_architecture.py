@@ -49,7 +49,7 @@ WITHOUT_JAX = (
 #: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient; and
 #: what an algorithm may be.
 LAYERS_KNOW = (
-    *("layers", "choose.table", "collectives", "matmuls"),
+    *("layers", "choose.plan", "choose.table", "collectives", "matmuls"),
     *("runtime.scopes", "runtime.value_types"),
 )
 #: The layers that have rounds, and prices, of their own.

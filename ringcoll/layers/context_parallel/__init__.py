@@ -34,6 +34,7 @@ import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
 
+from ringcoll.choose.plan import NAMED, Plan
 from ringcoll.choose.table import Algorithm, Table
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
@@ -122,12 +123,11 @@ def attention(
     if kernel is not None and not callable(kernel):
         raise call.refusal(TypeError, f"kernel={kernel!r}", "pass a function, or None")
     _check_layout(call, layout, q.shape[1])
-    per_axis = _per_axis(call, algorithm)
+    per_axis, plan = _per_axis(call, algorithm), None
     if per_axis is None:
         (batch, length, heads, d), groups = q.shape, k.shape[2]
         shape = batch, length, heads, groups, (d, v.shape[3]), q.dtype.itemsize
         plan = fastest(Attention(sizes, layout, mask, *shape), device_kind())
-        q, k, v = noted_when_lowered("attention", call.axes, (q, k, v), lambda *_: plan)
         per_axis = tuple(
             ULYSSES if i in plan.exchanged else plan.algorithm for i in range(len(sizes))
         )
@@ -136,6 +136,8 @@ def attention(
     gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
     gather = gathers[0] if gathers else "ring"  # a ring of one rank, which has no rounds
     algorithm = call.attempt(choice.resolve_algorithm, gather, OF_SUMS, gathered)
+    told = plan or Plan(algorithm if gathers else ULYSSES, why=NAMED, exchanged=exchanged)
+    q, k, v = noted_when_lowered("attention", call.axes, (q, k, v), lambda *_: told)
 
     ids = [] if segment_ids is None else [_ids(segment_ids, call.axes, sizes, exchanged)]
     q, k, v, *ids = typed_alike([q, k, v, *ids], call.axes)

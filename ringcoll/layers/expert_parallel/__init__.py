@@ -32,6 +32,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.tree_util import keystr
 
+from ringcoll.choose.plan import NAMED, Plan
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
@@ -170,12 +171,12 @@ def moe(
     routing = route(tokens, router, axes, top_k, normalize)
     tokens, _ = typed_alike([tokens, router], axes)
     count, d, f = own.gate.shape
-    form: Any = algorithm
+    plan = Plan(algorithm, why=NAMED)
     if algorithm == "auto":
         mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
         plan = fastest(mixture, device_kind())
-        tokens = noted_when_lowered("moe", axes, tokens, lambda *_: plan)
-        form = plan.algorithm
+    form: Any = plan.algorithm
+    tokens = noted_when_lowered("moe", axes, tokens, lambda *_: plan)
     if form == GATHER:
         y = _by_gather(tokens, routing, own, axes, max_send)
     elif form == RAGGED:
