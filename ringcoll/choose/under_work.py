@@ -11,7 +11,7 @@ from math import prod
 from types import MappingProxyType
 
 from ringcoll.choose.plan import Plan
-from ringcoll.choose.table import LAX
+from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.model import Model, links, scatter_links
 from ringcoll.costs.slices import SIDES, rings
@@ -130,18 +130,19 @@ def scatter_plans(
 
 
 def reduce_plans(
-    name: str, schedule: Schedule, work: Work, block_bytes: float, model: Model
+    algorithm: Algorithm, schedule: Schedule, work: Work, block_bytes: float, model: Model
 ) -> list[Plan]:
-    """The plans of a sum of matmuls by a schedule: each block at once or, if possible, by turns.
+    """Plans of a sum of matmuls by one algorithm: each block at once or, if possible, by turns.
 
     By turns, a matmul reads and writes the sum that arrived, and only half of the first one hides
     nothing. But twice as many matmuls read what is not cut.
     """
     of_rounds = rounds_on(schedule, model.axes)
     adding = (schedule.size - 1) * model.gamma * block_bytes
-    plans = [Plan(name, overlapped_seconds([work], block_bytes, model, of_rounds) + adding)]
+    at_once = overlapped_seconds([work], block_bytes, model, of_rounds)
+    plans = [Plan(algorithm, at_once + adding)]
     if only_forwards(schedule):
         adds = [replace(work, summed=block_bytes / 2)]
         halves = overlapped_seconds(adds, block_bytes, model, by_turns(of_rounds))
-        plans.append(Plan(name, halves, by_turns=True))
+        plans.append(Plan(algorithm, halves, by_turns=True))
     return plans

@@ -89,14 +89,10 @@ def tour_rounds(path: Tour, ratio: float = 1.0) -> tuple[Round, ...]:
         path: the tour.
         ratio: the bytes of a sum over the bytes of its shard.
     """
-    own, *out = rounds(path.out)
-    home = [0.0] * path.delay + [ratio * one.load for one in rounds(path.back)[:0:-1]]
-    pairs = zip_longest(out, home, fillvalue=None)
-    together = (
-        Round(one.shards if one else 0.0, (one.load if one else 0.0) + (back or 0.0))
-        for one, back in pairs
-    )
-    return own, *together
+    (own, *out), nothing = rounds(path.out), Round(0.0, 0.0)
+    home = [nothing] * path.delay + [*rounds(path.back)[:0:-1]]
+    pairs = zip_longest(out, home, fillvalue=nothing)
+    return own, *(Round(one.shards, one.load + ratio * back.load) for one, back in pairs)
 
 
 def by_turns(of_rounds: Iterable[Round]) -> tuple[Round, ...]:

@@ -166,17 +166,17 @@ def multiply_and_scatter(
         scatter: see `Scatter`.
         pairs: the factors a and b of each product.
     """
-    sizes, model = options.sizes(), options.model()
     call, run = "einsum_reduce_scatter", partial(_scattered_sum, options, scatter)
     if options.algorithm != "auto":
         plan = Plan(options.algorithm, why=NAMED)
         if options.algorithm != LAX and device_kind() in KINDS:
             schedule, _ = options.schedule(options.algorithm)
-            plan = plans.by_schedule(scatter, pairs, schedule, options.algorithm, model)
+            plan = plans.by_schedule(scatter, pairs, schedule, options.algorithm, options.model())
         return by_plan(call, options.axes, plan, run, pairs)
     # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
     is_explicit = any(explicit_spec(x) is not None for pair in pairs for x in pair)
-    plan = plans.to_scatter(scatter, pairs, sizes, model, may_be_built_in=not is_explicit)
+    sizes, may_be_built_in = options.sizes(), not is_explicit
+    plan = plans.to_scatter(scatter, pairs, sizes, options.model(), may_be_built_in)
     if is_explicit:  # which runs on every platform, and turns gain on TPUs alone
         plan = replace(plan, by_turns=plan.by_turns and device_kind() in KINDS)
         return by_plan(call, options.axes, plan, run, pairs)

@@ -11,7 +11,6 @@ from typing import Any
 
 from ringcoll.choose import hosts
 from ringcoll.choose.plan import NAMED, SYMBOLIC, Plan, cheapest
-from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import gather_plans, reduce_plans, scatter_plans
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds
@@ -130,8 +129,8 @@ def by_schedule(
     if not are_known(*(x for pair in pairs for x in pair)):
         return Plan(given, why=NAMED)
     work, block = summed(scatter, pairs, schedule.size)
-    plan = min(reduce_plans(LAX, schedule, work, block, model), key=lambda plan: plan.seconds)
-    return replace(plan, algorithm=given, why=NAMED)
+    plan = min(reduce_plans(given, schedule, work, block, model), key=lambda plan: plan.seconds)
+    return replace(plan, why=NAMED)
 
 
 def to_gather_between_hosts(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> Plan:
