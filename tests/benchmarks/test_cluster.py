@@ -158,21 +158,5 @@ def test_each_collective_runs_by_its_own_algorithms():
     assert {"ring", "ring@2x2"} < set(by_default) < set(by_all)
     assert set(by_all) - set(by_default) >= {"auto"}
     assert choose_algorithms(["psum"], "auto", 2, 2)["psum"] == by_all
-
-
-def test_an_algorithm_that_runs_on_a_different_number_of_ranks_is_refused():
     with pytest.raises(SystemExit, match="no 'halving_doubling'; choose from"):
         choose_algorithms(["psum"], "ring,halving_doubling", 3, 1)
-
-
-@pytest.mark.parametrize(
-    ("flags", "complaint"),
-    [
-        ("cluster --rate fast", "--rate 'fast': give a rate such as 500mbit or 1gbit"),
-        ("cluster --hosts 0", "--hosts 0 --devices 1: give 1 or more of each"),
-        ("wire -g 1", "one process has no wire: give --coordinator"),
-    ],
-)
-def test_what_cannot_be_is_refused(flags, complaint):
-    with pytest.raises(SystemExit, match=complaint):
-        main(flags.split())

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 from support import make_mesh, mostly_exhaustive
 
 from benchmarks.compiled import context, experts, layers
@@ -14,6 +15,7 @@ from benchmarks.compiled.block import SUMMED, algorithms_of, block
 from benchmarks.compiled.block_halves import half
 from benchmarks.compiled.programs import COMPILER, PLAIN, with_gradient
 from benchmarks.compiled.stack import OURS, POLICIES, stack
+from benchmarks.compiled.switch_forms import FORMS, SWITCH_FORMS
 
 STACK = "3x8x64x96"
 FLOAT32 = jnp.float32
@@ -102,6 +104,23 @@ def test_plain_is_right(kept):
         y = y + (y @ gate / (1 + np.exp(-y @ gate)) * (y @ up)) @ down
     mine = function(FLOAT32(start), {name: FLOAT32(of) for name, of in values.items()})
     np.testing.assert_allclose(mine, y, rtol=0, atol=TOLERANCE * np.abs(y).max())
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", SWITCH_FORMS)
+def test_forms_for_a_switch_are_right(name, n):
+    """The data are whole numbers, so results are exact. All ranks are compared."""
+    rows = jnp.arange(8 * n * 3 * n).reshape(8 * n, 3 * n) % 7 - 3
+    w = jnp.arange(3 * n * 2 * n).reshape(3 * n, 2 * n) % 5 - 2
+    specs = {
+        FORMS[0]: ((P("x"), P(None, "x")), P(None, "x")),
+        FORMS[1]: ((P(None, "x"), P("x")), P("x")),
+    }
+    for form, (ins, out) in specs.items():
+        mapped = jax.shard_map(
+            SWITCH_FORMS[name][form], mesh=make_mesh(n), in_specs=ins, out_specs=out
+        )
+        np.testing.assert_array_equal(jax.jit(mapped)(rows, w), rows @ w)
 
 
 def test_a_mesh_without_data_sums_no_gradients():

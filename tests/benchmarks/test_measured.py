@@ -6,6 +6,7 @@ from statistics import median
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.machines import fit, measured, points, wheel
 from ringcoll.costs.machines import FOLDER
 
@@ -69,8 +70,6 @@ def test_the_model_carries_to_what_was_not_fitted():
 
 
 def test_the_command_prints_errors(capsys):
-    from benchmarks.__main__ import main
-
     assert main(["measured", "--device", "v5p,gloo"]) == 0
     printed = capsys.readouterr().out
     assert "error by machine" in printed

@@ -75,10 +75,6 @@ def test_a_wire_prints_how_often_values_are_encoded(capsys):
         told = f"{collective}, with a wire, at n = 4: A message holds int8 codes"
         assert printed.partition(told)[2].partition("at most ")[2].startswith(times)
     assert "tour, with a wire" not in printed
-    for of, words in (("rign", "choose from"), ("", "needs an algorithm; give its NAME")):
-        with pytest.raises(SystemExit):
-            main(["explain", *of.split(), "--wire", "int8"])
-        assert words in capsys.readouterr().err
 
 
 OWN = """

@@ -1,4 +1,4 @@
-"""Arguments of commands: sizes, names and functions are read, or refused in a line; Ctrl-C."""
+"""Arguments of commands: sizes, names and functions, read or refused in a line; files; Ctrl-C."""
 
 import json
 import re
@@ -22,25 +22,7 @@ def test_megabytes_are_powers_of_two_however_they_are_written(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["64MBB", "64iB", "iB", "B", "1TB", "-1MB", "2000000000GiB", "9" * 99]
-)
-def test_a_bad_size_is_refused(capsys, text):
-    with pytest.raises(SystemExit, match="2"):
-        main(["cost", "psum", f"--bytes={text}"])
-    assert f"{text!r} is not a size; write 512, 1K, 64M or 1G" in capsys.readouterr().err
-
-
-def test_collectives_may_have_hyphens(capsys):
-    for command in ("cost", "draw"):
-        printed = []
-        for name in ("reduce-scatter", "reduce_scatter"):
-            assert main([command, name, "-n", "4", "--algorithm", "ring"]) == 0
-            printed.append(capsys.readouterr().out)
-        assert printed[0] == printed[1]
-
-
-@pytest.mark.parametrize(
-    "collective", mostly_exhaustive(["all_reduce", "all_to_all", "tour"], "all_to_all".__eq__)
+    "collective", mostly_exhaustive(["all-reduce", "all-to-all", "tour"], "all-to-all".__eq__)
 )
 def test_a_collective_is_enough_to_draw_and_to_price(capsys, collective):
     for command in ("draw", "cost"):
@@ -61,19 +43,87 @@ def test_the_list_of_commands_has_a_working_example_of_each(capsys, monkeypatch)
     assert {*typed} == {*COMMANDS}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "cost psum -n 1000000",
-        "cost psum -n 1024x1024",
-        "draw psum --algorithm torus -n 100x100x100 --svg a.svg",
-        f"draw psum --function {__name__}:too_many -n {10**15}",
+TOO_MANY = f"a schedule of more than {MOST_RANKS} ranks takes"
+#: What follows a command, and a part of what is said of it.
+REFUSED = {
+    "cost": [
+        ("all_gather --algorithm rign", "--algorithm rign: all_gather: no algorithm 'rign'; did"),
+        ("all_gather --ranks 8 --network 2x2", "8 ranks do not fit on a slice of 4"),
+        ("all_gather --ranks 8 --network torus", "network 'torus' is no slice ('4x4'), nor"),
+        ("all_gather --ranks 8 --hosts 2", "v5e is on a slice; leave it out"),
+        ("all_gather --ranks 2x2x2", "v5e has links along 2 axes, not (2, 2, 2)"),
+        ("all_gather --algorithm lax --network switch", "the built-in of v5e runs on a slice"),
+        ("all_gather --device nothing", "no machine is named 'nothing'"),
+        ("all_gather --algorithm recursive_doubling --ranks 3", "a power of two, got 3 ranks"),
+        ("all_gather --alpha -1", "argument --alpha: '-1' is not a number of seconds; write 3e-6"),
+        ("all_gather --json --formulas", "--formulas: not allowed with argument --json"),
+        ("all_gather --ports 0", "argument --ports: '0' is not a number above 0"),
+        ("all_gather --function ringcoll.costs:DEVICES", "is a mappingproxy; name a function"),
+        ("all_gather --shape 8x8x8", "--shape: all_gather does not take it; leave it out"),
+        ("all_gather_matmul --bytes 1K", "--bytes: all_gather_matmul does not take it; leave it"),
+        ("all_gather_matmul --shape 8x8", "'8x8' does not have three sizes; write MxKxF"),
+        ("all_gather_matmul --shape 12x8x8", "--shape 12x8x8: 8 ranks do not divide it; give mult"),
+        ("all_gather_matmul --device h100", '--device h100: "auto" runs the built-in there; cho'),
+        ("all_gather_matmul --draw a.svg -n 4,8", "a picture has one number of ranks; give one"),
+        ("matmul_reduce_scatter --operand 0", "--operand: matmul_reduce_scatter gathers nothing"),
+        ("matmul_reduce_scatter --wire int8", "matmul_reduce_scatter has no wire; leave it out"),
+        ("pmax --wire int8", "--wire int8: pmax has no wire; leave it out"),
+        ("psum -n 1000000", TOO_MANY),
+        ("psum -n 1024x1024", TOO_MANY),
+        *(
+            (f"psum --bytes={text}", f"{text!r} is not a size; write 512, 1K, 64M or 1G")
+            for text in ("64MBB", "64iB", "iB", "B", "1TB", "-1MB", "2000000000GiB", "9" * 99)
+        ),
     ],
+    "draw": [
+        ("psum --algorithm torus -n 100x100x100 --svg a.svg", TOO_MANY),
+        (f"psum --function {__name__}:too_many -n {10**15}", TOO_MANY),
+    ],
+    "explain": [
+        ("rign --wire int8", "choose from"),
+        ("--wire int8", "needs an algorithm; give its NAME"),
+    ],
+    "export": [
+        ("psum --algorithm ring -n 1024", "1024 ranks: a file has a program for at most"),
+        ("psum --algorithm ring -n 4 -o no/a.xml", "--output no/a.xml: "),
+        ("tour --algorithm ring -n 4", "tour: MSCCL has no such collective"),
+    ],
+    "import": [
+        ("none.xml", "No such file or directory: 'none.xml'"),
+        ("README.md", "README.md: it is not XML"),
+    ],
+    # Before anything is compiled, and without libtpu.
+    "overlap": [
+        ("", "one of the arguments --example --function FILE is required"),
+        ("--example none_such", "argument --example: no 'none_such'; choose from all_gath"),
+    ],
+    "overlap --example ring_matmul": [
+        ("--shape 512x512", "'512x512' does not have three sizes"),
+        ("--shape 0x0x0", "'0x0x0' is not a shape"),
+        ("--mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
+        ("--constant link=0", "'link=0': '0' is not a number above 0"),
+        ("--constant lnk=3", "'lnk' is not one of clock, link, flops, hbm, hop"),
+        ("--option foo", "'foo' is not an option with a value; write NAME=VALUE"),
+        ("--against no.json", "'no.json' is no report that --json wrote: No su"),
+        ("--topology v4:2x2x1", "v4:2x2x1: the constants of this chip are not "),
+        ("--topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, s"),
+        ("--topology v5e:6", "'v5e:6' must be a power of two; name such as v5"),
+        ("--topology v5e:4x4x4", "v5e has two axes; name such as v5e:4x2"),
+    ],
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("command", "arguments", "complaint"),
+    [(command, *row) for command, rows in REFUSED.items() for row in rows],
 )
-def test_too_many_ranks_are_refused_with_the_bound(capsys, arguments):
+def test_bad_arguments_are_refused_in_a_line(capsys, command, arguments, complaint):
     with pytest.raises(SystemExit, match="2"):
-        main(arguments.split())
-    assert f"a schedule of more than {MOST_RANKS} ranks takes" in capsys.readouterr().err
+        main([*command.split(), *arguments.split()])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"python -m ringcoll {command.split()[0]}: error: ")
+    assert complaint in line
 
 
 def too_many(n):
@@ -117,6 +167,9 @@ def test_a_bad_function_name_is_refused(capsys, text):
         ("matmul --shape 7x7", "argument --shape: '7x7' is not of 3 sizes"),
         ("matmul --shape 7x7x7", "error: --shape 7x7x7: IndivisibleError: "),
         ("failures --ways x", "argument --ways: no 'x'; choose from today, checked, deadline"),
+        ("cluster --rate fast", "--rate 'fast': give a rate such as 500mbit or 1gbit"),
+        ("cluster --hosts 0", "--hosts 0 --devices 1: give 1 or more of each"),
+        ("wire -g 1", "one process has no wire: give --coordinator"),
     ],
 )
 def test_benchmarks_refuse_in_a_line_before_they_measure(capsys, monkeypatch, command, message):
@@ -135,6 +188,30 @@ def test_a_bad_environment_variable_is_refused_before_the_work(monkeypatch, caps
     default_table.cache_clear()
     line = capsys.readouterr().err.splitlines()[-1]
     assert all(word in line for word in ("error: ", "RINGCOLL_TABLE", "rign"))
+
+
+# -- files of MSCCL --
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("all-reduce --algorithm torus -n 2x3", "'all_reduce_torus', Simple: psum of "),
+        ("all_to_all --algorithm bruck -n 4", "all_to_all of 4 chunks on 4 ranks"),
+        ("all_gather --function ringcoll.algorithms:two_ended -n 5", "on 5 ranks"),
+    ],
+)
+def test_what_is_exported_is_imported(tmp_path, capsys, command, says):
+    file = tmp_path / "a.xml"
+    assert main(["export", *command.split(), "-o", str(file)]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["export", *command.split()]) == 0
+    assert capsys.readouterr().out == file.read_text()
+    assert main(["import", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert says in printed
+    assert "proved in place and out of place: every rank gets every chunk" in printed
 
 
 # -- Ctrl-C --

@@ -13,7 +13,6 @@ import pytest
 from hlo_texts import CHIP, blocking, program
 from support import assert_same, data, make_mesh, per_rank, python
 
-from ringcoll import __main__ as command_line
 from ringcoll import overlap
 from ringcoll.commands.overlap_examples import ring_matmul
 
@@ -69,30 +68,6 @@ for arguments in json.load(open(sys.argv[1])):
                 status = ended.code
     print(json.dumps([status, out.getvalue(), err.getvalue()]))
 """
-
-#: Refused before anything is compiled, and without libtpu.
-REFUSED = [
-    ("", "one of the arguments --example --function FILE is required"),
-    ("--example none_such", "argument --example: no 'none_such'; choose from all_gath"),
-    ("--example ring_matmul --shape 512x512", "'512x512' does not have three sizes"),
-    ("--example ring_matmul --shape 0x0x0", "'0x0x0' is not a shape"),
-    ("--example ring_matmul --mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
-    ("--example ring_matmul --constant link=0", "'link=0': '0' is not a number above 0"),
-    ("--example ring_matmul --constant lnk=3", "'lnk' is not one of clock, link, flops, hbm, hop"),
-    ("--example ring_matmul --option foo", "'foo' is not an option with a value; write NAME=VALUE"),
-    ("--example ring_matmul --against no.json", "'no.json' is no report that --json wrote: No su"),
-    ("--example ring_matmul --topology v4:2x2x1", "v4:2x2x1: the constants of this chip are not "),
-    ("--example ring_matmul --topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, s"),
-    ("--example ring_matmul --topology v5e:6", "'v5e:6' must be a power of two; name such as v5"),
-    ("--example ring_matmul --topology v5e:4x4x4", "v5e has two axes; name such as v5e:4x2"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "complaint"), REFUSED)
-def test_bad_arguments_are_refused_in_a_line(capsys, arguments, complaint):
-    with pytest.raises(SystemExit, match="2"):
-        command_line.main(["overlap", *arguments.split()])
-    assert complaint in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_ring_of_the_examples_is_a_gather_and_a_product():

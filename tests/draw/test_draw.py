@@ -124,6 +124,7 @@ SENTENCES = [
      "every rank r sends to r+1: shard r-2; to r+1: its sum of shard r-1"),
     ("all_gather", "direct", (64,), 0,
      "every rank r sends to each of r+1, r+2, r+3, ..., r-1 (63 of them): shard r"),
+    ("all_gather", Schedule((3,), ((), *ring(3).rounds)), (3,), 0, "every rank r sends nothing"),
 ]
 # fmt: on
 
@@ -253,13 +254,6 @@ def test_the_page_prices_only_devices_with_such_a_torus():
     assert '<th scope="row">v5p' in deep
 
 
-def test_a_round_in_which_nothing_is_sent():
-    pause = Schedule((3,), ((), *ring(3).rounds))
-    assert "round 1 of 3, all-gather: every rank r sends nothing\n" in as_text(
-        plan("all_gather", pause, (3,))
-    )
-
-
 def nothing(n):
     """No schedule."""
 
@@ -279,6 +273,11 @@ def raises(n):
         ("psum --function test_draw:raises -n 4", "(4,), the sizes of the axes: KeyError: 4 ("),
         ("psum --function test_draw:nothing -n 4", "takes an instance of Schedule, got None"),
         ("psum --algorithm ring -n 4 --round 2", "give --svg too"),
+        ("psum --algorithm ring -n 4 --svg /dev/null --round 7", "round 7: there are 0 (the start"),
+        ("psum --algorithm ring -n 16 --svg /dev/null", "31 frames in one picture: at most 24"),
+        ("psum --follow 1", "--follow is for what moves: give --animate or --html too"),
+        ("psum -n 2 --animate /dev/null --follow 2", "follow 2: there are shards 0 to 1"),
+        ("pmax --wire int8", "--wire int8: pmax has no wire; leave it out"),
         ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
     ],
 )
@@ -295,6 +294,3 @@ def test_a_wire_is_in_the_title_and_the_captions(capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert printed.startswith("psum by direct on 4 ranks, int8 codes in messages")
     assert "1.031 bytes a value, 0.516 of bfloat16. A value is encoded at most 2 times;" in printed
-    with pytest.raises(SystemExit):
-        main(["draw", "pmax", "--algorithm", "direct", "-n", "4", "--wire", "int8"])
-    assert "pmax has no wire" in capsys.readouterr().err

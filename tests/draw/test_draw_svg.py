@@ -105,13 +105,6 @@ def test_boxes_do_not_overlap():
             assert abs(ax - bx) > width + 20 or abs(ay - by) > height + 20
 
 
-def test_too_many_frames_and_unknown_rounds_raise():
-    with pytest.raises(ValueError, match="31 frames in one picture: at most 24"):
-        as_svg(plan("psum", "ring", (16,)))
-    with pytest.raises(ValueError, match=r"round 7: there are 0 \(the start\) to 6"):
-        as_svg(plan("psum", "ring", (4,)), 7)
-
-
 #: What eyes without red or green cones see: Machado, Oliveira, Fernandes (2009).
 SEEN = {
     "all": np.eye(3),

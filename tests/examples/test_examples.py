@@ -87,18 +87,12 @@ def test_training_over_processes_is_that_of_one_to_the_last_bit(tmp_path):
     assert several == one
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["flax_block", "equinox_block"])
-def test_blocks_are_those_of_one_device(name):
-    done = python("-W", "error", "-m", f"examples.{name}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "gradients as on one device" in done.stdout
-
-
 #: What a program prints, with which flags, and its exit status.
 PROGRAMS = [
     ("data_parallel", (), 0, ("lax, leaf by leaf                     25 ", "28  as by lax")),
     ("decode", (), 0, ("one_shot                                18                 9",)),
+    ("equinox_block", (), 0, ("gradients as on one device",)),
+    ("flax_block", (), 0, ("gradients as on one device",)),
     ("fsdp_equinox", (), 0, ("54272 B of weights on a device", "the losses are equal, except")),
     ("fsdp_nnx", (), 0, ("52096 B of weights on a device", "the losses are equal, except")),
     ("overlap_budget", (), 0, ("within the budget",)),

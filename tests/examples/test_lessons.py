@@ -1,7 +1,6 @@
 """Every lesson runs by itself and checks its claims; a claim that does not hold ends it."""
 
 import re
-from functools import cache
 
 import pytest
 from support import HERE, mostly_exhaustive, python
@@ -12,7 +11,6 @@ FOLDER = HERE / "examples" / "lessons"
 LESSONS = sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.py"))
 
 
-@cache
 def ran(*arguments):
     """The output of a lesson, and the number of its claims."""
     done = python("-W", "error", *arguments)

@@ -15,13 +15,6 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init
 NEEDS = {"nnx_strategies": ("flax", "optax")}
 
 
-def run(monkeypatch, name, *arguments):
-    """Without LLVM's optimisations, because short programs then take less time in all."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    return python("-W", "error", "-m", f"examples.tutorials.{name}", *map(str, arguments))
-
-
 def test_the_index_has_every_tutorial():
     index = (HERE / "docs" / "learn.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"](../examples/tutorials/{name}.py): " in index] == NAMES
@@ -31,8 +24,11 @@ def test_the_index_has_every_tutorial():
 def test_a_tutorial_runs(name, tmp_path, monkeypatch):
     for module in NEEDS.get(name, ()):
         pytest.importorskip(module, reason="pip install -e '.[examples]'")
-    arguments = ("--output", tmp_path) if name == "profiling" else ()
-    done = run(monkeypatch, name, *arguments)
+    # Without LLVM's optimisations, because short programs then take less time in all.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    arguments = ("--output", str(tmp_path)) if name == "profiling" else ()
+    done = python("-W", "error", "-m", f"examples.tutorials.{name}", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -15,16 +15,17 @@ from ringcoll.io import files
 pytestmark = pytest.mark.quick
 
 
-def test_a_file_is_replaced_and_a_link_stays(tmp_path):
+def test_a_file_is_replaced_and_a_link_stays_and_so_does_its_mode(tmp_path):
     path, link = tmp_path / "there", tmp_path / "link"
     path.write_text("old")
+    path.chmod(0o600)
     link.symlink_to(path.name)
     with path.open() as reader:
         files.check(link)
         files.write(link, "new")
         assert reader.read() == "old"  # to the end
     assert link.is_symlink()
-    assert path.read_text() == "new"
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", 0o600)
     files.check(tmp_path / "new")
     assert {one.name for one in tmp_path.iterdir()} == {"there", "link"}
     files.write(tmp_path / "new", b"bytes")
@@ -49,14 +50,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
     with pytest.raises(OSError, match=r"No space left on device: '.*/table.json'"):
         TABLE.save(path)
     assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("table.json", "old")]
-
-
-def test_a_private_file_stays_private(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-    path.chmod(0o600)
-    files.write(path, "new")
-    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", 0o600)
 
 
 def test_pipes_and_standard_output_are_written_to(tmp_path):

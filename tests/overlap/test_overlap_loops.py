@@ -59,44 +59,30 @@ PARTS = (
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("turns", "compute", "body"),
     [
-        (done("x", "p1"), start("s"), dot("y"), *WHOLE),
-        (done("x", "p1"), start("s"), dot("y"), *PARTS),
-        (start("s", "w"), done("x", "p1"), dot("y"), *WHOLE),  # permutes of two turns, one link
+        (7, 7000, (done("x", "p1"), start("s"), dot("y"), *WHOLE)),
+        (7, 7000, (done("x", "p1"), start("s"), dot("y"), *PARTS)),
+        # Permutes of two turns share a link.
+        (7, 7000, (start("s", "w"), done("x", "p1"), dot("y"), *WHOLE)),
+        (0, 0, (done("x", "p1"), start("s"), dot("y"), *WHOLE)),
+        # Counted without being run; the counter's 12 bytes are 1.2 ns a turn.
+        (100_000, 100_000_120, (done("x", "p1"), start("s"), dot("y"), *WHOLE)),
     ],
 )
-def test_a_permute_that_ends_in_the_next_turn_counts_in_each(body):
+def test_a_permute_that_ends_in_the_next_turn_counts_in_each(turns, compute, body):
     """Each turn waits, starts the next permute, and runs a matmul over it: 1 us is exposed.
 
     Nothing runs over the first permute, so 1001 us are exposed. The last one ends after the loop.
     """
-    text = carried(*body, before=[start("s0")], after=[done("z", "q1")])
+    text = carried(*body, turns=turns, before=[start("s0")], after=[done("z", "q1")])
     report = overlap.report(text, chip=CHIP)
-    assert us(report, "total", "compute", "exposed") == (8008, 7000, 1001 + 7)
-    assert counts(report) == {"s0": 1, "s": 7}
-    assert us(report, "communication") == (8 * 1001,)
+    total = 1001 * (1 + turns)
+    assert us(report, "total", "compute", "exposed") == (total, compute, total - compute)
+    assert us(report, "communication") == (total,)
+    assert counts(report) == {"s0": 1, **({"s": turns} if turns else {})}
     if body[0].startswith("%x"):
-        assert [(row.matmuls, row.bare) for row in report.rows] == [(0, 1), (7, 0)]
-
-
-def test_many_turns_with_a_carried_permute_are_counted_without_being_run():
-    body = (done("x", "p1"), start("s"), dot("y"), *WHOLE)
-    text = carried(*body, turns=100_000, before=[start("s0")], after=[done("z", "q1")])
-    report = overlap.report(text, chip=CHIP)
-    # The counter's 12 bytes are 1.2 ns a turn.
-    assert us(report, "total", "compute") == (100_001 * 1001, 100_000_120)
-    assert us(report, "exposed") == (100_001 * 1001 - 100_000_120,)
-    assert counts(report) == {"s0": 1, "s": 100_000}
-    assert report.rows[1].matmuls == 100_000
-
-
-def test_a_loop_of_no_turns_returns_its_operands():
-    body = (done("x", "p1"), start("s"), dot("y"), *WHOLE)
-    text = carried(*body, turns=0, before=[start("s0")], after=[done("z", "q1")])
-    report = overlap.report(text, chip=CHIP)
-    assert us(report, "total", "exposed") == (1001, 1001)
-    assert counts(report) == {"s0": 1}
+        assert [(row.matmuls, row.bare) for row in report.rows] == [(0, 1), (turns, 0)][: 1 + turns]
 
 
 def test_each_place_of_the_carry_holds_its_own_transfer():
@@ -111,10 +97,12 @@ def test_each_place_of_the_carry_holds_its_own_transfer():
 
 
 def test_a_transfer_may_end_in_a_computation_that_is_called():
-    called = computation("ends", {"e": STATE, "w": SHAPE}, done("g", "e"))
-    lines = (start("s"), dot("y"), f"%z = {SHAPE} call(%s, %y), to_apply=%ends")
+    """Its first 600 us are under a matmul, and 300 more under one of the computation."""
+    inside = dot("v", "w", cycles=300_000), done("g", "e")
+    called = computation("ends", {"e": STATE, "w": SHAPE}, *inside)
+    lines = start("s"), dot("y", cycles=600_000), f"%z = {SHAPE} call(%s, %y), to_apply=%ends"
     report = overlap.report(program(*lines, before=MATMUL + called), chip=CHIP)
-    assert us(report, "total", "exposed") == (1001, 1)
+    assert us(report, "total", "compute", "exposed") == (1001, 900, 101)
 
 
 def branch(name, *lines):

@@ -9,10 +9,8 @@ import pytest
 from hlo_texts import (
     BACK,
     CHIP,
-    SHAPE,
     add,
     blocking,
-    computation,
     done,
     dot,
     loop,
@@ -70,11 +68,6 @@ def test_exposed_time_of_transfers(lines, times):
 def test_forms_of_replica_groups(text, groups):
     root = parse(program(blocking("all-gather", groups=text))).entry.root
     assert transfers.groups(root, 4) == groups
-
-
-def test_groups_that_cannot_be_read_are_refused():
-    with pytest.raises(overlap.HloError, match=r"replica_groups=mesh.*does not know"):
-        totals(blocking("all-gather", groups="mesh['a'=4] {'a':(1)2}"))
 
 
 def test_an_addition_is_priced_by_its_bytes_not_by_its_estimate():
@@ -185,11 +178,3 @@ def test_the_body_of_a_loop_counts_once_a_turn(known, compared, options, turns):
     assert report.unread == (() if turns is not None else ("while",))
     noted = any("turns of while cannot be read" in line for line in report.assumptions)
     assert noted == (turns is None)
-
-
-def test_a_loop_inside_a_loop():
-    # The transfer of a turn begins with it; its matmuls are called from a computation.
-    called = computation("twice", {"x": SHAPE, "w": SHAPE}, dot("a"), dot("b", "a"))
-    body = (start("s"), f"%y = {SHAPE} call(%x, %w), to_apply=%twice", done("next", "s"))
-    text = loop("", *body).replace("%body (c", called + "%body (c")
-    assert us(overlap.report(text, chip=CHIP), "total", "exposed") == (14_000, 0)

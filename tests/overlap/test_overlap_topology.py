@@ -87,14 +87,11 @@ def test_names_of_topologies(topology_name, exact):
     assert topology._libtpu_name(topology_name) == exact
 
 
-def test_devices_without_coordinates_are_refused():
+def test_what_is_on_no_tpu_is_refused():
     with pytest.raises(ValueError, match="has no coordinates; pass a mesh of TPU devices"):
         overlap.hops(make_mesh(4), "x")
     with pytest.raises(ValueError, match="no axis 'q', only"):
         overlap.hops(make_mesh(4), "q")
-
-
-def test_operands_without_a_mesh_are_refused():
     with pytest.raises(ValueError, match="no operand is sharded over a mesh"):
         overlap.compile_for("v5e:4x2", abs, np.zeros(3))
 

@@ -1,25 +1,29 @@
-"""The pages agree with the repository: links, commands, versions, figures and tables."""
+"""The pages agree with the repository: links, commands, versions, figures, tables and code."""
 
 import json
 import re
 import shlex
+import textwrap
 import tomllib
 from functools import partial
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from support import data, make_mesh, mostly_exhaustive, per_rank, python
 
 import benchmarks.__main__ as measuring
 import ringcoll
 import ringcoll.__main__ as saying
 from benchmarks.collectives import sweep
-from benchmarks.compiled import grid, recorded_claims
-from ringcoll import costs
-from ringcoll.commands import arguments
+from benchmarks.compiled import grid, pages, recorded_claims
+from ringcoll import algorithms, costs
+from ringcoll.commands import arguments, explain
+from ringcoll.runtime import engine
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -34,6 +38,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 #: `[text](target)`, `![text](target)` and `[label]: target`.
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
+#: A program, and what it prints.
+PAIR = re.compile(r"```python\n((?:(?!```).)*)```\n```text\n(.*?)```", re.DOTALL)
+PROGRAMS = sorted(name for name, text in PAGES.items() if PAIR.search(text))
 
 
 def anchors(text):
@@ -217,3 +224,66 @@ def test_the_command_is_the_module_and_says_its_version(capsys):
     assert end.value.code == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"ringcoll {ringcoll.__version__}, jax {jax.__version__}, Python ")
+
+
+# -- code, and what is written by commands --
+
+
+@pytest.mark.parametrize("page", mostly_exhaustive(PROGRAMS, lambda page: page == "README.md"))
+def test_the_code_prints_what_the_page_says(page):
+    for code, expected in PAIR.findall(PAGES[page]):
+        ran = python("-c", code)
+        assert ran.stdout == expected, ran.stderr
+
+
+@pytest.mark.parametrize("n", mostly_exhaustive([1, 2, 3, 5, 8], lambda n: n == 3))
+def test_the_lines_of_the_first_page_are_a_gather_and_a_product(n):
+    ring = r"(?<=```py\n)def all_gather_matmul.*?(?=\n```)"
+    (lines,) = re.findall(ring, PAGES["README.md"], re.DOTALL)
+    for module in (algorithms, engine):  # which show the same lines
+        assert textwrap.indent(lines, "    ") in module.__doc__
+    names = {"lax": jax.lax, "jnp": jnp}
+    exec(lines, names)
+
+    def plain(x, w):
+        return jax.lax.all_gather(x, "x", tiled=True) @ w
+
+    def with_gradients(product, x, w):
+        y, pull_back = jax.vjp(product, x, w)
+        return y, pull_back(jnp.cos(y))
+
+    x, w = data((n, 2, 3)), data((n, 3, 4))
+    ours, theirs = (
+        per_rank(make_mesh(n), partial(with_gradients, product), x, w)
+        for product in (names["all_gather_matmul"], plain)
+    )
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
+
+
+@pytest.mark.tpu_aot
+@pytest.mark.exhaustive
+@pytest.mark.skipif(
+    find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
+)
+def test_the_test_that_a_page_shows_passes(tmp_path):
+    example = r"```py\n((?:(?!```).)*\ndef test_.*?)```"
+    (shown,) = re.findall(example, PAGES["docs/overlap.md"], re.DOTALL)
+    file = tmp_path / "test_exposed.py"
+    file.write_text(shown, encoding="utf-8")
+    done = python("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", str(file))
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_the_tables_of_algorithms_hold_what_explain_says():
+    """Every line is right; an algorithm that is new need not be there: `claims --write` adds it."""
+    (shown,) = pages.ALGORITHMS.findall(PAGES["docs/algorithms.md"])
+    assert all(f"| {title} |" in shown for title in explain.LISTS)
+    wrong = set(shown.strip().splitlines()) - set(explain.markdown())
+    assert not wrong, "python -m benchmarks claims --write"
+
+
+def test_the_drawings_are_what_the_command_prints():
+    page = PAGES["docs/how.md"]
+    assert page == pages.with_algorithms(page), "python -m benchmarks claims --write"
+    for drawing in re.findall(r"<!-- draw (\w+ \w+ \d) -->\n```text\n", page):
+        assert "python -m ringcoll draw {} --algorithm {} -n {}\n".format(*drawing.split()) in page
