@@ -64,11 +64,6 @@ def test_a_plan_and_its_reason(collective, elements, more, words):
     assert str(plan(*call, **more)) == words
 
 
-def test_an_unknown_collective_is_refused():
-    with pytest.raises(ValueError, match="no collective 'allreduce'; choose from all_gather, "):
-        plan("allreduce", TABLE, "cpu", (4,), 1, np.dtype("float32"), "0.12.0")
-
-
 @pytest.mark.parametrize("leaves", [1, 2])
 @pytest.mark.parametrize("collective", ["psum", "psum_scatter", "all_gather"])
 def test_a_call_by_auto_is_decided_once(monkeypatch, collective, leaves):

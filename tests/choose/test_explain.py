@@ -90,7 +90,6 @@ def test_groups_and_equal_calls():
     ("kind", "platform", "words"),
     [
         ("TPU v5 lite", "tpu", FORWARD),
-        ("cpu", "cpu", f"{GATHERED}: {SHARED}"),
         ("NVIDIA H100 80GB HBM3", "cuda", f"{GATHERED}: {SHARED}"),
     ],
 )

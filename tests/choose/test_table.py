@@ -245,14 +245,6 @@ def test_dtypes_are_those_of_jax():
     assert {"bool", "bfloat16", "float8_e4m3fn", "int4", "complex128"} <= known <= set(DTYPES)
 
 
-def test_a_row_written_in_python_is_held_to_the_same():
-    with pytest.raises(ValueError, match=r"^ranks: 8 to 2 is an empty range"):
-        TableRow("psum", "cpu", "ring", ranks=(8, 2))
-    assert hash(TableRow("psum", "cpu", "ring", ranks=[2, 8])) == hash(
-        TableRow("psum", "cpu", "ring", ranks=(2, 8))
-    )
-
-
 @pytest.fixture
 def fresh_default():
     default_table.cache_clear()

@@ -20,14 +20,6 @@ def test_seconds_are_the_sum_of_startups_bytes_and_additions():
     assert modelled(paid, 100, Model(1, 10, 100), 2) == pytest.approx(6 + 10 * 800 + 100 * 600)
 
 
-def test_alpha_counts_messages_of_a_port_and_hop_counts_links():
-    machine = Model(100, 0, 0, hop=1)
-    assert modelled(price("psum_scatter", "direct", (9,)), 100, machine) == 800
-    assert modelled(price("psum_scatter", "direct", (9,), network=(9,)), 100, machine) == 404
-    along_one_then_the_other = price("psum_scatter", "direct", (3, 3), network=(3, 3))
-    assert modelled(along_one_then_the_other, 100, machine) == 202
-
-
 def test_near_bytes_travel_during_far_hops():
     paid = price("all_gather", "direct", (4,), network=(4,))  # to 1 and 3, and half round to 2
     assert (paid.startups, paid.hops, paid.link) == (2, 2, 3)

@@ -6,23 +6,11 @@ from math import prod
 import pytest
 
 from ringcoll.algorithms import GATHERS, names, ring
-from ringcoll.costs import price, wire_bytes
+from ringcoll.costs import Model, place_of, predict, price, seconds, wire_bytes
+from ringcoll.costs.counts import price_on_hosts
 from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
 
 pytestmark = pytest.mark.quick
-
-
-@pytest.mark.parametrize("name", GATHERS)
-def test_a_price_is_counted_on_the_schedule(name):
-    """The numbers themselves are in `test_algorithms` and `test_formulas`."""
-    for n in (2, 4, 8, 64):
-        schedule, others = GATHERS[name](n), F(n - 1)
-        collectives = "all_gather", "psum_scatter", "psum"
-        gather, scatter, total = (price(one, schedule, (n,)) for one in collectives)
-        assert gather.rounds == scatter.rounds == total.rounds / 2 == len(schedule.rounds)
-        assert gather.sent == scatter.sent == total.sent / 2 == others
-        assert (gather.additions, scatter.additions, total.additions) == (0, others, others)
-        assert total.link == total.sent  # a switch: one port a rank
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (5, 5), (3, 3, 3)])
@@ -75,6 +63,21 @@ def test_a_users_algorithm_is_priced():
     assert price("psum_scatter", my_star, (5,)) == price("psum_scatter", my_star(5), [5])
     with pytest.raises(ValueError, match="no algorithm 'rign'; did you mean 'ring'"):
         price("psum", "rign", (5,))
+
+
+def test_a_tour_pays_for_shards_and_for_the_sums_that_follow_them():
+    full = price("tour", "bidirectional_ring", (8,), (8,))
+    assert (full.rounds, full.link) == (9, 7)
+    assert (full.sent, full.raw, full.additions) == (14, 7, 7)
+    line = Model(0, 1, 0)
+    assert seconds(full, 2, line, accumulate_ratio=3) == 2 * (F(7, 2) * (1 + 3))
+    on_hosts = price_on_hosts("tour", "ring", (8,), 2)
+    assert sum(times * far.link for times, _, far in on_hosts.rounds) == 14
+    for rank_count in (1, 2, 3, 5):
+        alone = price("tour", "ring", (rank_count,))
+        assert alone.raw == alone.sent - alone.raw == rank_count - 1
+    with pytest.raises(ValueError, match="name an algorithm"):
+        predict("tour", 8e6, place_of(8, "v5e"))
 
 
 # -- bytes --

@@ -88,13 +88,7 @@ FULL = Model(alpha=1, beta=1, gamma=3, delta=1, start=2, far=5, near=3, near_byt
         (11 + 16 + 8, Work(32), 10, BARE, of(WHOLE, 4)),
         (3 * 15 + 4, Work(16), 10, Model(9, 1, 3, 1, hop=5), of(RING, 4)),
         (2 + 6 * 6 + 2, Work(16), 10, BARE, by_turns(of(RING, 4))),
-        (
-            11 + 21 + 2 * 2 * 5,
-            Work(20, summed=5),
-            10,
-            BARE,
-            [Round(1, 0), Round(1, 1), Round(0, 2)],
-        ),
+        (11 + 21 + 2 * 2 * 5, Work(20, summed=5), 10, BARE, WITH_A_HOP_AT_THE_END),
         # FLOPs and a start, or the bytes that are read.
         (4 * (2 + 20), Work(80), 10, FULL, of(RING, 4)),
         (4 * 10 * 5, Work(80, once=40), 10, FULL, of(RING, 4)),

@@ -1,7 +1,6 @@
 """What the tables of layers share: meshes, ways to run, the checker, and what a program shows."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -71,14 +70,15 @@ def no_such_way(case: Mapping[str, Any]) -> bool:
     return way in ("vmap", "scan") and not batch
 
 
-@contextmanager
-def shown(case: Mapping[str, Any]) -> Iterator[None]:
-    """Add all values of the case to an error, so that a person can run it again."""
-    try:
-        yield
-    except BaseException as error:
-        error.add_note(f"the case: {dict(case)}")
-        raise
+def check_each(cases: Iterable[Mapping[str, Any]], check: Callable[[Any], None]) -> None:
+    """Check cases; add all values of a case to its error, so that a person can run it again."""
+    for case in cases:
+        try:
+            with jax.enable_x64(True):
+                check(case)
+        except BaseException as error:
+            error.add_note(f"the case: {dict(case)}")
+            raise
 
 
 def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -112,10 +112,10 @@ def compared(
     exact: bool = False,
     jit: bool = True,
     check: Callable[[Any, Any], None],
-) -> tuple[Any, Any, list[Any]]:
+) -> tuple[Any, Any, Any]:
     """Compare results and gradients with those of one device in float64, by `check`.
 
-    Returns our result, the gradients, and the programs inside `shard_map`, forward and backward.
+    Returns our result, the gradients, and the traced program, forward and backward.
     """
     mine, other = with_gradients(ours, exact), with_gradients(theirs, exact)
 
@@ -126,7 +126,7 @@ def compared(
     traced = jax.jit(mine).trace(*operands)
     found = compiled(traced)(*operands) if jit else mine(*operands)
     check(*jax.device_get((found, jax.jit(in_float64)(*operands))))
-    return *found, list(programs(traced.jaxpr.jaxpr, "shard_map"))
+    return *found, traced.jaxpr.jaxpr
 
 
 def compiled(traced: Any) -> Any:
@@ -176,17 +176,9 @@ def dtypes(tree: Any) -> list[str]:
     return [jnp.dtype(leaf.dtype).name for leaf in jax.tree.leaves(tree)]
 
 
-def programs(jaxpr: Any, name: str) -> Iterator[Any]:
-    """The programs inside the operations of this name."""
-    for equation, _ in equations(jaxpr):
-        if equation.primitive.name == name:
-            inner = equation.params["jaxpr"]
-            yield getattr(inner, "jaxpr", inner)
-
-
-def precisions(jaxprs: list[Any]) -> set[Any]:
+def precisions(program: Any) -> set[Any]:
     """The precisions of all products."""
-    products = [e for one in jaxprs for e, _ in equations(one) if e.primitive.name in PRODUCTS]
+    products = [e for e, _ in equations(program) if e.primitive.name in PRODUCTS]
     found = [e.params["precision"] for e in products]
     return {p[0] if isinstance(p, tuple) else p for p in found}
 
@@ -194,14 +186,13 @@ def precisions(jaxprs: list[Any]) -> set[Any]:
 PRODUCTS = ("dot_general", "ragged_dot_general")
 
 
-def messages(jaxprs: list[Any], *names: str) -> set[str]:
+def messages(program: Any, *names: str) -> set[str]:
     """The dtypes of the floats that are sent, by all collectives or by those of these names."""
     sent = set()
-    for one in jaxprs:
-        for equation, _ in equations(one):
-            name = equation.primitive.name
-            if name.startswith("ringcoll_") if not names else name in names:
-                sent |= {x.aval.dtype.name for x in equation.invars if is_float(x.aval)}
+    for equation, _ in equations(program):
+        name = equation.primitive.name
+        if name.startswith("ringcoll_") if not names else name in names:
+            sent |= {x.aval.dtype.name for x in equation.invars if is_float(x.aval)}
     return sent
 
 

@@ -6,6 +6,7 @@ here by less than 64.
 """
 
 from functools import partial
+from unittest import mock
 
 import chex
 import jax
@@ -17,13 +18,12 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from layer_cases import MESHES, Place, close, compared, dtypes, shown
+from layer_cases import MESHES, Place, check_each, close, compared, dtypes
 from support import make_mesh
 
 import ringcoll
 from ringcoll.layers import context_parallel as cp
-from ringcoll.layers.context_parallel.auto import Attention, fastest, plans
-from ringcoll.layers.context_parallel.tiles import Mask, plan
+from ringcoll.runtime import engine
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
@@ -146,11 +146,8 @@ def no_attention(case):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_attention_is_that_of_one_device(seed, monkeypatch):
-    for case in covering(TABLE if seed else TABLE | USUAL, no_attention, seed):
-        monkeypatch.setattr("ringcoll.runtime.engine.UNROLL_UP_TO", case["unroll_up_to"])
-        with shown(case), jax.enable_x64(True):
-            check(case)
+def test_attention_is_that_of_one_device(seed):
+    check_each(covering(TABLE if seed else TABLE | USUAL, no_attention, seed), check)
 
 
 def check(case):
@@ -171,12 +168,13 @@ def check(case):
         **masking,
     )
     others = (ids,) if case["segments"] else ()
-    y, gradients, _ = compared(
-        lambda qkv, *ids: ours(*qkv, *ids),
-        lambda qkv, *ids: reference(*qkv, *ids, **masking),
-        (qkv, *others),
-        check=partial(close, terms=4 * (s + D), roundings=6),  # weights, sums and results
-    )
+    with mock.patch.object(engine, "UNROLL_UP_TO", case["unroll_up_to"]):
+        y, gradients, _ = compared(
+            lambda qkv, *ids: ours(*qkv, *ids),
+            lambda qkv, *ids: reference(*qkv, *ids, **masking),
+            (qkv, *others),
+            check=partial(close, terms=4 * (s + D), roundings=6),  # weights, sums and results
+        )
     assert [y.dtype, *dtypes(gradients)] == [dtype] * 4
 
 
@@ -279,43 +277,3 @@ def test_auto_is_what_is_named_around_it():
     with ringcoll.algorithm("two_ended"):
         text = jax.jit(attend).lower(x, x, x).as_text(debug_info=True)
     assert "attention(two_ended)" in text
-
-
-def prices(sizes=(8,), layout="contiguous", length=512, groups=8, window=None):
-    attention = Attention(sizes, layout, Mask(True, window), 1, length, 32, groups, (128, 128), 2)
-    found = {(plan.algorithm, plan.exchanged): plan for plan in plans(attention, "TPU v5 lite")}
-    return found, fastest(attention, "TPU v5 lite")
-
-
-def test_auto_takes_what_its_price_says(monkeypatch):
-    monkeypatch.undo()  # with tiles as they are
-    plan.cache_clear()
-    for layout in ("contiguous", "zigzag", "striped"):
-        for length in (512, 4096, 16384):
-            for groups in (8, 2):
-                found, chosen = prices((8,), layout, length, groups)
-                assert chosen.seconds == min(plan.seconds for plan in found.values())
-                assert (("ulysses", (0,)) in found) == (groups == 8)
-    (full, _), (near, _) = prices(groups=32), prices(groups=32, window=512)
-    hops = (7, 1)  # where scores are few, a round is as long as its hop, but for the last one
-    ring = "ring", ()
-    assert near[ring].seconds < full[ring].seconds * hops[1] / hops[0] * 1.5
-
-
-def test_auto_has_a_plan_for_every_set_of_exchanged_axes(monkeypatch):
-    monkeypatch.undo()
-    plan.cache_clear()
-    found, _ = prices((2, 4))
-    gathers = ("ring", "bidirectional_ring", "lax")
-    mixed = {(name, exchanged) for name in gathers for exchanged in ((), (0,), (1,))}
-    assert found.keys() == mixed | {("ulysses", (0, 1))}
-    assert str(found["ring", (1,)]) == "ring, heads exchanged over axes (1,)"
-
-
-def test_auto_prefers_a_ring_to_a_gather_that_costs_as_much(monkeypatch):
-    """The built-in holds all keys. Compiled with gradients for v5e:4x2, 128k, it takes 1.17."""
-    monkeypatch.undo()
-    plan.cache_clear()
-    found, chosen = prices(layout="zigzag", length=16384)
-    assert found["lax", ()].seconds < 1.05 * chosen.seconds
-    assert chosen.algorithm == "ring"

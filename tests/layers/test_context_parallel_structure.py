@@ -1,10 +1,9 @@
-"""What attention over ranks sends and keeps: counted in its programs, as compiled for TPUs."""
+"""What attention over ranks sends and keeps, counted in its programs; what it takes for "auto"."""
 
 import re
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
-from math import prod
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,8 @@ from support import make_mesh, mostly_exhaustive, with_gradients
 
 from ringcoll import overlap
 from ringcoll.layers import context_parallel as cp
+from ringcoll.layers.context_parallel.auto import Attention, fastest, plans
+from ringcoll.layers.context_parallel.tiles import Mask
 
 TOPOLOGIES = {2: "v5e:2x1", 4: "v5e:2x2", 8: "v5e:4x2", 16: "v5e:4x4"}
 
@@ -53,10 +54,6 @@ def test_shards_that_no_query_sees_are_not_sent():
     assert hops(jax.make_jaxpr(with_gradients(attend))(x, x, x).jaxpr) == 3
 
 
-def bytes_of(shape, dtype):
-    return prod(shape) * jnp.dtype(dtype).itemsize
-
-
 @pytest.mark.tpu_aot
 @pytest.mark.skipif(
     find_spec("libtpu") is None, reason="libtpu is not installed: pip install -e '.[tpu]'"
@@ -80,7 +77,7 @@ def test_a_rank_holds_its_shard_what_travels_and_its_sums(n, gradients):
     attend = attention(mesh, algorithm="ring", layout="zigzag")
     function = with_gradients(attend) if gradients else attend
     seen = overlap.report(overlap.compile_for(topology, function, q, k, k))
-    queries, keys = (bytes_of((part, count, d), jnp.bfloat16) for count in (heads, groups))
+    queries, keys = (2 * part * count * d for count in (heads, groups))  # bytes
     own = 2 * queries + 2 * keys  # with the result, or its cotangent
     wire = 2 * 2 * keys  # the shard that has arrived, and the next one
     sums = 2 * queries  # in float32, as all sums
@@ -91,3 +88,40 @@ def test_a_rank_holds_its_shard_what_travels_and_its_sums(n, gradients):
     assert seen.temporaries <= 1.1 * (own + wire + sums)
     if n > 2:  # one of two visits cannot hide the hop home
         assert seen.exposed_share <= (0.06 if gradients else 0.03)
+
+
+# -- what "auto" is, by its price --
+
+
+def prices(sizes=(8,), layout="contiguous", length=512, groups=8, window=None):
+    attention = Attention(sizes, layout, Mask(True, window), 1, length, 32, groups, (128, 128), 2)
+    found = {(plan.algorithm, plan.exchanged): plan for plan in plans(attention, "TPU v5 lite")}
+    return found, fastest(attention, "TPU v5 lite")
+
+
+def test_auto_takes_what_its_price_says():
+    for layout in ("contiguous", "zigzag", "striped"):
+        for length in (512, 4096, 16384):
+            for groups in (8, 2):
+                found, chosen = prices((8,), layout, length, groups)
+                assert chosen.seconds == min(plan.seconds for plan in found.values())
+                assert (("ulysses", (0,)) in found) == (groups == 8)
+    (full, _), (near, _) = prices(groups=32), prices(groups=32, window=512)
+    hops = (7, 1)  # where scores are few, a round is as long as its hop, but for the last one
+    ring = "ring", ()
+    assert near[ring].seconds < full[ring].seconds * hops[1] / hops[0] * 1.5
+
+
+def test_auto_has_a_plan_for_every_set_of_exchanged_axes():
+    found, _ = prices((2, 4))
+    gathers = ("ring", "bidirectional_ring", "lax")
+    mixed = {(name, exchanged) for name in gathers for exchanged in ((), (0,), (1,))}
+    assert found.keys() == mixed | {("ulysses", (0, 1))}
+    assert str(found["ring", (1,)]) == "ring, heads exchanged over axes (1,)"
+
+
+def test_auto_prefers_a_ring_to_a_gather_that_costs_as_much():
+    """The built-in holds all keys. Compiled with gradients for v5e:4x2, 128k, it takes 1.17."""
+    found, chosen = prices(layout="zigzag", length=16384)
+    assert found["lax", ()].seconds < 1.05 * chosen.seconds
+    assert chosen.algorithm == "ring"

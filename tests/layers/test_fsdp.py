@@ -1,8 +1,10 @@
-"""Sharded parameters: their specs, gathers at use, products while they arrive; all exact.
+"""Sharded parameters: specs, gathers at use, products while they arrive; exact without a wire.
 
 Data are small integers. Where gradients are summed in a wider dtype, one rank's is 256 and the
 others' are ones, which bfloat16 would lose.
 """
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +17,17 @@ from layer_cases import (
     MESHES,
     WAYS,
     Place,
+    check_each,
     compared,
     dtypes,
     equal,
     messages,
     precisions,
-    shown,
     values,
 )
 from support import make_mesh
 
+from ringcoll import Wire
 from ringcoll.layers import fsdp
 
 
@@ -82,9 +85,7 @@ GATHER = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gather(seed):
-    for case in covering(GATHER, seed=seed):
-        with shown(case), jax.enable_x64(True):
-            check_gather(case)
+    check_each(covering(GATHER, seed=seed), check_gather)
 
 
 def check_gather(case):
@@ -127,7 +128,7 @@ def check_gather(case):
     np.testing.assert_array_equal(y, w.astype(result)[None] * weights.astype(result))
     np.testing.assert_array_equal(unchanged, seed)
     np.testing.assert_array_equal(gradient, np.full(w.shape, weights.sum()).astype(own))
-    program = [traced.jaxpr.jaxpr]
+    program = traced.jaxpr.jaxpr
     is_sharded = case["dim"] is not None
     assert messages(program, "ringcoll_all_gather") == ({result.name} if is_sharded else set())
     assert messages(program, "ringcoll_psum_scatter") == ({sums.name} if is_sharded else set())
@@ -165,9 +166,7 @@ LINEAR_WAYS = WAYS | {
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_linear(seed):
-    for case in covering(LINEAR, seed=seed):
-        with shown(case), jax.enable_x64(True):
-            check_linear(case)
+    check_each(covering(LINEAR, seed=seed), check_linear)
 
 
 def check_linear(case):
@@ -205,9 +204,43 @@ def check_linear(case):
             return y.reshape(count, first, *y.shape[1:])
         return jnp.broadcast_to(y[None], (count, *y.shape))
 
-    y, gradients, programs = compared(
+    y, gradients, program = compared(
         lambda of: mapped(*of), right, ((params, x),), exact=True, check=equal
     )
     assert y.dtype == (case["preferred_element_type"] or dtype)
     assert dtypes(gradients) == dtypes((params, x))
-    assert precisions(programs) == {case["precision"] and jax.lax.Precision.HIGHEST}
+    assert precisions(program) == {case["precision"] and jax.lax.Precision.HIGHEST}
+
+
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+def test_bytes_are_sent_and_only_where_it_is_asked_to(check_vma):
+    """With a wire; what is not encoded stays exact."""
+    mesh, rng = make_mesh(2, 2), np.random.default_rng(0)
+    params = {"w": rng.normal(size=(64, 64)).astype(np.float32), "b": np.ones(64, np.float32)}
+    specs = {"w": P(None, "x"), "b": P()}
+    x = rng.normal(size=(8, 64)).astype(np.float32)
+
+    def of(**wires):
+        def loss(params, x):
+            gathered = fsdp.gather(params, specs, "x", replicas="y", **wires)
+            return ((x @ gathered["w"] + gathered["b"][None]) ** 2).sum(keepdims=True)
+
+        mapped = jax.shard_map(
+            loss,
+            mesh=mesh,
+            in_specs=(specs, P(("x", "y"))),
+            out_specs=P(("x", "y"), None),
+            check_vma=check_vma,
+        )
+        return jax.jit(jax.value_and_grad(lambda p: mapped(p, x).sum()))
+
+    exact = of()(params)[1]
+    for wires in {"wire": "int8"}, {"gradient_wire": Wire("int8", 64)}:
+        program = of(**wires)
+        got = program(params)[1]
+        off = abs(got["w"] - exact["w"]).max() / abs(exact["w"]).max()
+        assert 1e-5 < off < 0.05, (wires, off)
+        if "gradient_wire" in wires:  # the others' gradients are exact
+            np.testing.assert_allclose(got["b"], exact["b"], rtol=1e-5)
+        text = program.lower(params).as_text()
+        assert re.search(r"all_gather.*ui8|all_to_all.*ui8", text, re.S)

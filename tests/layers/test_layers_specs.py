@@ -1,12 +1,15 @@
-"""Specs of tensor-parallel parameters, which go by the names on their paths."""
+"""Tensor-parallel parameters: specs, which go by the names on their paths; variables of Flax."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 from layer_references import Weights
+from support import make_mesh
 
 from ringcoll.layers import tensor_parallel as tp
 
@@ -44,9 +47,18 @@ def test_specs_go_by_the_last_name_that_is_known():
 @jax.tree_util.register_dataclass
 @dataclass
 class Variable:
-    """A leaf as in Flax: one level further down, under a name that is also a layer's."""
+    """A leaf as in Flax: one level further down, under a name that is also a layer's.
+
+    It has the attributes of its array, and can be made one.
+    """
 
     value: Any
+
+    def __getattr__(self, name):
+        return getattr(self.value, name)
+
+    def __jax_array__(self):
+        return jnp.asarray(self.value)
 
 
 def test_the_specs_of_a_variable_are_those_of_its_array():
@@ -55,3 +67,24 @@ def test_the_specs_of_a_variable_are_those_of_its_array():
     specs = tp.partition_specs(params, "z")
     assert specs["attention"]["value"] == P(None, "z", None)
     assert tp.partition_specs(jax.tree.map(Variable, params), "z") == jax.tree.map(Variable, specs)
+
+
+def test_parameters_may_be_attributes_and_variables():
+    """Results and gradients are those of a dict of arrays."""
+    x, *weights = np.random.default_rng(2).standard_normal((3, 4, 4)).astype(np.float32)
+    arrays = Weights(*weights)
+
+    def gradients(params):
+        mlp = jax.shard_map(
+            partial(tp.mlp, axis_name="x"),
+            mesh=make_mesh(2),
+            in_specs=(tp.partition_specs(params, "x"), P("x")),
+            out_specs=P("x"),
+        )
+        return jax.value_and_grad(lambda params: mlp(params, x).sum())(params)
+
+    y, found = jax.jit(gradients)(jax.tree.map(Variable, arrays))
+    right, expected = jax.jit(gradients)(arrays._asdict())
+    assert y == right
+    for name, gradient in expected.items():
+        np.testing.assert_array_equal(getattr(found, name).value, gradient)

@@ -17,13 +17,13 @@ from layer_cases import (
     MESHES,
     WAYS,
     Place,
+    check_each,
     close,
     compared,
     compiled,
     dtypes,
     messages,
     no_such_way,
-    shown,
     ways,
 )
 from support import make_mesh
@@ -46,9 +46,7 @@ NORMS = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_norms(seed):
-    for case in covering(NORMS | {"way": ways(seed)}, no_such_way, seed):
-        with shown(case), jax.enable_x64(True):
-            check_norm(case)
+    check_each(covering(NORMS | {"way": ways(seed)}, no_such_way, seed), check_norm)
 
 
 def check_norm(case):
@@ -102,9 +100,7 @@ COPIED = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_copied(seed):
-    for case in covering(COPIED, seed=seed):
-        with shown(case), jax.enable_x64(True):
-            check_copied(case)
+    check_each(covering(COPIED, seed=seed), check_copied)
 
 
 def check_copied(case):
@@ -146,7 +142,7 @@ def check_copied(case):
     for name, gradient in gradients.items():
         assert gradient.dtype == name
         np.testing.assert_array_equal(gradient, right.astype(name))
-    sums = messages([traced.jaxpr.jaxpr], "ringcoll_psum")
+    sums = messages(traced.jaxpr.jaxpr, "ringcoll_psum")
     assert sums == (({wide} if wide else {"bfloat16", "float32"}) if is_summed else set())
 
 

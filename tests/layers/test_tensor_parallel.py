@@ -7,7 +7,6 @@ the magnitudes are of order one. So a result may be off by 8 gamma(T) of its lar
 integers, whose sums are exact in any order.
 """
 
-from dataclasses import dataclass
 from functools import cache, partial
 
 import jax
@@ -21,6 +20,7 @@ from layer_cases import (
     MESHES,
     WAYS,
     Place,
+    check_each,
     close,
     compared,
     dtypes,
@@ -28,11 +28,9 @@ from layer_cases import (
     messages,
     no_such_way,
     precisions,
-    shown,
     values,
     ways,
 )
-from support import make_mesh
 
 from ringcoll import algorithms
 from ringcoll.layers import tensor_parallel as tp
@@ -94,10 +92,7 @@ def linear(rng, case, n, by_rows):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("layer", LINEAR)
 def test_linear_layers(layer, seed):
-    for case in linear_cases(seed):
-        if case["layer"] == layer:
-            with shown(case), jax.enable_x64(True):
-                check_linear(case)
+    check_each((case for case in linear_cases(seed) if case["layer"] == layer), check_linear)
 
 
 def check_linear(case):
@@ -134,7 +129,7 @@ def check_linear(case):
         out_specs=out,
         check_vma=case["check_vma"],
     )
-    y, gradients, programs = compared(
+    y, gradients, program = compared(
         lambda of: mapped(*of),
         lambda of: partial(theirs, **given)(*of),
         ((params, x),),
@@ -146,9 +141,9 @@ def check_linear(case):
     assert dtypes(gradients) == dtypes((params, x))
     if case["way"] != "eager":
         wanted = case["precision"]
-        assert precisions(programs) == {wanted and jax.lax.Precision(wanted)}
+        assert precisions(program) == {wanted and jax.lax.Precision(wanted)}
         if case["preferred_element_type"] is None and case["accumulate_dtype"] is None:
-            assert messages(programs) <= {dtype, *dtypes(params)}
+            assert messages(program) <= {dtype, *dtypes(params)}
 
 
 HEADS = {
@@ -178,9 +173,7 @@ def not_heads(case):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_attention(seed):
-    for case in covering(HEADS, not_heads, seed):
-        with shown(case), jax.enable_x64(True):
-            check_attention(case)
+    check_each(covering(HEADS, not_heads, seed), check_attention)
 
 
 def check_attention(case):
@@ -233,7 +226,7 @@ def check_attention(case):
 
     # Queries, keys, values, weights, heads and the result are rounded, forward and back.
     single = np.float64 if attend else np.float32
-    y, gradients, programs = compared(
+    y, gradients, program = compared(
         lambda floats, positions=None: mapped(*floats, positions),
         right,
         ((params, x),) if positions is None else ((params, x), positions),
@@ -242,49 +235,4 @@ def check_attention(case):
     assert y.dtype == dtype
     assert dtypes(gradients) == dtypes((params, x))
     if case["precision"]:
-        assert jax.lax.Precision.HIGHEST in precisions(programs)
-
-
-@jax.tree_util.register_dataclass
-@dataclass
-class Parameter:
-    """A parameter as Flax has it: it holds an array, has its attributes, and can be made one."""
-
-    value: jax.Array
-
-    def __getattr__(self, name):
-        return getattr(self.value, name)
-
-    def __jax_array__(self):
-        return jnp.asarray(self.value)
-
-
-def test_second_derivatives_and_parameters_that_are_attributes():
-    """The derivative of a gradient along its own direction."""
-    rng, spec = np.random.default_rng(2), P(None, "x")
-    params = reference.Weights(
-        rng.standard_normal((D, 8)).astype(np.float32), rng.standard_normal((8, D)) / np.float32(3)
-    )
-    params = jax.tree.map(lambda leaf: Parameter(jnp.float32(leaf)), params)
-    x = rng.standard_normal((3, 4, D)).astype(np.float32)
-    specs = tp.partition_specs(params, "x")
-    layer = partial(tp.mlp, axis_name="x", activation=jnp.sin, algorithm="ring")
-    ours = jax.shard_map(layer, mesh=make_mesh(2), in_specs=(specs, spec), out_specs=spec)
-
-    def theirs(params, x):
-        plain = {name: getattr(params, name).value for name in ("up", "down")}
-        return reference.mlp(plain, x, jnp.sin)
-
-    def along(call, params):
-        def loss(params):
-            return (call(params, x) ** 2).sum()
-
-        def squares(params):
-            return sum((leaf**2).sum() for leaf in jax.tree.leaves(jax.grad(loss)(params)))
-
-        return jax.grad(squares)(params)
-
-    found, expected = (jax.jit(partial(along, call))(params) for call in (ours, theirs))
-    for mine, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        # float32: sums of at most 1000 terms of the size of the largest result
-        np.testing.assert_allclose(mine, right, rtol=0, atol=1000 * 2.0**-24 * abs(right).max())
+        assert jax.lax.Precision.HIGHEST in precisions(program)

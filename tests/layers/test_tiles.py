@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from ringcoll import algorithms
 from ringcoll.layers.context_parallel import tiles
 from ringcoll.layers.context_parallel.layouts import LAYOUTS
 from ringcoll.layers.context_parallel.tiles import Mask, plan
@@ -38,20 +37,6 @@ def test_a_tile_is_left_out_or_unmasked_only_if_all_pairs_agree(small_tiles, mas
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
-def test_the_lists_of_an_offset_are_the_tiles_of_its_shard(small_tiles, n):
-    planned = plan(Mask(True), "contiguous", 8, (n,), (), 1, (n,))
-    for offset in range(n):
-        for masked, (lists, counts, which) in planned.tiles((offset,)).items():
-            for rank in range(n):
-                number = which[rank, (rank - offset) % n]
-                listed = lists[number][: counts[number]]
-                kinds = planned.kinds(rank, (rank - offset) % n)
-                assert sorted(map(tuple, listed)) == sorted(
-                    map(tuple, np.argwhere(kinds == (1 if masked else 2)))
-                )
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_a_causal_mask_gives_all_ranks_the_same_work_by_zigzag(n):
     """Tiles of all rounds, at 32768 positions. Contiguous takes nearly twice as long."""
     length = 32768 // n // 2 * 2
@@ -65,30 +50,6 @@ def test_a_causal_mask_gives_all_ranks_the_same_work_by_zigzag(n):
             assert each.max() <= 1.02 * each.min()
     if n == 8:
         assert busiest["contiguous"] >= 1.8 * busiest["zigzag"]
-
-
-def test_shards_that_no_query_sees_are_not_needed():
-    length = 1024
-    planned = plan(Mask(True, 1500), "contiguous", length, (8,), (), 8, (8,))
-    assert planned.needed() == {1, 2}
-    planned = plan(Mask(False, 1000), "contiguous", length, (8,), (), 8, (8,))
-    assert planned.needed() == {1, 7}
-    both_axes = plan(Mask(True, 100), "contiguous", length, (2, 4), (), 8, (2, 4))
-    on_torus = {(1,): 1, (0, 1): 1, (1, 1): 5}  # along the minor axis, and to the next line
-    assert both_axes.needed() == {on_torus[0, 1], on_torus[1, 1]}
-
-
-def test_origins_are_those_of_the_schedule():
-    for shape in [(5,), (2, 4), (2, 3, 2)]:
-        planned = plan(Mask(True), "contiguous", 4, shape, (), 1, shape)
-        schedule = algorithms.ring(*shape)
-        for offset in range(schedule.size):
-            digits = np.unravel_index(offset, shape)
-            for rank, origin in enumerate(planned.origins(offset)):
-                at = int(origin)
-                for axis, digit in enumerate(digits):
-                    at = schedule.step(at, axis, int(digit))
-                assert at == rank
 
 
 def test_a_side_divides_the_length_or_is_filled_up():

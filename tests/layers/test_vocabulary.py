@@ -17,6 +17,7 @@ from layer_cases import (
     MESHES,
     WAYS,
     Place,
+    check_each,
     close,
     compared,
     dtypes,
@@ -24,7 +25,6 @@ from layer_cases import (
     messages,
     no_such_way,
     precisions,
-    shown,
     values,
     ways,
 )
@@ -60,10 +60,7 @@ def cases(seed):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("layer", FACTORS["layer"])
 def test_layers_of_a_vocabulary(layer, seed):
-    for case in cases(seed):
-        if case["layer"] == layer:
-            with shown(case), jax.enable_x64(True):
-                check(case)
+    check_each((case for case in cases(seed) if case["layer"] == layer), check)
 
 
 def check(case):
@@ -104,7 +101,7 @@ def check(case):
         out_specs=out,
         check_vma=case["check_vma"],
     )
-    y, gradients, programs = compared(
+    y, gradients, program = compared(
         lambda floats, *others: mapped(*floats, *others),
         lambda floats, *others: theirs(*floats[layer == "cross_entropy" :], *others),
         (floats, *others),
@@ -116,8 +113,8 @@ def check(case):
     assert dtypes(gradients) == dtypes(floats)
     if case["way"] != "eager":
         wanted = case["precision"] if layer == "unembed" else None
-        assert precisions(programs) <= {wanted and jax.lax.Precision(wanted)}
-        assert messages(programs) <= {jnp.dtype(result).name}
+        assert precisions(program) <= {wanted and jax.lax.Precision(wanted)}
+        assert messages(program) <= {jnp.dtype(result).name}
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32])
@@ -136,11 +133,13 @@ def test_of_a_token_outside_the_vocabulary_there_is_nan(dtype):
     mapped = jax.shard_map(
         both, mesh=make_mesh(2), in_specs=(P("x"), P()), out_specs=(P(None, "x"), P())
     )
-    rows, losses = jax.jit(mapped)(table, tokens.astype(dtype))
+    of_tokens = lambda table: jax.jit(mapped)(table, tokens.astype(dtype))  # noqa: E731
+    (rows, losses), (forward, _) = jax.jvp(of_tokens, (table,), (table,))
     is_one = (tokens >= 0) & (tokens < size)
     np.testing.assert_array_equal(np.isnan(rows).all(-1), ~is_one)
     np.testing.assert_array_equal(np.isnan(losses), ~is_one)
     np.testing.assert_array_equal(rows[is_one], table["embedding"][tokens[is_one]])
+    np.testing.assert_array_equal(forward[is_one], rows[is_one])  # they are linear in the table
     np.testing.assert_allclose(losses[is_one], np.log(size), rtol=2.0**-22)
 
 
@@ -171,18 +170,6 @@ def test_large_logits_have_a_loss_and_its_derivatives(shift):
     for got, wanted in zip(found, expected, strict=True):
         # float32: a logit of 200 has roundings of 2**-16, which a loss of order ten keeps
         np.testing.assert_allclose(got, wanted, rtol=0, atol=500 * 2.0**-16)
-
-
-def test_rows_of_a_table_have_a_forward_derivative():
-    tokens, table = jnp.arange(8).reshape(1, 8), jnp.arange(16.0).reshape(8, 2)
-    embed = jax.shard_map(
-        lambda table, tokens: tp.embed({"embedding": table}, tokens, "x"),
-        mesh=make_mesh(4),
-        in_specs=(P("x"), P()),
-        out_specs=P(None, "x"),
-    )
-    _, found = jax.jvp(lambda table: jax.jit(embed)(table, tokens), (table,), (2 * table,))
-    np.testing.assert_array_equal(found[0], 2 * table)
 
 
 def test_no_logits_are_sent_and_none_are_kept_in_float32():

@@ -24,7 +24,7 @@ from ringcoll.matmuls.forms import by_platform
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.runtime import hosts
 
-HALVES, WHOLE, ONE_WAY = "bidirectional_ring", "two_ended", "ring"
+HALVES, WHOLE = "bidirectional_ring", "two_ended"
 V5E, V5P, V6E, TPU7X = "TPU v5 lite", "TPU v5p", "TPU v6 lite", "TPU7x"
 H100 = "NVIDIA H100 80GB HBM3"
 #: By name: the call, and the shapes of a rank's factors on n ranks if whole ones are m x k x f.
