@@ -99,26 +99,13 @@ class Case:
         return f"{self.name}({shown}) of {self.shape(3)}"
 
 
-def everywhere(mesh: Sequence[int], axes: Sequence[str]) -> tuple[np.ndarray, list[tuple]]:
-    """For every rank of the mesh: its number over the axes, and its place along the other axes."""
-    coordinates = dict(zip("xyz", np.indices(mesh).reshape(len(mesh), -1), strict=False))
-    sizes = dict(zip("xyz", mesh, strict=False))
-    number = np.zeros(prod(mesh), int)
-    for axis in axes:
-        number = number * sizes[axis] + coordinates[axis]
-    others = [coordinates[a] for a in coordinates if a not in axes]
-    return number, list(zip(*others, strict=True)) or [()] * number.size
-
-
 def teams_of(mesh: Sequence[int], axes: Sequence[str], groups: Teams | None = None) -> Teams:
     """The ranks of the mesh that run a collective together, in the order in which they count."""
-    number, others = everywhere(mesh, axes)
-    teams = []
-    for place in sorted(set(others)):
-        alike = [rank for rank, other in enumerate(others) if other == place]
-        team = sorted(alike, key=lambda rank: number[rank])
-        teams += [[team[i] for i in group] for group in groups or [range(len(team))]]
-    return teams
+    along = ["xyz".index(axis) for axis in axes]
+    others = [axis for axis in range(len(mesh)) if axis not in along]
+    ranks = np.arange(prod(mesh)).reshape(mesh).transpose(*others, *along)
+    teams = ranks.reshape(-1, prod(mesh[axis] for axis in along)).tolist()
+    return [[team[i] for i in group] for team in teams for group in groups or [range(len(team))]]
 
 
 def _ring(n: int) -> list[tuple[int, int]]:
@@ -238,12 +225,6 @@ def _linear() -> dict[str, Case]:
 LINEAR = _linear()
 
 
-def sizes_of(mesh: Mesh, axes: Axes) -> tuple[int, ...]:
-    """The sizes of some axes of a mesh."""
-    named = (axes,) if isinstance(axes, str) else tuple(axes)
-    return tuple(mesh.shape[axis] for axis in named)
-
-
 def operand(case: Case, mesh: Mesh, n: int, dtype: Any = "float32") -> np.ndarray:
     """Every rank's operand, stacked. Values are shuffled, so each rank has some of the maxima."""
     values = data((mesh.size, *case.shape(n)), jnp.dtype(dtype), ranks=mesh.size)
@@ -255,55 +236,37 @@ def first_algorithm(case: Case, *shape: int) -> list[dict[str, str]]:
     return case.algorithms(*shape)[:1]
 
 
-def each_algorithm(case: Case, *shape: int) -> list[dict[str, str]]:
-    """For `check`: the default, and all algorithms.
-
-    pmean, pmax and pmin differ from psum by one operation, whatever the algorithm. So each of them
-    runs a third of the algorithms: another third for each function and each number of ranks.
-    """
-    every = case.algorithms(*shape)
-    others = ("pmean", "pmax", "pmin")
-    if case.name in others:
-        every = every[(others.index(case.name) + prod(shape)) % 3 :: 3]
-    return [{}, *every]
-
-
 def check(
     mesh: Mesh,
-    axes: Axes,
     cases: Sequence[Case],
-    extras: Callable[..., Sequence[dict[str, Any]]] = lambda case, *shape: [{}],
+    extras: Callable[[Case, int], Sequence[dict[str, Any]]],
     dtype: Any = "float32",
-    **mode: bool,
 ) -> None:
     """Compare the results of all ranks with the right ones.
 
     Args:
-        mesh, axes: where to run.
+        mesh: where to run; of one axis, x.
         cases: what to call.
-        extras: `(case, *shape) -> list of further arguments`; ours is called with each of them.
+        extras: `(case, n) -> list of further arguments`; ours is called with each of them.
         dtype: the dtype of the operands.
-        mode: `jit` and `check_vma`, for `per_rank`.
     """
-    shape = sizes_of(mesh, axes)
-    n = prod(shape)
+    n = mesh.size
     operands = {str(case): operand(case, mesh, n, dtype) for case in cases}
 
     def program(operands: dict[str, Array]) -> dict[str, dict[str, Any]]:
         return {
             str(case): {
-                str(extra): case.ours(ringcoll.lax, operands[str(case)], axes, n, **extra)
-                for extra in extras(case, *shape)
+                str(extra): case.ours(ringcoll.lax, operands[str(case)], "x", n, **extra)
+                for extra in extras(case, n)
             }
             for case in cases
         }
 
-    results = per_rank(mesh, program, operands, **mode)
-    teams = teams_of(tuple(mesh.shape.values()), list(axes))
+    results = per_rank(mesh, program, operands)
     for case in cases:
-        expected = case.expected(operands[str(case)], teams)
+        expected = case.expected(operands[str(case)])
         for extra, result in results[str(case)].items():
             if case.name == "pmean":  # XLA may multiply by 1/n
-                other = case.by_reciprocal(operands[str(case)], teams)
+                other = case.by_reciprocal(operands[str(case)])
                 expected = np.where(result == other, other, expected)
             assert_same({f"{case} {extra}": result}, {f"{case} {extra}": expected})

@@ -118,6 +118,17 @@ def every_rank(mesh: Mesh, function: Callable, check_vma: bool) -> Callable:
     return jax.shard_map(one_rank, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check_vma)
 
 
+def trace(program: Callable[[], Any], mesh: Mesh, check_vma: bool = True) -> None:
+    """Trace a function without operands or results as every rank runs it."""
+
+    def nothing_out() -> tuple[()]:
+        program()
+        return ()
+
+    mapped = jax.shard_map(nothing_out, mesh=mesh, in_specs=(), out_specs=(), check_vma=check_vma)
+    jax.make_jaxpr(mapped)()
+
+
 def assert_same(ours: Any, theirs: Any) -> None:
     """Assert that pytrees are equal: structure, shapes, dtypes and every bit of every value.
 

@@ -2,9 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, prod
 from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
 
 from ringcoll import algorithms, costs
 from ringcoll.choose.table import LAX
@@ -53,6 +58,13 @@ def messages(text: str) -> list[Message]:
         ends = tuple(zip(ends[::2], ends[1::2], strict=True))
         found.append(Message(operation[1], names.get(result[3], ""), result[2], shape, ends))
     return found
+
+
+def permutes(call: Callable[[jax.Array], jax.Array]) -> int:
+    """How many messages the program of a call has on three ranks."""
+    spec = P("x")
+    mapped = jax.shard_map(call, mesh=make_mesh(3), in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.jit(mapped).lower(jnp.ones((9, 2))).as_text().count(f"stablehlo.{PERMUTE}")
 
 
 def total(sent: Sequence[Message]) -> Counter[str]:

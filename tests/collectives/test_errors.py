@@ -16,10 +16,10 @@ N = 3
 MESH = make_mesh(N)
 
 
-def attempt(function, shape=(N, 2), check_vma=False):
+def attempt(function, check_vma=False):
     """Run on three ranks, and return the exception."""
     with pytest.raises(Exception) as caught:  # noqa: PT011
-        per_rank(MESH, function, data((N, *shape)), check_vma=check_vma)
+        per_rank(MESH, function, data((N, N, 2)), check_vma=check_vma)
     return caught.value
 
 
@@ -181,9 +181,6 @@ def test_an_axis_that_is_not_bound(by):
         by(lambda x: lax.psum(x, "x"))(jnp.ones(N))
     words = "unbound axis name: x; call it inside jax.shard_map"
     assert str(refusal.value) == f"ringcoll.psum(x, axis_name='x'): {words}"
-    refusal = attempt(lambda x: lax.psum(x, "typo"), check_vma=True)
-    assert type(refusal) is NameError
-    assert "unbound axis name: typo; the axes here are 'x'" in str(refusal)
 
 
 def test_groups_under_check_vma_are_refused_as_by_lax_with_the_cure():

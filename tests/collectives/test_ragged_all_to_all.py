@@ -16,7 +16,7 @@ from covering import SEEDS, covering
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from support import assert_same, data, every_rank, make_mesh, per_rank, runnable
+from support import assert_same, data, every_rank, make_mesh, per_rank, runnable, trace
 
 import ringcoll
 from benchmarks.collectives.ragged import moved
@@ -430,7 +430,7 @@ REFUSALS = [
 @pytest.mark.parametrize(("xs", "options", "kind", "words"), REFUSALS)
 def test_refusals_name_the_call_and_the_cure(xs, options, kind, words):
     with pytest.raises(kind, match=f"(?s)ringcoll.ragged_all_to_all.*{words}"):
-        trace(lambda: ringcoll.ragged_all_to_all(*xs, **({"axis_name": "x"} | options)))
+        trace(lambda: call(*xs, **options), make_mesh(2))
 
 
 def test_rows_that_an_int32_cannot_count_are_refused():
@@ -445,11 +445,3 @@ def test_an_axis_of_a_vmap_is_refused_as_in_lax():
     batch = [jnp.stack([x, x]) for x in (X, Y, *[ONE] * 4)]
     with pytest.raises(NotImplementedError, match=r"over the vmapped axis 'v'.*use a mesh axis"):
         jax.vmap(partial(ringcoll.ragged_all_to_all, axis_name="v"), axis_name="v")(*batch)
-
-
-def trace(program):
-    def nothing_out():
-        program()
-        return ()
-
-    jax.make_jaxpr(jax.shard_map(nothing_out, mesh=make_mesh(2), in_specs=(), out_specs=()))()

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import MAIN
-from jax.sharding import PartitionSpec as P
-from support import assert_same, data, make_mesh, per_rank
+from sent import permutes
+from support import assert_same, data, every_rank, make_mesh, per_rank
 
 import ringcoll
 from ringcoll import debug, lax
@@ -35,16 +35,6 @@ BY_MODULE = library(
 )
 WITH_A_COPY = "from jax.lax import psum as add\ndef total(x): return add(x, 'x')\n"
 BY_NAME = library(WITH_A_COPY)
-
-
-def mapped(call):
-    return jax.shard_map(call, mesh=MESH, in_specs=P("x"), out_specs=P("x"), check_vma=False)
-
-
-def permutes(call, dtype=jnp.float32):
-    """How many messages the program of a call has."""
-    text = jax.jit(mapped(call)).lower(jnp.ones((N * N, 2), dtype)).as_text()
-    return text.count("stablehlo.collective_permute")
 
 
 def elsewhere(call):
@@ -181,7 +171,8 @@ def test_jit_traces_again():
     @jax.jit
     def program(x):
         traced.append("program")
-        return mapped(lambda x: jax.lax.scan(lambda c, x: (c, inner(x)), 0, x[None])[1][0])(x)
+        scanned = lambda x: jax.lax.scan(lambda c, x: (c, inner(x)), 0, x[None])[1][0]  # noqa: E731
+        return every_rank(MESH, scanned, check_vma=False)(x)
 
     def sends():
         return program.lower(x).as_text().count("stablehlo.collective_permute")

@@ -33,12 +33,15 @@ def test_a_leaf_that_is_not_differentiated_stays_so_beside_one_that_is(check_vma
     assert_same(loss(lax), loss(jax.lax))
 
 
-@pytest.mark.parametrize(("leaves", "permutes"), [(1, 0), (3, 0), (4, 6)])
+@pytest.mark.parametrize(
+    ("leaves", "permutes"),
+    [([13], 0), ([13] * 3, 0), ([13] * 4, 6), ([13] * 4 + [2**16 + 1], 12)],  # the last: by itself
+)
 def test_a_table_chooses_by_the_bytes_of_all_that_are_joined(leaves, permutes):
     rows = (TableRow("psum", "*", "lax", bytes=(None, 200)), TableRow("psum", "*", "ring"))
     psum = lambda xs: lax.psum(xs, "x", algorithm=Table(rows))  # noqa: E731
     mapped = jax.shard_map(psum, mesh=MESH, in_specs=P("x"), out_specs=P())
-    text = jax.jit(mapped).lower([jnp.zeros((4, 13))] * leaves).as_text()  # 52 bytes each
+    text = jax.jit(mapped).lower([jnp.zeros((4, size)) for size in leaves]).as_text()
     assert text.count("stablehlo.collective_permute") == permutes
 
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import CASES, MAIN, first_algorithm, sizes_of
+from cases import CASES, MAIN, first_algorithm
 from jax import lax
-from support import crossed, make_mesh
+from support import crossed, make_mesh, trace
 
 import ringcoll.lax
 
@@ -61,9 +61,11 @@ def described(call):
     return kind, aval.shape, aval.dtype, aval.weak_type, aval.mat, aval.sharding.spec
 
 
-def check_types(shape, axes, cases, operand, check_vma):
+@pytest.mark.parametrize(("place", "kind"), crossed(PLACES, [*UNTYPED, *TYPED]))
+def test_types(place, kind):
+    (shape, axes, cases), operand = place, (TYPED | UNTYPED)[kind]
     mesh = make_mesh(*shape)
-    sizes = sizes_of(mesh, axes)
+    sizes = [mesh.shape[axis] for axis in axes]
     n = prod(sizes)
 
     def program():
@@ -74,12 +76,7 @@ def check_types(shape, axes, cases, operand, check_vma):
                 ours = described(partial(case.ours, ringcoll.lax, x, axes, n, **extra))
                 assert ours == theirs, f"{case} {extra}"
 
-    trace(program, mesh, check_vma)
-
-
-@pytest.mark.parametrize(("place", "kind"), crossed(PLACES, [*UNTYPED, *TYPED]))
-def test_types(place, kind):
-    check_types(*place, (TYPED | UNTYPED)[kind], check_vma=kind in TYPED)
+    trace(program, mesh, check_vma=kind in TYPED)
 
 
 def test_weak_along_a_vmap():
@@ -100,15 +97,6 @@ def test_weak_along_a_vmap():
     trace(program, make_mesh(3), check_vma=False)
 
 
-def trace(program, mesh, check_vma=True):
-    def nothing_out():
-        program()
-        return ()
-
-    mapped = jax.shard_map(nothing_out, mesh=mesh, in_specs=(), out_specs=(), check_vma=check_vma)
-    jax.make_jaxpr(mapped)()
-
-
 def test_all_gather_to_reduced_is_of_lax():
     def program():
         x = lax.pcast(jnp.zeros(3), "x", to="varying")
@@ -117,3 +105,24 @@ def test_all_gather_to_reduced_is_of_lax():
         assert jax.typeof(ours).mat.reduced == {"x"}
 
     trace(program, make_mesh(2))
+
+
+CONSTANTS = [1, 1.5, 2 + 1j, np.float32(2), np.int8(3), np.arange(3, dtype=np.int8)]
+
+
+@pytest.mark.parametrize("constant", CONSTANTS, ids=repr)
+@pytest.mark.parametrize("groups", [None, [[0], [1, 2, 3, 4]]])
+@pytest.mark.parametrize("name", ["psum", "pmean"])
+def test_sums_of_constants_are_constants(name, groups, constant):
+    """They have the types of lax's results, so that `n = psum(1, axis)` stays an int."""
+
+    def program():
+        ours, theirs = (
+            getattr(module, name)(constant, "x", axis_index_groups=groups)
+            for module in (ringcoll.lax, lax)
+        )
+        assert type(ours) is type(theirs)
+        assert not isinstance(ours, jax.core.Tracer)
+        np.testing.assert_array_equal(ours, theirs, strict=True)
+
+    trace(program, make_mesh(5))

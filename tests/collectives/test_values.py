@@ -1,14 +1,11 @@
 """Operands: dtypes, constants, keys, pytrees, empty arrays; and bits that must not change."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import MAIN, TRACED, check, first_algorithm
 from jax import lax
-from jax.sharding import PartitionSpec as P
 from support import assert_same, data, make_mesh, mostly_exhaustive, per_rank
 
 import ringcoll.lax
@@ -25,36 +22,7 @@ def test_dtypes_that_tables_of_calls_do_not_have(dtype):
     """On an odd number of ranks, so that lanes and stages have odd sizes too."""
     cases = [case for case in MAIN if dtype != "complex128" or case.name not in ("pmax", "pmin")]
     with jax.enable_x64(dtype in WIDE):
-        check(make_mesh(3), "x", cases, first_algorithm, dtype=dtype)
-
-
-CONSTANTS = [1, 1.5, 2 + 1j, np.float32(2), np.int8(3), np.arange(3, dtype=np.int8)]
-
-
-@pytest.mark.parametrize("constant", CONSTANTS, ids=repr)
-@pytest.mark.parametrize("groups", [None, [[0], [1, 2, 3, 4]]])
-@pytest.mark.parametrize("name", ["psum", "pmean"])
-def test_sums_of_constants_are_constants(name, groups, constant):
-    """They have the types of lax's results, so that `n = psum(1, axis)` stays an int."""
-    ours, theirs = (
-        traced(lambda: getattr(module, name)(constant, "x", axis_index_groups=groups))  # noqa: B023
-        for module in (ringcoll.lax, lax)
-    )
-    assert type(ours) is type(theirs)
-    assert not isinstance(ours, jax.core.Tracer)
-    np.testing.assert_array_equal(ours, theirs, strict=True)
-
-
-def traced(function):
-    """The result of a function without arguments inside a `shard_map` over five ranks."""
-    results = []
-
-    def program():
-        results.append(function())
-        return ()
-
-    jax.make_jaxpr(jax.shard_map(program, mesh=make_mesh(5), in_specs=(), out_specs=()))()
-    return results[0]
+        check(make_mesh(3), cases, first_algorithm, dtype=dtype)
 
 
 SUMS = ("psum", "pmean", "pmax", "pmin", "psum_scatter")
@@ -104,23 +72,6 @@ def _any_bits(shape, unsigned):
     largest = np.iinfo(unsigned).max
     bits.reshape(shape[0], -1)[:, :3] = [largest, largest // 2 + 1, 1]
     return bits
-
-
-def permutes(function, *operands):
-    """How many collective-permutes a program on four ranks has."""
-    mapped = jax.shard_map(function, mesh=make_mesh(4), in_specs=P("x"), out_specs=P())
-    return jax.jit(mapped).lower(*operands).as_text().count("stablehlo.collective_permute")
-
-
-def test_small_leaves_share_one_ring():
-    psum = partial(ringcoll.lax.psum, axis_name="x", algorithm="ring")
-    one = permutes(psum, jnp.zeros(4))
-    assert one == 6
-    many = [np.zeros((4, size), np.float32) for size in range(20)]
-    assert permutes(psum, many) == one
-    assert permutes(psum, [*many, *(x.astype(jnp.int8) for x in many)]) == 2 * one
-    large = jnp.zeros((4, 2**18))
-    assert permutes(psum, [*many, large]) == 2 * one
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "ring"])

@@ -289,12 +289,6 @@ def test_messages_are_bytes_as_many_as_priced(function):
     assert PERMUTE not in {message.kind for message in sent("lax")}
 
 
-REFUSED = {
-    "codes": ("int4", ValueError, "'int4' has no codes; choose from 'int8'"),
-    "kind": (8, TypeError, "wire=8 is not a wire; pass 'int8', or a ringcoll.Wire"),
-}
-
-
 @pytest.mark.parametrize("function", [*FORMS, "ragged_all_to_all"])
 def test_what_no_wire_carries_is_refused(function):
     def refused(x, kind, words, **options):
@@ -307,20 +301,14 @@ def test_what_no_wire_carries_is_refused(function):
             call(axis_name="x", **options)
 
     def program(x):
-        for wire, kind, words in REFUSED.values():
-            refused(x, kind, words, wire=wire)
+        refused(x, ValueError, "'int4' has no codes; choose from 'int8'", wire="int4")
+        refused(x, TypeError, "wire=8 is not a wire; pass 'int8', or a ringcoll.Wire", wire=8)
         for dtype in ("int32", "complex64", "float8_e5m2"):
             words = f"an operand of {dtype} is not encoded"
             refused(x.astype(dtype), TypeError, words, wire="int8")
         return x
 
-    jax.eval_shape(partial(per_rank_shapes, program), jnp.ones((2, 4, 2)))
-
-
-def per_rank_shapes(program, x):
-    return jax.shard_map(
-        lambda x: program(x[0])[None], mesh=make_mesh(2), in_specs=P("x"), out_specs=P("x")
-    )(x)
+    jax.eval_shape(every_rank(make_mesh(2), program, True), jnp.ones((2, 4, 2)))
 
 
 @pytest.mark.parametrize("options", [{"axis_index_groups": [[0], [1, 2]]}, {"axis_name": 0}])

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from covering import SEEDS, covering
 from jax import lax
+from machine import plus
 from support import exists, make_mesh, per_rank, runnable
 
 from ringcoll import algorithms
@@ -36,18 +37,12 @@ def everyone(shape):
     return Ranks.over(tuple("xyz"[: len(shape)]), None)
 
 
-def minus(shape, rank, offset):
-    """rank - offset, digit by digit."""
-    here, back = np.unravel_index(rank, shape), np.unravel_index(offset, shape)
-    return np.ravel_multi_index([h - b for h, b in zip(here, back, strict=True)], shape, "wrap")
-
-
 def rounds_by_origin(schedule, rank):
     """[lane, origin]: in which round its shard reaches the rank (0: its own)."""
     when = np.zeros((schedule.lanes, schedule.size), int)
     for number, move in schedule.numbered_moves():
         for offset in schedule.arrivals(move):
-            when[move.lane, minus(schedule.shape, rank, offset)] = number
+            when[move.lane, plus(schedule.shape, rank, offset, -1)] = number
     return when
 
 
@@ -204,7 +199,7 @@ def check(case, found, x):
             np.testing.assert_array_equal(seen, [np.arange(n)] * n, name)
     elif run == "exchange":
         for d in range(n):
-            sender = [minus(shape, rank, d) for rank in range(n)]
+            sender = [plus(shape, rank, d, -1) for rank in range(n)]
             np.testing.assert_array_equal(found[:, d], x[sender, d, 0], name)
     elif run == "gradient":
         weights = (x % 9).astype(np.float32)[:, :, :lanes]

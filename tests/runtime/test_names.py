@@ -13,18 +13,12 @@ from ringcoll.overlap.hlo import parse
 from ringcoll.runtime import engine
 
 
-def lowered(function, n=8, *operands):
+def names(function, n=8):
+    """The scopes of every permute, as often as there are permutes, in order of names."""
     mesh = make_mesh(n)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
-    return jax.jit(mapped).lower(*operands or [jnp.ones((n * n, 2))])
-
-
-def names(*of):
-    """The scopes of every permute, as often as there are permutes, in order of names."""
-    instructions = [
-        i for c in parse(lowered(*of).compile().as_text()).computations.values()
-        for i in c.instructions
-    ]  # fmt: skip
+    text = jax.jit(mapped).lower(jnp.ones((n * n, 2))).compile().as_text()
+    instructions = [i for c in parse(text).computations.values() for i in c.instructions]
     permutes = [i for i in instructions if i.opcode == "collective-permute"]
     op_names = [i.attribute("op_name") for i in permutes]
     return sorted(re.search(r"ringcoll\..*(?=/ppermute)", name)[0] for name in op_names)
@@ -35,7 +29,6 @@ def rounds(prefix, *numbers):
 
 
 HALVES = ("all_gather", "reduce_scatter")
-GATHER = algorithms.ring(4)
 #: A call on four ranks, and the names of its permutes.
 CALLS = [
     (
@@ -75,7 +68,7 @@ CALLS = [
         rounds("ringcoll.einsum_reduce_scatter(bruck)", 1, 2),
     ),
     (
-        lambda x: ringcoll.all_gather(x, "x", algorithm=GATHER),
+        lambda x: ringcoll.all_gather(x, "x", algorithm=algorithms.ring(4)),
         rounds("ringcoll.all_gather(given)", 1, 2, 3),
     ),
 ]
@@ -92,6 +85,5 @@ def test_the_rounds_of_a_loop_share_a_name(monkeypatch):
     monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
     found = names(lambda x: ringcoll.psum(x, "x", algorithm="ring"))
     ends = [re.sub(r"while/body/\w+/", "", name) for name in found]  # JAX's own of the loop
-    halves = ("all_gather", "reduce_scatter")
     both = ("round 1", "rounds 2 to 7")  # the first is sent before the loop
-    assert ends == [f"ringcoll.psum(ring)/{half}/{which}" for half in halves for which in both]
+    assert ends == [f"ringcoll.psum(ring)/{half}/{which}" for half in HALVES for which in both]

@@ -139,7 +139,7 @@ def test_matmuls_and_gradients_slice_at_an_int64(name):
 
 def test_slices_at_int64s_are_the_same_slices(monkeypatch):
     monkeypatch.setattr(slicing, "LONG", 1)
-    check(make_mesh(3), "x", MAIN, lambda case, n: case.algorithms(n)[:2])
+    check(make_mesh(3), MAIN, lambda case, n: case.algorithms(n)[:2])
 
 
 def test_slices_of_matmuls_at_int64s(monkeypatch):

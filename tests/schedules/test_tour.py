@@ -4,6 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from machine import plus
 from support import exists
 from test_algorithms import SHAPES
 
@@ -88,14 +89,7 @@ def test_who_adds_in_a_cut_tour(name):
         others = range(1, n)
         for needed in (*([o] for o in others), *([*range(1, o)] for o in others), others[::2]):
             for (rank, _, _), who in came_home(tour(schedule, frozenset(needed))).items():
-                assert {ahead(schedule, rank, o) for o in needed} <= who, (shape, needed)
-
-
-def ahead(schedule, rank, offset):
-    """The rank from which this rank has this offset."""
-    ranks = np.arange(schedule.size).reshape(schedule.shape)
-    back = [-digit for digit in np.unravel_index(offset, schedule.shape)]
-    return int(np.roll(ranks, back, range(ranks.ndim)).reshape(-1)[rank])
+                assert {plus(schedule.shape, rank, o) for o in needed} <= who, (shape, needed)
 
 
 def test_a_cut_gather_sends_what_is_needed_or_forwarded():
