@@ -27,6 +27,7 @@ from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
 from ringcoll.collectives.explaining import explain
+from ringcoll.collectives.gathering import Arrived, Wanted, gather, per_shard, reduce
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.replacing import replacing
@@ -48,6 +49,7 @@ from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, Schedu
 __version__ = "0.1.0"  # `pyproject.toml` reads it here
 __all__ = [
     "AllToAllSchedule",
+    "Arrived",
     "GatherOptions",
     "MatmulOptions",
     "Move",
@@ -56,6 +58,7 @@ __all__ = [
     "SizeError",
     "Table",
     "Tree",
+    "Wanted",
     "Wire",
     "algorithm",
     "algorithms",
@@ -69,6 +72,7 @@ __all__ = [
     "einsum_reduce_scatter",
     "explain",
     "formats",
+    "gather",
     "lax",
     "layers",
     "learn",
@@ -76,6 +80,7 @@ __all__ = [
     "matmul_reduce_scatter",
     "overlap",
     "pbroadcast",
+    "per_shard",
     "pmax",
     "pmean",
     "pmin",
@@ -85,6 +90,7 @@ __all__ = [
     "psum_scatter",
     "pswapaxes",
     "ragged_all_to_all",
+    "reduce",
     "replacing",
     "sharded_matmul",
 ]

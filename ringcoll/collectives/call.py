@@ -86,6 +86,14 @@ class Call:
             words = words or f"not supported by jax.lax.{self.name}"
             raise self.refusal(kind, words, cure) from error
 
+    def check_axes(self) -> None:
+        """Refuse an axis that is not bound, or that is given by its position."""
+        for axis in self.axes:
+            if isinstance(axis, int):
+                words = f"{axis} is not a name; axes by position are lax's own"
+                raise self.refusal(ValueError, words, "name an axis of the mesh")
+            self.attempt(lax.axis_size, axis)
+
     def rank_count(self) -> int:
         """The number of ranks over the axes."""
         return math.prod(lax.axis_size(axis) for axis in self.axes)

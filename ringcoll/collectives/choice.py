@@ -15,8 +15,11 @@ import jax
 
 from ringcoll.choose.collectives import adds_by_tree
 from ringcoll.choose.table import LAX, Algorithm, Table, choices, runs
+from ringcoll.choose.under_work import machine
 from ringcoll.collectives.refusals import refused
+from ringcoll.costs.model import Model
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.value_types import device_kind
 from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tree import balanced_algorithms
@@ -86,6 +89,12 @@ def resolve_algorithm(
         return around if takes_table else "auto"
     around = _if_it_runs(around, collective, shape)
     return around if not by_tree or adds_by_tree(around, collective, shape) else "auto"
+
+
+def model_of(sizes: Sequence[int]) -> Model:
+    """The model of the devices of the mesh, and of the links between the ranks on these axes."""
+    mesh_sizes = jax.sharding.get_abstract_mesh().axis_sizes
+    return machine(device_kind(), prod(sizes), prod(mesh_sizes))
 
 
 def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:

@@ -8,17 +8,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, signature
-from math import prod
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
 from ringcoll.choose.table import Algorithm, Table
-from ringcoll.choose.under_work import machine
 from ringcoll.collectives import choice
 from ringcoll.collectives.by_schedule import built
 from ringcoll.collectives.call import Call
@@ -27,7 +24,6 @@ from ringcoll.collectives.refusals import refused
 from ringcoll.costs.model import Model
 from ringcoll.io.text import choose, guess
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.value_types import device_kind
 from ringcoll.schedules.schedule import Schedule
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -127,11 +123,7 @@ class Options:
     @staticmethod
     def of(call: Call, given: GatherOptions | MatmulOptions) -> "Options":
         """The options that were given to a call, checked."""
-        for axis in call.axes:
-            if isinstance(axis, int):
-                words = f"{axis} is not a name; axes by position are lax's own"
-                raise call.refusal(ValueError, words, "name an axis of the mesh")
-            call.attempt(lax.axis_size, axis)
+        call.check_axes()
         residuals, algorithm = given.get("residuals", "save"), given["algorithm"]
         if residuals not in ("regather", "save"):
             words = f"residuals={residuals!r}"
@@ -151,8 +143,7 @@ class Options:
 
     def model(self) -> Model:
         """The model of the devices and of the links between these ranks."""
-        mesh_sizes = jax.sharding.get_abstract_mesh().axis_sizes
-        return machine(device_kind(), prod(self.sizes()), prod(mesh_sizes))
+        return choice.model_of(self.sizes())
 
     def schedule(self, algorithm: Algorithm) -> tuple[Schedule, Ranks]:
         """The schedule of a gather, and the ranks as the schedule's digits."""

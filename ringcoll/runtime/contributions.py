@@ -1,9 +1,11 @@
 """The shards and partial results that a rank holds while a schedule runs, and the messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -31,7 +33,7 @@ class Shard(NamedTuple):
     share, `first` is the row of the share at which the part starts.
     """
 
-    value: Array
+    value: Any
     origin: Array
     lane: int
     offsets: tuple[int, ...]
@@ -72,11 +74,22 @@ def planned(schedule: Schedule) -> tuple[PlannedRound, ...]:
     )
 
 
-def message(held: Mapping[Key, Array], keys: Sequence[Any]) -> Array:
+def message(held: Mapping[Key, Any], keys: Sequence[Any]) -> Any:
     """The shards under these keys, stacked. Nested keys, those of several messages, nest the stack.
 
-    The result has the widest of their dtypes: a partial sum may be wider than a raw contribution.
+    Shards are arrays, or pytrees whose arrays are stacked. The result has the widest of their
+    dtypes: a partial sum may be wider than a raw contribution.
     """
     shards = [held[key] if isinstance(key, Key) else message(held, key) for key in keys]
-    widest = max((x.dtype for x in shards), key=lambda dtype: dtype.itemsize)
-    return jnp.stack([x.astype(widest) for x in shards])
+    stacked = []
+    for xs in zip(*map(jax.tree.leaves, shards), strict=True):
+        widest = max((x.dtype for x in xs), key=attrgetter("itemsize"))
+        stacked.append(jnp.stack([x.astype(widest) for x in xs]))
+    return jax.tree.unflatten(jax.tree.structure(shards[0]), stacked)
+
+
+def unstacked(messages: Iterable[Any]) -> Iterator[Any]:
+    """The shards of messages, one after the other."""
+    for each in messages:
+        leaves, structure = jax.tree.flatten(each)
+        yield from (jax.tree.unflatten(structure, shard) for shard in zip(*leaves, strict=True))

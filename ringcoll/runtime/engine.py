@@ -31,9 +31,11 @@ short stretches into a `scan` if `order` requires it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -45,6 +47,7 @@ from ringcoll.runtime.contributions import (
     Slot,
     message,
     planned,
+    unstacked,
 )
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.order import Order
@@ -69,7 +72,7 @@ Produce = Callable[[Any, list[Slot]], Contributions]
 def gather(
     schedule: Schedule,
     ranks: Ranks,
-    own: Sequence[Array],
+    own: Sequence[Any],
     visit: Visit[Carry],
     carry: Carry,
     *,
@@ -81,7 +84,7 @@ def gather(
     Args:
         schedule: what is sent when.
         ranks: the ranks that run it, as the digits of the schedule.
-        own: this rank's shard, a share for each lane.
+        own: this rank's shard, a share for each lane: an array, or a pytree of arrays.
         visit: `(carry, shards) -> carry`, called with the shards of one round (first with
             this rank's own) while the shards of the next round travel.
         carry: the carry for the first visit; its shapes, dtypes and types must not change.
@@ -100,7 +103,8 @@ def gather(
         # Without a barrier, XLA:CPU computes x again to decode it here, and may round differently.
         # Codes may be computed again: the same x gives the same codes.
         own = [encode(wire, lax.optimization_barrier(x)) for x in own]
-    held = {Key(lane, 0): varying(x, ranks.axes) for lane, x in enumerate(own)}
+    typed = partial(varying, axes=ranks.axes)
+    held = {Key(lane, 0): jax.tree.map(typed, x) for lane, x in enumerate(own)}
     latest = list(held)
     before: list[Array] = []  # the messages of the round before, kept until their visit
 
@@ -116,16 +120,16 @@ def gather(
         first = start  # of the loop; its rounds forward the arrivals of the round before
         if stop - start == 1 or not order.gathers_in_one_loop or latest != list(chain(*step.sent)):
             first += 1
-            late = [order.late(x) for x in sent]
+            late = jax.tree.map(order.late, sent)
             arriving = ranks.hops(f"round {first}", step.moves, late)
             carry = visit(carry, shards())
         if stop - start > 1:
             last, stretch = sent if first == start else arriving, (first, stop)
             carry, arriving = _gather_loop(steps, ranks, stretch, last, visit, carry, held)
-        before = sent
+        before = jax.tree.leaves(sent)
         carry, arriving = order.tied((carry, arriving))
         latest = list(chain(*steps[stop - 1].arrived))
-        held.update(zip(latest, chain(*arriving), strict=True))
+        held.update(zip(latest, unstacked(arriving), strict=True))
     return visit(carry, shards())
 
 
@@ -146,11 +150,11 @@ def _gather_loop(
     steps: Sequence[PlannedRound],
     ranks: Ranks,
     stretch: tuple[int, int],
-    last: list[Array],
+    last: list[Any],
     visit: Visit[Carry],
     carry: Carry,
-    held: dict[Key, Array],
-) -> tuple[Carry, list[Array]]:
+    held: dict[Key, Any],
+) -> tuple[Carry, list[Any]]:
     """Run a stretch as a loop: visit the latest arrivals and forward them. It first sends `last`.
 
     It returns the carry and the arrivals of the last round. Arrivals of earlier rounds are put into
@@ -163,13 +167,13 @@ def _gather_loop(
     turns = zip(*(chain(*looped.sent) for looped in steps[start:stop]), strict=True)
     possible = {keys[0]: tuple(key.offset for key in keys) for keys in turns}
 
-    def body(state: tuple[Carry, list[Array]], i: Array) -> tuple[Any, Any]:
+    def body(state: tuple[Carry, list[Any]], i: Array) -> tuple[Any, Any]:
         carry, last = state
         arriving = ranks.hops(f"rounds {start + 1} to {stop}", step.moves, last)
         shards = [
-            Shard(x[j], ranks.origin(offset, m.axis, i * m.shift), lane, possible[lane, offset])
-            for m, x, keys in zip(step.moves, last, step.sent, strict=True)
-            for j, (lane, offset) in enumerate(keys)
+            Shard(x, ranks.origin(offset, m.axis, i * m.shift), lane, possible[lane, offset])
+            for m, xs, keys in zip(step.moves, last, step.sent, strict=True)
+            for x, (lane, offset) in zip(unstacked([xs]), keys, strict=True)
         ]
         return (visit(carry, shards), arriving), last if keep else None
 
@@ -178,7 +182,8 @@ def _gather_loop(
     if keep:  # a round after the stretch sends them again
         for i, looped in enumerate(steps[start:stop]):
             for keys, stack in zip(looped.sent, stacks, strict=True):
-                held.update(zip(keys, stack[i], strict=True))
+                own_turn = jax.tree.map(lambda x, turn=i: x[turn], stack)
+                held.update(zip(keys, unstacked([own_turn]), strict=True))
     return carry, arriving
 
 
@@ -191,7 +196,7 @@ def reduce(
     *,
     order: Order = _ANY,
     wire: Wire | None = None,
-) -> list[Array]:
+) -> list[Any]:
     """Combine, for every rank, the contributions of all ranks to its shard.
 
     This is the gather run backward: a partial result goes the path of its shard backward, and
@@ -202,8 +207,9 @@ def reduce(
         ranks: the ranks that run it, as the digits of the schedule.
         produce: `(operands, slots) -> Contributions`, called with all slots of a round just before
             the round needs their contributions; each slot is asked for once.
-        combine: `(received, mine) -> partial`; it must be associative, at least approximately. It
-            sets the dtype of partial results. Contributions travel in the dtype of `produce`.
+        combine: `(received, mine) -> partial`, of arrays or of pytrees; it must be associative, at
+            least approximately. It sets the dtype of partial results. Contributions travel in the
+            dtype of `produce`.
         operands: the first argument of `produce`.
         order: how work and messages are ordered, if `produce` does work that can hide messages.
             With `Beforehand`, every round ties the operands to its sums, so that the work of two
@@ -230,7 +236,7 @@ def reduce(
     mine = [Key(lane, 0) for lane in range(schedule.lanes)]
     sums.want(mine)
     factors = sums.factors if steps else ()
-    return [order.after(sums.partial[key], factors) for key in mine]
+    return [jax.tree.map(lambda x: order.after(x, factors), sums.partial[key]) for key in mine]
 
 
 @dataclass
@@ -244,7 +250,7 @@ class _Sums:
     operands: Any
     order: Order
     wire: Wire | None = None
-    partial: dict[Key, Array] = field(default_factory=dict)
+    partial: dict[Key, Any] = field(default_factory=dict)
     sent: list[Array] = field(default_factory=list)
     factors: Sequence[Array] = ()  # the arrays from which the last contributions were computed
 
@@ -258,7 +264,7 @@ class _Sums:
             slots = [slot._replace(origin=self.order.after(slot.origin, before)) for slot in slots]
         values, self.factors = self.produce(self.operands, slots)
         for key, value in zip(missing, values, strict=True):
-            self.partial[key] = varying(value, self.ranks.axes)
+            self.partial[key] = jax.tree.map(partial(varying, axes=self.ranks.axes), value)
         return True
 
     def send_back(self, number: int) -> None:
@@ -266,9 +272,10 @@ class _Sums:
         step = self.steps[number]
         if self.want([*chain(*step.arrived)]):  # the first products are tied too
             self.partial, self.operands = self.order.tied((self.partial, self.operands))
-        self.sent = [message(self.partial, keys) for keys in step.arrived]
+        sent = [message(self.partial, keys) for keys in step.arrived]
+        self.sent = jax.tree.leaves(sent)
         # Three steps, because a factor is cut before it is multiplied.
-        late = [self.order.late(x, steps=3) for x in self.sent]
+        late = jax.tree.map(lambda x: self.order.late(x, steps=3), sent)
         name = f"round {len(self.steps) - number}"
         received = self.ranks.hops(name, step.moves, late, back=True, wire=self.wire)
         keys = [*chain(*step.sent)]
@@ -281,7 +288,7 @@ class _Sums:
         early = {key: self.partial[key] for key in ahead}
         if early:
             received, mine, early = self.order.tied((received, mine, early))
-        for key, value in zip(keys, chain(*received), strict=True):
+        for key, value in zip(keys, unstacked(received), strict=True):
             mine[key] = self.combine(value, mine[key])
         mine |= early
         if number:  # round 0 is the last one backward; after it nothing is produced
@@ -310,9 +317,10 @@ class _Sums:
                     for m, keys in zip(moves, sent, strict=True)
                     for lane, offset in keys
                 ]
-                values = iter(self.produce(operands, slots).values)
-                mine = [jnp.stack([next(values) for _ in keys]) for keys in sent]
-                mine = [varying(x, self.ranks.axes) for x in mine]
+                values = self.produce(operands, slots).values
+                produced = dict(zip(chain(*sent), values, strict=True))
+                mine = [message(produced, keys) for keys in sent]
+                mine = jax.tree.map(partial(varying, axes=self.ranks.axes), mine)
             mine = self._apart(mine)
             summed = [self.combine(r, x) for r, x in zip(received, mine, strict=True)]
             # The next products wait for these sums; otherwise compilers would merge the products.
@@ -321,7 +329,7 @@ class _Sums:
         moving = [message(self.partial, keys) for keys in arrived]
         turns = jnp.arange(len(steps), dtype=jnp.int32), stacks
         (moving, self.operands), _ = lax.scan(body, (moving, self.operands), turns)
-        self.partial.update(zip(chain(*steps[-1].sent), chain(*moving), strict=True))
+        self.partial.update(zip(chain(*steps[-1].sent), unstacked(moving), strict=True))
 
     def _apart(self, mine: Any) -> Any:
         """Keep a single product from being fused with its addition, which waits for a message."""

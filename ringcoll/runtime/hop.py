@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -199,24 +200,26 @@ class Ranks:
         self,
         name: str,
         moves: Round,
-        messages: Sequence[Array],
+        messages: Sequence[Any],
         *,
         back: bool = False,
         wire: Wire | None = None,
-    ) -> list[Array]:
+    ) -> list[Any]:
         """Send the messages of a round, forward or backward; return those that arrive.
 
-        Profiles show `name`. With a wire, messages are encoded, and decoded to float32 or wider
-        when they arrive.
+        A message is an array or a pytree of arrays. Profiles show `name`. With a wire, messages are
+        encoded, and decoded to float32 or wider when they arrive.
         """
         shifts = [(move.axis, -move.shift if back else move.shift) for move in moves]
 
-        def send(messages: list[Array]) -> list[Array]:
-            routes = [route(self, *shift) for shift in shifts]
-            return [
-                Ppermute(axes=axes, pairs=pairs)(x)[0]
-                for (axes, pairs), x in zip(routes, messages, strict=True)
-            ]
+        def send(messages: list[Any]) -> list[Any]:
+            received = []
+            for message, shift in zip(messages, shifts, strict=True):
+                axes, pairs = route(self, *shift)
+                leaves, structure = jax.tree.flatten(message)
+                arrived = Ppermute(axes=axes, pairs=pairs)(*leaves)
+                received.append(jax.tree.unflatten(structure, arrived))
+            return received
 
         with scope(name):
             sent = [encode(wire, x) for x in messages] if wire else list(messages)

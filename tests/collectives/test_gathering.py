@@ -1,0 +1,264 @@
+"""`gather` and `reduce`: recipes of our own, by every algorithm, against one device."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from covering import SEEDS, any_of, covering
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from support import make_mesh
+
+import ringcoll
+from ringcoll import Move, Schedule, gather, per_shard, reduce
+from ringcoll.runtime import engine
+
+F32, BF16 = jnp.float32, jnp.bfloat16
+RANKS = [
+    *(((n,), "x", None) for n in (1, 2, 3, 5, 8)),
+    *(((2, 3), ("x", "y"), None), ((2, 3), ("y", "x"), None), ((2, 3), "y", None)),
+    ((8,), "x", ((0, 5, 2, 7), (6, 1, 3, 4))),
+]
+
+
+def backwards(*shape):
+    """An algorithm of one's own: a ring in the other direction."""
+    n = int(np.prod(shape))
+    return Schedule(shape, tuple((Move(-1, (-t % n,)),) for t in range(n - 1)))
+
+
+FACTORS = {
+    "recipe": ["placed", "summed", "tree", "each", "reduced", "reduced tree"],
+    "algorithm": [
+        *("auto", "lax", "ring", "bidirectional_ring", "two_ended", "bruck", "direct"),
+        backwards,
+    ],
+    "ranks": RANKS,
+    "dim": [0, 1, -1],
+    "rows": [3, 4, 0],
+    "transform": ["none", "eager", "remat", "vmap", "scan"],
+    "check_vma": [True, False],
+    "unrolled": [24, 1],
+}
+forbidden = any_of(
+    [
+        lambda ranks, check_vma: bool(ranks[2]) and check_vma,
+        lambda ranks, algorithm: len(ranks[0]) > 1 and ranks[1] != "y" and algorithm is backwards,
+        lambda rows, recipe: rows == 0 and recipe in ("summed", "each"),
+        # JAX 0.10 cannot read an empty array that shard_map makes eagerly.
+        lambda rows, transform: rows == 0 and transform == "eager",
+    ]
+)
+
+
+def times(x, w, dim):
+    """A product along the dimension that is not cut."""
+    return x @ w if dim == 0 else w.T @ x
+
+
+def over_rows(x, w, dim):
+    """A product along the dimension that is cut; w has as many rows."""
+    return x.T @ w if dim == 0 else x @ w
+
+
+def whole_shape(x, dim, n):
+    return tuple(size * n if at == dim % 2 else size for at, size in enumerate(x.shape))
+
+
+def ours(recipe, axes, groups, dim, algorithm, x, w, weights):
+    """The recipe on one rank. x: its shard, or its contributions to all; w: [4, 4]."""
+    n = len(groups[0]) if groups else int(np.prod([lax.axis_size(a) for a in axes]))
+    options = {"dim": dim, "algorithm": algorithm, "axis_index_groups": groups}
+    whole = jax.ShapeDtypeStruct(whole_shape(x, dim, n), F32)
+
+    def placed(y, arrived):
+        return arrived.place(y, times(arrived.value, w, dim))
+
+    def summed(y, arrived):
+        return y + over_rows(arrived.value, arrived.take(weights, 0), dim)
+
+    def tree(y, arrived):
+        a, b = arrived.value["a"], arrived.value["b"]
+        return arrived.place(y[0], a), arrived.place(y[1], times(b.astype(F32), w, dim))
+
+    def each(y, arrived):
+        return y.at[arrived.origins[0]].add(arrived.value.sum())
+
+    def produced(wanted):
+        return times(wanted.take(x), w, dim)
+
+    if recipe == "placed":
+        return gather(x, axes, placed, whole, **options)
+    if recipe == "summed":
+        return gather(x, axes, summed, jnp.zeros((4, 4)), **options)
+    if recipe == "tree":
+        pair = {"a": x, "b": x.astype(BF16)}
+        return gather(pair, axes, tree, (whole, jnp.zeros(whole.shape)), **options)
+    if recipe == "each":
+        return gather(x, axes, per_shard(each), jnp.zeros(n), **options)
+    if recipe == "reduced":
+        return reduce(produced, axes, **options)
+    return reduce(lambda wanted: {"a": produced(wanted), "b": wanted.take(x)}, axes, **options)
+
+
+def expected(recipe, team, own, dim, xs, w, weights):
+    """The same for the rank at place `own` of a team, from the operands of all ranks."""
+    shards = [xs[member] for member in team]
+    if recipe.startswith("reduced"):
+        mine = [jnp.split(x, len(team), dim)[own] for x in shards]
+        total = sum(times(x, w, dim) for x in mine)
+        return total if recipe == "reduced" else {"a": total, "b": sum(mine)}
+    every = jnp.concatenate(shards, dim)
+    if recipe == "summed":
+        return over_rows(every, weights, dim)
+    if recipe == "each":
+        return jnp.stack([x.sum() for x in shards])
+    if recipe == "tree":
+        return every, times(every.astype(BF16).astype(F32), w, dim)
+    return times(every, w, dim)
+
+
+def teams(shape, axes, groups):
+    """For each device, the ranks that take part with it, in their order, and its place there."""
+    if groups:
+        return {r: (group, group.index(r)) for group in groups for r in group}
+    names, at = "xy"[: len(shape)], np.arange(np.prod(shape)).reshape(shape)
+    order = [names.index(axis) for axis in axes]
+    found = {}
+    for place in np.ndindex(*shape):
+        index = tuple(slice(None) if i in order else p for i, p in enumerate(place))
+        part = at[index]
+        part = part if len(order) < 2 else part.transpose(order)
+        team = part.reshape(-1).tolist()
+        found[int(at[place])] = team, team.index(at[place])
+    return found
+
+
+TRANSFORMS = {
+    "none": lambda f: f,
+    "eager": lambda f: f,
+    "remat": jax.checkpoint,
+    "vmap": lambda f: lambda x: jax.tree.map(lambda y: y[1], jax.vmap(f)(jnp.stack([2 * x, x]))),
+    "scan": lambda f: lambda x: jax.tree.map(lambda y: y[1], lax.map(f, jnp.stack([2 * x, x]))),
+}
+
+
+def check(monkeypatch, recipe, algorithm, ranks, dim, rows, transform, check_vma, unrolled):
+    """Values on all ranks, and gradients by x and w, are those of one device."""
+    monkeypatch.setattr(engine, "UNROLL_UP_TO", unrolled)
+    shape, axes, groups = ranks
+    count, rng = int(np.prod(shape)), np.random.default_rng(0)
+    of = teams(shape, axes, groups)
+    n = len(of[0][0])
+    length = rows * n if recipe.startswith("reduced") else rows
+    x_shape = (length, 4) if dim == 0 else (4, length)
+    xs = rng.integers(-2, 3, (count, *x_shape)).astype(F32)
+    w = rng.integers(-2, 3, (4, 4)).astype(F32)
+    weights = rng.integers(-2, 3, (rows * n, 4)).astype(F32)
+    mesh, spec = make_mesh(*shape), P(tuple("xy"[: len(shape)]))
+
+    def one_rank(x, w, weights):
+        run = partial(ours, recipe, tuple(axes), groups, dim, algorithm)
+        y = TRANSFORMS[transform](lambda x: run(x, w, weights))(x[0])
+        return jax.tree.map(lambda leaf: leaf[None], y)
+
+    mapped = jax.shard_map(
+        one_rank, mesh=mesh, in_specs=(spec, P(), P()), out_specs=spec, check_vma=check_vma
+    )
+
+    def on_one(xs, w, weights):
+        of_ranks = [expected(recipe, *of[r], dim, xs, w, weights) for r in range(count)]
+        return jax.tree.map(lambda *ys: jnp.stack(ys), *of_ranks)
+
+    def with_slopes(function, *operands):
+        def loss(*operands):
+            return sum((leaf**2).sum() for leaf in jax.tree.leaves(function(*operands)))
+
+        # The gradient of a tree is rounded to bfloat16, in an order of its own.
+        slopes = () if recipe == "tree" else jax.grad(loss, (0, 1, 2))(*operands)
+        return function(*operands), slopes
+
+    if transform == "eager":
+        found, wanted = mapped(xs, w, weights), on_one(xs, w, weights)
+    else:
+        found, wanted = (
+            jax.jit(partial(with_slopes, function))(xs, w, weights) for function in (mapped, on_one)
+        )
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("part", range(4))
+def test_recipes_are_those_of_one_device(part, seed, monkeypatch):
+    for case in covering(FACTORS, forbidden, seed)[part::4]:
+        try:
+            check(monkeypatch, **case)
+        except BaseException:
+            print(case)
+            raise
+
+
+def mapped(function, **options):
+    return jax.shard_map(function, mesh=make_mesh(8), in_specs=P("x"), out_specs=P("x"), **options)
+
+
+def test_an_axis_of_a_vmap():
+    def copied(x):
+        whole = jax.ShapeDtypeStruct((8,), x.dtype)
+        return gather(x, "i", lambda y, a: a.place(y, a.value), whole, algorithm="ring")
+
+    y = jax.vmap(copied, axis_name="i")(jnp.arange(8.0).reshape(4, 2))
+    np.testing.assert_array_equal(y, np.tile(np.arange(8.0), (4, 1)))
+
+
+def kept(carry, arrived):
+    return carry
+
+
+REFUSED = {
+    "visit returns a carry of bfloat16[3], in place of float32[3]": (
+        TypeError, lambda x: gather(x, "x", lambda c, a: c.astype(BF16), jnp.zeros(3))
+    ),
+    "unbound axis name: y; the axes here are 'x'": (
+        NameError, lambda x: gather(x, "y", kept, jnp.zeros(3))
+    ),
+    "x has no array": (TypeError, lambda x: gather((), "x", kept, jnp.zeros(3))),
+    "x has 1 rows along dim, in place of 2": (
+        ValueError, lambda x: gather((x, x[:1]), "x", kept, jnp.zeros(3))
+    ),
+    "dim: axis 2 is out of bounds": (ValueError, lambda x: gather(x, "x", kept, x, dim=2)),
+    "float32[1,3] is to be placed in dimension 0, but has not 2": (
+        ValueError,
+        lambda x: gather(x, "x", lambda c, a: a.place(c, a.value[:1]), jnp.zeros((16, 3))),
+    ),
+    "dimension 0 of float32[17,3] is no multiple of 8 x 2": (
+        ValueError, lambda x: gather(x, "x", lambda c, a: a.place(c, a.value), jnp.zeros((17, 3)))
+    ),
+    "dimension 0 of float32[9,2] is no multiple of 8": (
+        ValueError, lambda x: reduce(lambda wanted: wanted.take(jnp.ones((9, 2))), "x")
+    ),
+    "no algorithm 'rign'; did you mean 'ring'?": (
+        ValueError, lambda x: gather(x, "x", kept, jnp.zeros(3), algorithm="rign")
+    ),
+    "what is produced has no array": (TypeError, lambda x: reduce(lambda wanted: None, "x")),
+    "what is produced for all ranks has 5 rows along dim, in place of 40": (
+        ValueError, lambda x: reduce(lambda wanted: jnp.ones(5), "x")
+    ),
+    "what is produced in a round has 5 rows along dim, in place of 2": (
+        ValueError, lambda x: reduce(lambda wanted: jnp.ones(5), "x", algorithm="bruck")
+    ),
+    "a Table is only for collectives": (
+        ValueError, lambda x: gather(x, "x", kept, x, algorithm=ringcoll.Table())
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_mistakes_are_refused_in_words(words):
+    kind, call = REFUSED[words]
+    with pytest.raises(kind) as refused:
+        jax.eval_shape(mapped(call), jnp.zeros((16, 3)))
+    assert str(refused.value).startswith("ringcoll.")
+    assert words in str(refused.value)
