@@ -1,0 +1,82 @@
+"""The work of a visit, counted from its products, as on paper; and what "auto" makes of it."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import ringcoll
+from ringcoll.collectives.counting import work_of
+from ringcoll.costs.under_work import Work
+
+RANKS = 8
+W, ALL = jnp.ones((2, 3)), jnp.ones((32, 3))  # fixed: the second has rows for all ranks
+SUM, BUFFER, SHARD = jnp.ones((2, 3)), jnp.ones((32, 3)), jnp.ones((4, 2))
+
+
+def placed(y, x):
+    return lax.dynamic_update_slice_in_dim(y, x @ W, 4, 0)
+
+
+def summed(y, x):
+    return y + x.T @ lax.dynamic_slice_in_dim(ALL, 4, 4)
+
+
+def twice(y, x):
+    return lax.scan(lambda y, _: (jax.jit(placed)(y, x), None), y, length=2)[0]
+
+
+def sometimes(y, x):
+    return lax.cond(y[0, 0] > 0, placed, lambda y, x: y, y, x)
+
+
+def produced():
+    return lax.dynamic_slice_in_dim(ALL, 4, 4).T @ jnp.ones((4, 5))
+
+
+@pytest.mark.parametrize(
+    ("visit", "operands", "sums", "expected"),
+    [
+        (placed, (BUFFER, SHARD), [(32, 3)], Work(384.0, once=8 * (32 + 48), again=24)),
+        (summed, (SUM, SHARD), [(2, 3)], Work(384.0, once=8 * 32, sliced=8 * 48, summed=24)),
+        (twice, (BUFFER, SHARD), [(32, 3)], Work(768.0, once=16 * (32 + 48), again=48)),
+        (produced, (), [], Work(960.0, once=8 * 60, again=80, sliced=8 * 48)),
+        (sometimes, (BUFFER, SHARD), [], None),
+        (lambda y, x: y + x.sum(), (BUFFER, SHARD), [], None),
+    ],
+)  # fmt: skip
+def test_work_is_that_on_paper(visit, operands, sums, expected):
+    program = jax.make_jaxpr(visit)(*operands)
+    assert work_of(program.jaxpr, len(operands[1:]), RANKS, sums) == expected
+
+
+def on_v5e(call):
+    """The plan of a call on eight chips of v5e that are not here."""
+    device = AbstractDevice("TPU v5 lite", None, "tpu")
+    mesh = AbstractMesh((8,), ("x",), abstract_device=device, axis_types=(AxisType.Auto,))
+    of = NamedSharding(mesh, P())
+    shapes = (1024, 8192), (8192, 3584)
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=of) for shape in shapes]
+    program = jax.shard_map(call, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    return str(ringcoll.explain(program)(*operands)).splitlines()[0]  # then the built-in's
+
+
+def all_gather_matmul(x, w, **options):
+    def visit(y, arrived):
+        return arrived.place(y, arrived.value @ w)
+
+    whole = jax.ShapeDtypeStruct((8192, 3584), x.dtype)
+    return ringcoll.gather(x, "x", visit, whole, **options)
+
+
+def test_auto_is_that_of_the_same_matmul():
+    gathered = "gather over x=8, bfloat16[1024,8192]: "
+    assert on_v5e(all_gather_matmul) == f"{gathered}bidirectional_ring: 2.54 ms; two_ended 2.59 ms"
+    little = Work(flops=1.0)
+    assert on_v5e(lambda x, w: all_gather_matmul(x, w, work=little)).startswith(f"{gathered}lax: ")
+    idle = on_v5e(lambda x, w: ringcoll.gather(x, "x", lambda c, a: c + a.value.sum(), x))
+    assert idle == f"{gathered}lax: no product was counted; give its work"
+    summed = on_v5e(lambda x, w: ringcoll.reduce(lambda wanted: wanted.take(w) @ w.T, "x"))
+    assert summed.startswith("reduce over x=8, bfloat16[1024,8192]: bidirectional_ring: ")
