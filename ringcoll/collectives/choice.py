@@ -16,6 +16,7 @@ import jax
 from ringcoll.choose.collectives import adds_by_tree
 from ringcoll.choose.table import LAX, Algorithm, Table, choices, runs
 from ringcoll.choose.under_work import machine
+from ringcoll.collectives.call import Call
 from ringcoll.collectives.refusals import refused
 from ringcoll.costs.model import Model
 from ringcoll.runtime.hop import Ranks
@@ -89,6 +90,16 @@ def resolve_algorithm(
         return around if takes_table else "auto"
     around = _if_it_runs(around, collective, shape)
     return around if not by_tree or adds_by_tree(around, collective, shape) else "auto"
+
+
+def algorithm_of(call: Call, algorithm: Algorithm) -> Algorithm:
+    """The algorithm of a call that has work under a gather or a sum, with its axes checked."""
+    call.check_axes()
+    if isinstance(algorithm, Table):
+        cure = "pass a name, a Schedule, or a function that makes one"
+        raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
+    # It adds by a schedule, so it has the same algorithms as psum_scatter.
+    return call.attempt(resolve_algorithm, algorithm, "psum_scatter", call.axes, call.grouped)
 
 
 def model_of(sizes: Sequence[int]) -> Model:

@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.choose.plan import NAMED, Plan, cheapest
-from ringcoll.choose.table import LAX, Algorithm, Table
+from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.choose.under_work import gather_plans, scatter_plans
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
@@ -221,7 +221,7 @@ def gather(
     ((32, 3), 2.0)
     """
     call = Call("gather", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
-    algorithm = _checked_algorithm(call, algorithm)
+    algorithm = choice.algorithm_of(call, algorithm)
     size, nbytes = _checked_rows(call, "x", x)
     ranks = Ranks.over(call.axes, call.grouped)
     common: dict[str, Any] = {"_size": size, "_ranks": ranks.size, "_dim": dim}
@@ -293,7 +293,7 @@ def reduce(
     ((8, 3), 4.0)
     """
     call = Call("reduce", axis_name, axis_index_groups, {"dim": dim}, "produce")
-    algorithm = _checked_algorithm(call, algorithm)
+    algorithm = choice.algorithm_of(call, algorithm)
     ranks = Ranks.over(call.axes, call.grouped)
     common: dict[str, Any] = {"_ranks": ranks.size, "_dim": dim}
 
@@ -336,15 +336,6 @@ def reduce(
             parts = engine.reduce(schedule, ranks, produce_round, _added, zero, order=order)
             total = _joined(parts, dim)
     return noted_when_lowered("reduce", call.axes, total, lambda platform, hosts: plan)
-
-
-def _checked_algorithm(call: Call, algorithm: Algorithm) -> Algorithm:
-    call.check_axes()
-    if isinstance(algorithm, Table):
-        cure = "pass a name, a Schedule, or a function that makes one"
-        raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
-    resolve = choice.resolve_algorithm
-    return call.attempt(resolve, algorithm, "psum_scatter", call.axes, call.grouped)
 
 
 def _checked_rows(call: Call, name: str, tree: Any, rows: int | None = None) -> tuple[int, int]:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from ringcoll.choose.table import Algorithm, Table
+from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import choice
 from ringcoll.collectives.by_schedule import built
 from ringcoll.collectives.call import Call
@@ -123,16 +123,11 @@ class Options:
     @staticmethod
     def of(call: Call, given: GatherOptions | MatmulOptions) -> "Options":
         """The options that were given to a call, checked."""
-        call.check_axes()
-        residuals, algorithm = given.get("residuals", "save"), given["algorithm"]
+        algorithm = choice.algorithm_of(call, given["algorithm"])
+        residuals = given.get("residuals", "save")
         if residuals not in ("regather", "save"):
             words = f"residuals={residuals!r}"
             raise call.refusal(ValueError, words, "choose from regather, save")
-        if isinstance(algorithm, Table):
-            cure = "pass a name, a Schedule, or a function that makes one"
-            raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
-        # It adds by a schedule, so it has the same algorithms as psum_scatter.
-        algorithm = call.attempt(choice.resolve_algorithm, algorithm, "psum_scatter", call.axes)
         accumulate_dtype = given["accumulate_dtype"]
         wide = None if accumulate_dtype is None else wide_dtype(call, accumulate_dtype)
         return Options(call.axes, algorithm, given["precision"], wide, residuals == "save")
