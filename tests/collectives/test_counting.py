@@ -29,7 +29,11 @@ def twice(y, x):
 
 
 def sometimes(y, x):
-    return lax.cond(y[0, 0] > 0, placed, lambda y, x: y, y, x)
+    return lax.cond(y[0, 0] > 0, placed, lambda y, x: y, placed(y, x), x)
+
+
+def until_positive(y, x):
+    return lax.while_loop(lambda y: y[0, 0] < 0, lambda y: placed(y, x), y)
 
 
 def produced():
@@ -44,6 +48,7 @@ def produced():
         (twice, (BUFFER, SHARD), [(32, 3)], Work(768.0, once=16 * (32 + 48), again=48)),
         (produced, (), [], Work(960.0, once=8 * 60, again=80, sliced=8 * 48)),
         (sometimes, (BUFFER, SHARD), [], None),
+        (until_positive, (BUFFER, SHARD), [], None),
         (lambda y, x: y + x.sum(), (BUFFER, SHARD), [], None),
     ],
 )  # fmt: skip
