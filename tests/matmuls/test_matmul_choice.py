@@ -15,7 +15,7 @@ from support import make_mesh
 
 import ringcoll
 from ringcoll import algorithms
-from ringcoll.choose.plan import Plan, cheapest
+from ringcoll.choose.plan import Plan
 from ringcoll.choose.under_work import machine, neighbours
 from ringcoll.costs import DEVICES
 from ringcoll.matmuls import forms, plans
@@ -215,18 +215,6 @@ def test_of_symbolic_sizes_nothing_is_guessed():
     ]
     assert {(plan.algorithm, plan.why) for plan in made} == {("lax", "sizes are symbols")}
     assert plans.by_schedule(SUM, [(symbolic, w)], schedule, HALVES, v5e).algorithm == HALVES
-
-
-def test_within_the_error_of_the_price_the_built_in_wins():
-    ring, late = Plan("ring", 1.0), Plan("two_ended", 1.0, late=(1,))
-    assert cheapest([Plan("lax", 1.04), ring]).algorithm == "lax"
-    assert str(cheapest([Plan("lax", 1.06), ring])) == "ring: 1 s; lax 1.06 s"
-    assert cheapest([Plan("lax", 1.06), ring, late]) == cheapest([ring, late])
-    rows = Plan("lax", 1.04, in_place=Plan("lax", 0.5))
-    assert cheapest([ring, rows]).algorithm == "ring"  # the built-in there is not the whole form
-    assert late.form == "two_ended, sums at the end"
-    assert replace(ring, by_turns=True).form == "ring, by turns"
-    assert rows.form == "rows travel, then lax"
 
 
 @pytest.mark.parametrize(
