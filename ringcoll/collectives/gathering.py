@@ -122,14 +122,14 @@ class Arrived(Wanted):
             dim: the dimension of the rows; None is that of the call.
 
         Raises:
-            ValueError: the number of rows is a different one.
+            ValueError: the number of rows, or their shape, is a different one.
         """
         dim = (self._dim if dim is None else dim) % whole.ndim
         places = self._places(whole, dim)
         count = sum(length for _, length in places)
-        if rows.shape[dim] != count:
-            words = f"{type_in_words(rows)} is to be placed in dimension {dim}, but has not {count}"
-            raise refused(ValueError, "gather", words, "make as many rows as arrived")
+        if rows.shape != (*whole.shape[:dim], count, *whole.shape[dim + 1 :]):
+            words = f"{type_in_words(rows)} are no {count} rows of {type_in_words(whole)}"
+            raise refused(ValueError, "gather", words, "make as many rows as arrived, of its shape")
         rows = rows.astype(whole.dtype)
         return rows if self._is_all else placed(whole, rows, dim, places)
 
@@ -280,7 +280,7 @@ def reduce(
 
     Raises:
         NameError: an axis is not bound.
-        TypeError: nothing is produced.
+        TypeError: nothing is produced, or booleans are.
         ValueError: arrays that are produced have a wrong number of rows; there is no such
             dimension or algorithm; `wanted.take` gets an array with a wrong number of rows.
 
@@ -302,6 +302,8 @@ def reduce(
 
     program, out = jax.make_jaxpr(produce_own, return_shape=True)()
     size, nbytes = _checked_rows(call, "what is produced", out)
+    if any(jnp.issubdtype(leaf.dtype, jnp.bool_) for leaf in jax.tree.leaves(out)):
+        raise call.refusal(TypeError, "what is produced is bool", "cast it to int32 first")
     common |= {"_size": size}
     work = work or work_of(program.jaxpr, 0, ranks.size)
     plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, nbytes, *on))
@@ -361,15 +363,19 @@ def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any)
 
     def allocated(leaf: Any) -> Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            like = jax.core.ShapedArray(leaf.shape, leaf.dtype)
+            like = jax.core.ShapedArray(leaf.shape, leaf.dtype, sharding=leaf.sharding)
             return empty(leaf.shape, like, call.axes)
         return varying(jnp.asarray(leaf), call.axes)
 
     carry = jax.tree.map(allocated, carry)
     while True:
         program, out = jax.make_jaxpr(visit, return_shape=True)(carry, x)
-        before, after = (jax.tree.map(type_in_words, tree) for tree in (carry, out))
-        if before != after:
+        kinds = [
+            (jax.tree.structure(tree), [*map(type_in_words, jax.tree.leaves(tree))])
+            for tree in (carry, out)
+        ]
+        if kinds[0] != kinds[1]:
+            before, after = (jax.tree.map(type_in_words, tree) for tree in (carry, out))
             words = f"visit returns a carry of {after}, in place of {before}"
             raise call.refusal(TypeError, words, "keep its structure, shapes and dtypes")
         leaves, structure = jax.tree.flatten(carry)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.extend.core import jaxprs_in_params
-from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_leaves_with_path
 
@@ -127,10 +127,12 @@ def _argument(leaf: Any) -> str:
 def _devices(placed: Mesh | Sharding) -> str:
     """The ids of devices in order; if all are local, only their count, because local ids differ."""
     mesh = getattr(placed, "mesh", placed)
-    if isinstance(mesh, Mesh) and not mesh.empty:
-        devices = list(mesh.devices.flat)
-    else:  # no mesh, an abstract one, or a sharding without an order
-        devices = sorted(getattr(placed, "device_set", ()), key=lambda device: device.id)
+    if isinstance(mesh, AbstractMesh):
+        devices = []
+    elif isinstance(mesh, Mesh):
+        devices = [] if mesh.empty else list(mesh.devices.flat)
+    else:  # a sharding without an order
+        devices = sorted(mesh.device_set, key=lambda device: device.id)
     if {device.process_index for device in devices} <= {jax.process_index()}:
         return f"{len(devices)} of its own devices"
     return f"devices {[device.id for device in devices]}"
@@ -183,7 +185,8 @@ def _difference(found: _Description) -> str:
 def _shortened(lines: list[str]) -> list[str]:
     """Lines, of which long ones show only the surroundings of their first difference."""
     pairs = enumerate(zip(*lines, strict=False))
-    start = max(next((i for i, (a, b) in pairs if a != b), 0) - _BEFORE, 0)
+    same = min(map(len, lines))  # if one line is the beginning of the other
+    start = max(next((i for i, (a, b) in pairs if a != b), same) - _BEFORE, 0)
     part = slice(start, start + _SHOWN)
     return [line if len(line) <= _SHOWN else f"...{line[part]}..." for line in lines]
 

@@ -1,6 +1,7 @@
 """`gather` and `reduce`: recipes of our own, by every algorithm, against one device."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from covering import SEEDS, any_of, covering
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
@@ -225,6 +227,25 @@ def kept(carry, arrived):
     return carry
 
 
+class Pair(NamedTuple):
+    own: jax.Array
+
+
+def test_a_buffer_may_be_sharded_over_an_explicit_axis():
+    mesh = make_mesh(2, 4, axis_type=AxisType.Explicit)
+
+    def doubled(x):
+        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), P(None, "x"))
+        whole = jax.ShapeDtypeStruct((12, 2), x.dtype, sharding=sharding)
+        return gather(x, "y", lambda y, a: a.place(y, 2 * a.value), whole, algorithm="ring")
+
+    with jax.set_mesh(mesh):
+        x = np.arange(24.0, dtype=F32).reshape(12, 2)
+        mapped = jax.shard_map(doubled, in_specs=P("y"), out_specs=P("y"), axis_names={"y"})
+        found = jax.jit(mapped)(jax.device_put(x, NamedSharding(mesh, P("y", "x"))))
+    np.testing.assert_array_equal(found, np.tile(2 * x, (4, 1)))
+
+
 REFUSED = {
     "visit returns a carry of bfloat16[3], in place of float32[3]": (
         TypeError, lambda x: gather(x, "x", lambda c, a: c.astype(BF16), jnp.zeros(3))
@@ -237,7 +258,7 @@ REFUSED = {
         ValueError, lambda x: gather((x, x[:1]), "x", kept, jnp.zeros(3))
     ),
     "dim: axis 2 is out of bounds": (ValueError, lambda x: gather(x, "x", kept, x, dim=2)),
-    "float32[1,3] is to be placed in dimension 0, but has not 2": (
+    "float32[1,3] are no 2 rows of float32[16,3]": (
         ValueError,
         lambda x: gather(x, "x", lambda c, a: a.place(c, a.value[:1]), jnp.zeros((16, 3))),
     ),
@@ -250,6 +271,14 @@ REFUSED = {
     "no algorithm 'rign'; did you mean 'ring'?": (
         ValueError, lambda x: gather(x, "x", kept, jnp.zeros(3), algorithm="rign")
     ),
+    "float32[2,2] are no 2 rows of float32[16,3]": (
+        ValueError,
+        lambda x: gather(x, "x", lambda c, a: a.place(c, a.value[:, :2]), jnp.zeros((16, 3))),
+    ),
+    "visit returns a carry of ('float32[3]',), in place of Pair(": (
+        TypeError, lambda x: gather(x, "x", lambda c, a: (c.own,), Pair(jnp.zeros(3)))
+    ),
+    "what is produced is bool": (TypeError, lambda x: reduce(lambda wanted: jnp.ones(2, bool), "x")),
     "what is produced has no array": (TypeError, lambda x: reduce(lambda wanted: None, "x")),
     "what is produced for all ranks has 5 rows along dim, in place of 40": (
         ValueError, lambda x: reduce(lambda wanted: jnp.ones(5), "x")

@@ -12,7 +12,7 @@ from support import make_mesh, python
 
 import ringcoll
 from ringcoll import debug
-from ringcoll.debug.consistent import described, environment
+from ringcoll.debug.consistent import _shortened, described, environment
 
 X = jax.ShapeDtypeStruct((8, 3), jnp.float32)
 KEEP = jax.checkpoint_policies
@@ -104,6 +104,19 @@ def test_local_devices_do_not_matter():
     assert len({str(described(mapped(total, Mesh(each, "x")), X)) for each in orders}) == 1
 
 
+def test_operands_may_be_on_a_mesh_without_devices():
+    of = NamedSharding(make_mesh(4).abstract_mesh, P("x"))
+    found = described(mapped(total), jax.ShapeDtypeStruct((8, 3), jnp.float32, sharding=of))
+    assert found.arguments[0] == "argument [0][0]: float32[8,3] on 0 of its own devices"
+
+
+def test_of_long_lines_the_first_difference_is_shown():
+    same = "a" * 300
+    assert _shortened([same, f"{same} more"]) == [f"...{'a' * 50}...", f"...{'a' * 50} more..."]
+    assert _shortened(["b" * 300, same])[0] == f"...{'b' * 200}..."
+    assert _shortened(["b", "c"]) == ["b", "c"]
+
+
 def test_a_difference_of_the_environment_shows(monkeypatch):
     before = environment()
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/own --xla_force_host_platform_device_count=2")
@@ -151,7 +164,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec as P
 import ringcoll
-from ringcoll.debug.consistent import described, environment
+from ringcoll.debug.consistent import _shortened, described, environment
 
 mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
