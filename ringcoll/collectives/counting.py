@@ -1,5 +1,6 @@
 """Count the work of a function that visits or produces shards: the products in its jaxpr."""
 
+from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -24,11 +25,8 @@ class _Counted:
     """The work on one shard, while it is counted; `is_known` is False if a part cannot be."""
 
     sums: Container[tuple[int, ...]]
-    flops: float = 0
-    once: float = 0
-    again: float = 0
-    sliced: float = 0
-    summed: float = 0
+    flops: int = 0
+    moved: Counter[str] = field(default_factory=Counter)  # bytes, by the names of `Work`
     is_known: bool = True
     kinds: dict[Any, _Kind] = field(default_factory=dict)
 
@@ -61,11 +59,10 @@ class _Counted:
         (contracted, _), _ = eqn.params["dimension_numbers"]
         lengths = [eqn.invars[0].aval.shape[dim] for dim in contracted]
         self.flops += times * 2 * result.size * prod(lengths)
+        names = {_Kind.FIXED: "again", _Kind.SLICED: "sliced", _Kind.MOVING: "once"}
         for value, kind in zip(eqn.invars, kinds, strict=True):
-            name = {_Kind.FIXED: "again", _Kind.SLICED: "sliced", _Kind.MOVING: "once"}[kind]
-            setattr(self, name, getattr(self, name) + times * _nbytes(value.aval))
-        name = "summed" if result.shape in self.sums else "once"
-        setattr(self, name, getattr(self, name) + times * _nbytes(result))
+            self.moved[names[kind]] += times * _nbytes(value.aval)
+        self.moved["summed" if result.shape in self.sums else "once"] += times * _nbytes(result)
 
 
 def _nbytes(aval: Any) -> int:
@@ -89,10 +86,11 @@ def work_of(
     found.walk(jaxpr, [_Kind.FIXED] * fixed + [_Kind.MOVING] * moving, 1)
     if not (found.is_known and found.flops):
         return None
+    moved = found.moved
     return Work(
         flops=ranks * found.flops,
-        once=ranks * found.once,
-        again=found.again,
-        sliced=ranks * found.sliced,
-        summed=found.summed,
+        once=ranks * moved["once"],
+        again=moved["again"],
+        sliced=ranks * moved["sliced"],
+        summed=moved["summed"],
     )

@@ -137,14 +137,9 @@ class Arrived(Wanted):
         """The parts, one by one."""
         start = 0
         for origin, share in zip(self.origins, self._shares, strict=True):
-            stop = start + share[1]
-
-            def cut(x: Array, start: int = start, stop: int = stop) -> Array:
-                return lax.slice_in_dim(x, start, stop, axis=self._dim % x.ndim)
-
-            value = jax.tree.map(cut, self.value)
+            value = _cut(self.value, self._dim, start, share[1])
             yield replace(self, origins=[origin], _shares=[share], _is_all=False, value=value)
-            start = stop
+            start += share[1]
 
 
 def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arrived], Carry]:
