@@ -9,7 +9,7 @@ from typing import Any
 
 from jax.extend.core import Literal, jaxprs_in_params
 
-from ringcoll.costs.under_work import Work
+from ringcoll.costs.under_work import Work, nbytes
 
 
 class _Kind(IntEnum):
@@ -61,12 +61,8 @@ class _Counted:
         self.flops += times * 2 * result.size * prod(lengths)
         names = {_Kind.FIXED: "again", _Kind.SLICED: "sliced", _Kind.MOVING: "once"}
         for value, kind in zip(eqn.invars, kinds, strict=True):
-            self.moved[names[kind]] += times * _nbytes(value.aval)
-        self.moved["summed" if result.shape in self.sums else "once"] += times * _nbytes(result)
-
-
-def _nbytes(aval: Any) -> int:
-    return aval.size * aval.dtype.itemsize
+            self.moved[names[kind]] += times * nbytes(value.aval)
+        self.moved["summed" if result.shape in self.sums else "once"] += times * nbytes(result)
 
 
 def work_of(

@@ -33,7 +33,7 @@ from ringcoll.collectives.counting import work_of
 from ringcoll.collectives.refusals import refused
 from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model
-from ringcoll.costs.under_work import Work
+from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.runtime import engine
 from ringcoll.runtime.barriers import order_of_work
 from ringcoll.runtime.contributions import Contributions, Shard, Slot
@@ -217,7 +217,7 @@ def gather(
     """
     call = Call("gather", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm)
-    size, nbytes = _checked_rows(call, "x", x)
+    size, shard_bytes = _checked_rows(call, "x", x)
     ranks = Ranks.over(call.axes, call.grouped)
     common: dict[str, Any] = {"_size": size, "_ranks": ranks.size, "_dim": dim}
 
@@ -228,7 +228,7 @@ def gather(
     carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
     work = work or work_of(jaxpr, len(jax.tree.leaves(x)), ranks.size, shapes)
-    plan = _planned(call, algorithm, work, lambda work, *on: gather_plans([work], nbytes, *on))
+    plan = _planned(call, algorithm, work, lambda work, *on: gather_plans([work], shard_bytes, *on))
     x = noted_when_lowered("gather", call.axes, x, lambda platform, hosts: plan)
     with named("gather", plan.algorithm, "all_gather"):
         if plan.algorithm == LAX:
@@ -296,12 +296,12 @@ def reduce(
         return produce(Wanted(origins=[ranks.origin(0)], _shares=[], _size=None, **common))
 
     program, out = jax.make_jaxpr(produce_own, return_shape=True)()
-    size, nbytes = _checked_rows(call, "what is produced", out)
+    size, block_bytes = _checked_rows(call, "what is produced", out)
     if any(jnp.issubdtype(leaf.dtype, jnp.bool_) for leaf in jax.tree.leaves(out)):
         raise call.refusal(TypeError, "what is produced is bool", "cast it to int32 first")
     common |= {"_size": size}
     work = work or work_of(program.jaxpr, 0, ranks.size)
-    plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, nbytes, *on))
+    plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
     with named("reduce", plan.algorithm, "psum_scatter"):
         if plan.algorithm == LAX:
             every = produce(Wanted(**_all(ranks, size), **common))
@@ -340,17 +340,16 @@ def _checked_rows(call: Call, name: str, tree: Any, rows: int | None = None) -> 
     leaves = jax.tree.leaves(tree)
     if not leaves:
         raise call.refusal(TypeError, f"{name} has no array", "give one, or a pytree of arrays")
-    counts, nbytes = [], 0
+    counts = []
     for leaf in leaves:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             call.attempt(jax.typeof, leaf)
         counts.append(jnp.shape(leaf)[call.integer("dim", jnp.ndim(leaf))])
-        nbytes += leaf.size * leaf.dtype.itemsize
     rows = counts[0] if rows is None else rows
     if wrong := [count for count in counts if count != rows]:
         words = f"{name} has {wrong[0]} rows along dim, in place of {rows}"
         raise call.refusal(ValueError, words, "give all arrays equally many")
-    return rows, nbytes
+    return rows, sum(map(nbytes, leaves))
 
 
 def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:

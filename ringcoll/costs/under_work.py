@@ -17,7 +17,7 @@ seconds are from compiled programs: `tests/costs/test_under_work.py`.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringcoll.costs.model import Model, links
 from ringcoll.schedules.schedule import Schedule
@@ -47,6 +47,11 @@ class Work:
     again: float = 0.0
     sliced: float = 0.0
     summed: float = 0.0
+
+
+def nbytes(x: Any) -> int:
+    """The bytes of an array, or of one of its type."""
+    return x.size * x.dtype.itemsize
 
 
 class Round(NamedTuple):

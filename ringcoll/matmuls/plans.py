@@ -13,10 +13,10 @@ from ringcoll.choose import hosts
 from ringcoll.choose.plan import NAMED, SYMBOLIC, Plan, cheapest
 from ringcoll.choose.under_work import gather_plans, reduce_plans, scatter_plans
 from ringcoll.costs.model import Model
-from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds
+from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds, nbytes
 from ringcoll.matmuls import exchange
 from ringcoll.matmuls.labels import Gather, Product, Scatter
-from ringcoll.matmuls.work import are_known, nbytes, ratio, summed, works_of
+from ringcoll.matmuls.work import are_known, ratio, summed, works_of
 from ringcoll.schedules.schedule import Schedule
 
 #: Where the built-in sum cannot run, and nothing has a price.

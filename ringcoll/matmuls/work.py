@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from ringcoll.costs import encoding
-from ringcoll.costs.under_work import Work
+from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Gather, Scatter
 
@@ -43,11 +43,6 @@ def summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tu
         flops += 2 * prod(sizes.values())
         block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
     return Work(flops, once=ranks * block, again=again, sliced=sliced), block
-
-
-def nbytes(x: Any) -> int:
-    """The bytes of an array."""
-    return x.size * x.dtype.itemsize
 
 
 def ratio(wire: Wire | None, dtype: Any) -> float:
