@@ -27,11 +27,12 @@ from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
 from ringcoll.collectives.explaining import explain
-from ringcoll.collectives.gathering import Arrived, Wanted, gather, per_shard, reduce
+from ringcoll.collectives.gathering import exchange, gather, reduce, tour
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.tree_order import Tree
+from ringcoll.collectives.visits import Arrived, Wanted, per_shard
 from ringcoll.costs.wire import Wire
 from ringcoll.ipython import load_ipython_extension as load_ipython_extension
 from ringcoll.ipython import register as _register
@@ -70,6 +71,7 @@ __all__ = [
     "debug",
     "draw",
     "einsum_reduce_scatter",
+    "exchange",
     "explain",
     "formats",
     "gather",
@@ -93,6 +95,7 @@ __all__ = [
     "reduce",
     "replacing",
     "sharded_matmul",
+    "tour",
 ]
 
 _register()

@@ -4,8 +4,7 @@ First all results are compared with NumPy's; sums of small integers are exact. T
 run in turn. A ratio to plain compares times of the same round. Temporaries are the memory of one
 rank besides operands and results, as the compiler counts it. A chunk is one rank's part of the
 array that is sent (its shard of x or w, or its block of the result). The forms and their shapes, m
-x k x f, are those of `python -m benchmarks overlap`, in float32. For several processes, start the
-command in each, or let `python -m benchmarks cluster` do so.
+x k x f, are those of `python -m benchmarks overlap`, in float32.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from benchmarks.compiled.programs import (
     program,
     with_gradient,
 )
-from benchmarks.measuring import files, options, processes, report
+from benchmarks.measuring import files, options, report
 from benchmarks.measuring.data import count_wrong, exact
 from benchmarks.measuring.measure import Ready, interleave, sharing
 from benchmarks.measuring.row import Quartiles
@@ -66,13 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shape", type=options.shapes(3), default=SHAPES, metavar="LIST", help="m x k x f")
     add("--direction", type=listed(*DIRECTIONS), default="all", metavar="LIST")
     options.add_machine(parser, budget=120, rounds=30)
-    processes.add_arguments(parser)
     options.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Compare, time, report; return 1 if anything was wrong."""
-    processes.start(args)
     mesh = options.mesh(args)
     header = options.describe(mesh)
     report.print_header(header)
@@ -95,9 +92,7 @@ def run(args: argparse.Namespace) -> int:
             except ValueError as error:  # the ranks do not divide the sizes
                 args.error(f"--shape {shape}: {in_a_line(error)}")
     _print(found)
-    if processes.is_first():
-        rows = [asdict(one) for one in found]
-        files.write_json(args, {"measured_on": header, "rows": rows})
+    files.write_json(args, {"measured_on": header, "rows": [asdict(one) for one in found]})
     return 1 if any(one.wrong for one in found) else 0
 
 
@@ -143,11 +138,8 @@ def _ready(
     function, shapes = program(form, shape, algorithm, mesh, jnp.float32)
     if direction == "both":  # the cotangent consists of small integers too
         function = with_gradient(function, jnp.sign)
-    placed = [
-        jax.make_array_from_callback(whole.shape, of.sharding, whole.__getitem__)
-        for whole, of in zip(operands, shapes, strict=True)
-    ]
-    return Ready.of(function, tuple(placed))
+    pairs = zip(operands, shapes, strict=True)
+    return Ready.of(function, tuple(jax.device_put(whole, of.sharding) for whole, of in pairs))
 
 
 def _operands(form: str, shape: str) -> list[np.ndarray]:
@@ -157,9 +149,9 @@ def _operands(form: str, shape: str) -> list[np.ndarray]:
 
 
 def _wrong(result: jax.Array, truth: np.ndarray) -> int:
-    """The number of wrong elements, over all processes. (+ 0: a zero may have either sign.)"""
+    """The number of wrong elements on all ranks. (+ 0: a zero may have either sign.)"""
     pairs = [(np.asarray(part.data), truth[part.index]) for part in result.addressable_shards]
-    return processes.total(sum(count_wrong(mine + 0, true + 0) for mine, true in pairs))
+    return sum(count_wrong(mine + 0, true + 0) for mine, true in pairs)
 
 
 def _print(found: list[Overlapped]) -> None:

@@ -14,9 +14,11 @@ compiled) and `headline` (flags of the programs that CI compiles again).
 
 A page of `docs` may also have, up to `<!-- end -->`, the tables of algorithms after
 `<!-- algorithms -->` (as `python -m ringcoll explain --markdown` prints them), and a drawing after
-`<!-- draw COLLECTIVE ALGORITHM N -->` (as `draw` prints it).
+`<!-- draw COLLECTIVE ALGORITHM N -->` (as `draw` prints it). A page with
+`<!-- rooms -->` has a line for each room of the package, in its own order.
 """
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,6 +36,8 @@ FILE = Path(__file__).with_name("pages.toml")
 ROOT = FILE.parents[2]
 #: Matches the text between the marks of a table of algorithms.
 ALGORITHMS = re.compile(r"(?<=<!-- algorithms -->\n).*?(?=<!-- end -->)", re.DOTALL)
+#: Matches the line of a room: `| `room/` | ... |`.
+ROOM = re.compile(r"^\| `(\w+(?:/|\.py))` \|.*$", re.MULTILINE)
 _DRAWING = re.compile(r"(<!-- draw (\w+) (\w+) (\d+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 _NO_FLAGS = ("title", "cell", "over")
 
@@ -208,7 +212,7 @@ def write_pages(
             changed.append(page)
     for path in sorted(ROOT.glob("docs/**/*.md")):
         text = path.read_text(encoding="utf-8")
-        if (new := with_algorithms(text)) != text:
+        if (new := with_rooms(with_algorithms(text))) != text:
             write(path, new)
             changed.append(str(path.relative_to(ROOT)))
     return changed, unclaimed
@@ -218,6 +222,23 @@ def with_algorithms(text: str) -> str:
     """The text of a page, with its tables and drawings of algorithms made again."""
     lines = "\n".join(explain.markdown()).strip() + "\n"
     return _DRAWING.sub(_drawing, ALGORITHMS.sub(lambda _: lines, text))
+
+
+def with_rooms(text: str) -> str:
+    """The text of a page, with the line of each room made again: what it is, files, lines."""
+    head, mark, rest = text.partition("<!-- rooms -->\n")
+    return head + mark + ROOM.sub(lambda found: _room(found[1]), rest)
+
+
+def _room(name: str) -> str:
+    place = ROOT / "ringcoll" / name
+    sources = [path.read_text(encoding="utf-8") for path in place.rglob("*.py")]
+    about = (place / "__init__.py" if sources else place).read_text(encoding="utf-8")
+    words = ast.get_docstring(ast.parse(about)) or ""
+    sentence = " ".join(re.split(r"(?<=\.)\s", words, maxsplit=1)[0].split())
+    sources = sources or [about]
+    lines = sum(source.count("\n") for source in sources)
+    return f"| `{name}` | {sentence} | {len(sources)} | {lines} |"
 
 
 def _drawing(found: re.Match[str]) -> str:

@@ -43,11 +43,13 @@ ELSEWHERE = (
 EXAMPLES = ("examples/*.py",)
 SOURCES = ("examples/lessons/[0-9]*.py", "examples/tutorials/*.py")
 _CHOICE = ("ringcoll.collectives.choice", "ringcoll.choose.table")
+_GATHERING = ("ringcoll.collectives.gathering", "ringcoll.collectives.visits")
 #: The pages of the reference: the module that is described first, the one whose public names
 #: follow, and the places that they must be defined in, if it has others too.
 REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "collectives": ("ringcoll.lax", "ringcoll.lax", ()),
     "matmuls": ("ringcoll.matmuls.functions", "ringcoll", ("ringcoll.matmuls",)),
+    "gather": ("ringcoll.collectives.gathering", "ringcoll", _GATHERING),
     "schedules": ("ringcoll.schedules.schedule", "ringcoll", ("ringcoll.schedules",)),
     "algorithms": ("ringcoll.algorithms", "ringcoll.algorithms", ("ringcoll.algorithms",)),
     "choice": ("ringcoll.choose.table", "ringcoll", _CHOICE),

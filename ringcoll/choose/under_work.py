@@ -22,9 +22,11 @@ from ringcoll.costs.under_work import (
     by_turns,
     overlapped_seconds,
     rounds,
+    tour_rounds,
 )
 from ringcoll.schedules.registry import build, names
 from ringcoll.schedules.schedule import Schedule, SizeError, only_forwards
+from ringcoll.schedules.tour import tour
 
 #: Over several axes, rounds are not a loop: the program grows with them. So this many are the most.
 MOST_ROUNDS = 32
@@ -145,4 +147,27 @@ def reduce_plans(
         adds = [replace(work, summed=block_bytes / 2)]
         halves = overlapped_seconds(adds, block_bytes, model, by_turns(of_rounds))
         plans.append(Plan(algorithm, halves, by_turns=True))
+    return plans
+
+
+def tour_plans(
+    work: Work, shard_bytes: float, sum_bytes: float, sizes: tuple[int, ...], model: Model
+) -> list[Plan]:
+    """Plans of a gather with work, and of the sums of its results; the built-ins are the first.
+
+    Args:
+        work: all the work of the visits.
+        shard_bytes: the bytes of a rank's shard.
+        sum_bytes: the bytes of the sum for it.
+        sizes, model: as for `gather_plans`.
+    """
+    n = prod(sizes)
+    gathered = built_in_seconds([work], shard_bytes, n, model, links(n, model), gathers=True)
+    scattered = built_in_seconds([], sum_bytes, n, model, scatter_links(n, model), gathers=False)
+    plans = [Plan(LAX, gathered + scattered)]
+    for name, schedule in neighbours(sizes).items() if n > 1 else ():
+        own, *others, home = tour_rounds(tour(schedule), sum_bytes / max(shard_bytes, 1))
+        # Half of a rank's own shard is visited under the first hop, half under the last one.
+        of_rounds = own._replace(shards=0.5), *others, home._replace(shards=0.5)
+        plans.append(Plan(name, overlapped_seconds([work], shard_bytes, model, of_rounds)))
     return plans

@@ -1,1 +1,1 @@
-"""The collectives, each in one file, and the way from a public call to a primitive."""
+"""The collectives, each in one file, and your own work under the messages: `gather` and its kin."""

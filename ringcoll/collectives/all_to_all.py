@@ -16,9 +16,11 @@ from ringcoll.collectives.placing import WRITTEN_AS_BITS
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in, engine
+from ringcoll.runtime.contributions import Shard
 from ringcoll.runtime.hop import Ranks, as_bits, moved
 from ringcoll.runtime.slicing import dynamic_slice_in_dim, dynamic_update_slice_in_dim, start_of
 from ringcoll.runtime.value_types import empty, sharded_dims
+from ringcoll.runtime.wire import encoded_once
 from ringcoll.schedules.schedule import AllToAllSchedule
 
 
@@ -69,11 +71,18 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         width = shape[concat]
         shape[concat] *= schedule.size
         out = empty(shape, bits, ranks.axes)
-        for d, block in enumerate(engine.all_to_all(schedule, ranks, blocks, wire=self.wire)):
-            at = start_of(ranks.origin(d), width, 0, shape[concat])
-            value = as_bits(block, WRITTEN_AS_BITS)[0] if self.wire else block
-            out = dynamic_update_slice_in_dim(out, value, at, concat, allow_negative_indices=False)
-        return back(out)
+
+        def visit(out: Array, arrived: list[Shard]) -> Array:
+            for block in arrived:
+                at = start_of(block.origin, width, 0, shape[concat])
+                value = as_bits(block.value, WRITTEN_AS_BITS)[0]
+                out = dynamic_update_slice_in_dim(
+                    out, value, at, concat, allow_negative_indices=False
+                )
+            return out
+
+        codes, decoding = encoded_once(self.wire, blocks, visit)
+        return back(engine.exchange(schedule, ranks, codes, decoding, out))
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, dims=self.dims[::-1])(*cts)

@@ -92,14 +92,16 @@ def resolve_algorithm(
     return around if not by_tree or adds_by_tree(around, collective, shape) else "auto"
 
 
-def algorithm_of(call: Call, algorithm: Algorithm) -> Algorithm:
-    """The algorithm of a call that has work under a gather or a sum, with its axes checked."""
+def algorithm_of(call: Call, algorithm: Algorithm, collective: str = "psum_scatter") -> Algorithm:
+    """The algorithm of a call that has work under a collective, with its axes checked.
+
+    A gather and a sum have the same algorithms: a sum is a gather that is run backward.
+    """
     call.check_axes()
     if isinstance(algorithm, Table):
         cure = "pass a name, a Schedule, or a function that makes one"
         raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
-    # It adds by a schedule, so it has the same algorithms as psum_scatter.
-    return call.attempt(resolve_algorithm, algorithm, "psum_scatter", call.axes, call.grouped)
+    return call.attempt(resolve_algorithm, algorithm, collective, call.axes, call.grouped)
 
 
 def model_of(sizes: Sequence[int]) -> Model:

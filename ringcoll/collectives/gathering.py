@@ -12,153 +12,29 @@ A collective matmul is three lines (inside `jax.shard_map`):
         return reduce(lambda wanted: wanted.take(x) @ w, axis)
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from ringcoll.choose.plan import NAMED, Plan, cheapest
 from ringcoll.choose.table import LAX, Algorithm
-from ringcoll.choose.under_work import gather_plans, scatter_plans
+from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
 from ringcoll.collectives import choice
-from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.axes import AxisName, Groups
-from ringcoll.collectives.by_schedule import built, named
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.counting import work_of
-from ringcoll.collectives.refusals import refused
+from ringcoll.collectives.visits import Arrived, Rounds, Wanted
 from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
-from ringcoll.runtime import engine
-from ringcoll.runtime.barriers import order_of_work
-from ringcoll.runtime.contributions import Contributions, Shard, Slot
-from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.scopes import noted_when_lowered
-from ringcoll.runtime.slicing import (
-    Shares,
-    concatenated,
-    dynamic_slice_in_dim,
-    placed,
-    start_of,
-)
 from ringcoll.runtime.value_types import device_kind, empty, type_in_words, varying
 
 Carry = TypeVar("Carry")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The rows that are sent next: of one shard or several, or of a lane's share of them.
-
-    Attributes:
-        origins: for each part, the rank to whose shard it belongs.
-    """
-
-    origins: Sequence[Array]
-    _shares: Sequence[tuple[int, int]]  # for each part, its start in the shard, and its length
-    _size: int | None  # the length of a shard; None: that of the array of the first `take`
-    _ranks: int
-    _dim: int
-    _is_all: bool = False  # whether these are all shards, in order
-
-    def take(self, x: Array, dim: int | None = None) -> Array:
-        """The rows of x that belong to these parts, end to end; x has the rows of all ranks.
-
-        Args:
-            x: an array with n or c * n times as many rows as a shard, for a whole number c.
-            dim: the dimension of the rows; None is that of the call.
-
-        Raises:
-            ValueError: the number of rows is a different one.
-        """
-        dim = (self._dim if dim is None else dim) % x.ndim
-        places = self._places(x, dim)
-        if self._is_all:
-            return x
-        parts = [
-            dynamic_slice_in_dim(x, start, length, dim, allow_negative_indices=False)
-            for start, length in places
-        ]
-        return concatenated(parts, dim)
-
-    def _places(self, whole: Array, dim: int) -> list[tuple[Any, int]]:
-        """Where the parts are in an array with the rows of all ranks: (start, length) of each."""
-        length = whole.shape[dim]
-        size = length // self._ranks if self._size is None else self._size
-        times = length // (self._ranks * size) if size else 1
-        if times * self._ranks * size != length:
-            rows = f"{self._ranks} x {size}" if self._size else f"{self._ranks}"
-            words = f"dimension {dim} of {type_in_words(whole)} is no multiple of {rows}"
-            raise refused(ValueError, "gather, reduce", words, "pass the rows of all ranks")
-        shares = [(0, size)] if self._size is None else self._shares
-        return [
-            (start_of(origin, times * size, times * first, length), times * rows)
-            for origin, (first, rows) in zip(self.origins, shares, strict=True)
-        ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arrived(Wanted):
-    """What arrived in one round: one shard or several, or a lane's share of them.
-
-    Attributes:
-        origins: for each part, the rank from which it came.
-        value: the parts end to end along the dimension of the call; a pytree, as x.
-    """
-
-    value: Any
-
-    def place(self, whole: Array, rows: Array, dim: int | None = None) -> Array:
-        """`whole`, an array with the rows of all ranks, with `rows` written where they belong.
-
-        Args:
-            whole: as x of `take`.
-            rows: the rows of the parts, end to end; their dtype becomes that of `whole`.
-            dim: the dimension of the rows; None is that of the call.
-
-        Raises:
-            ValueError: the number of rows, or their shape, is a different one.
-        """
-        dim = (self._dim if dim is None else dim) % whole.ndim
-        places = self._places(whole, dim)
-        count = sum(length for _, length in places)
-        if rows.shape != (*whole.shape[:dim], count, *whole.shape[dim + 1 :]):
-            words = f"{type_in_words(rows)} are no {count} rows of {type_in_words(whole)}"
-            raise refused(ValueError, "gather", words, "make as many rows as arrived, of its shape")
-        rows = rows.astype(whole.dtype)
-        return rows if self._is_all else placed(whole, rows, dim, places)
-
-    def parts(self) -> "Iterator[Arrived]":
-        """The parts, one by one."""
-        start = 0
-        for origin, share in zip(self.origins, self._shares, strict=True):
-            value = _cut(self.value, self._dim, start, share[1])
-            yield replace(self, origins=[origin], _shares=[share], _is_all=False, value=value)
-            start += share[1]
-
-
-def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arrived], Carry]:
-    """A visit of all that arrived in a round, from a `visit` of one shard (or a lane's share).
-
-    >>> def counts(x):
-    ...     def visit(found, arrived):
-    ...         return found.at[arrived.origins[0]].add(arrived.value.sum())
-    ...     return ringcoll.gather(x, "x", ringcoll.per_shard(visit), jnp.zeros(4))
-    >>> print(ranks(counts)(jnp.arange(8.0))[:4])  # on every rank: the sum of each shard
-    [ 1.  5.  9. 13.]
-    """
-
-    def visit_all(carry: Carry, arrived: Arrived) -> Carry:
-        for part in arrived.parts():
-            carry = visit(carry, part)
-        return carry
-
-    return visit_all
 
 
 def gather(
@@ -217,35 +93,19 @@ def gather(
     """
     call = Call("gather", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm)
-    size, shard_bytes = _checked_rows(call, "x", x)
-    ranks = Ranks.over(call.axes, call.grouped)
-    common: dict[str, Any] = {"_size": size, "_ranks": ranks.size, "_dim": dim}
+    _, shard_bytes = _checked_rows(call, "x", x)
+    rounds = _rounds(call, dim)
 
     def visit_own(carry: Carry, x: Any) -> Carry:
-        own = Arrived(origins=[ranks.origin(0)], _shares=[(0, size)], value=x, **common)
-        return visit(carry, own)
+        return visit(carry, rounds.own(x))
 
     carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
-    work = work or work_of(jaxpr, len(jax.tree.leaves(x)), ranks.size, shapes)
+    work = work or work_of(jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
     plan = _planned(call, algorithm, work, lambda work, *on: gather_plans([work], shard_bytes, *on))
     x = noted_when_lowered("gather", call.axes, x, lambda platform, hosts: plan)
-    with named("gather", plan.algorithm, "all_gather"):
-        if plan.algorithm == LAX:
-            every = all_gather(
-                *(x, call.axes), axis=dim, axis_index_groups=call.grouped, tiled=True, algorithm=LAX
-            )
-            return visit(carry, Arrived(**_all(ranks, size), value=every, **common))
-        schedule, ranks = built("all_gather", plan.algorithm, call.axes, call.grouped)
-        shares = Shares(size, schedule.lanes, schedule.size)
-
-        def visit_round(carry: Carry, shards: list[Shard]) -> Carry:
-            value = _joined([shard.value for shard in shards], dim)
-            return visit(carry, Arrived(**_parts(shards, shares), value=value, **common))
-
-        own = [_cut(x, dim, *shares.of(lane)) for lane in range(schedule.lanes)]
-        order = order_of_work(sums=work is not None and work.summed > 0)
-        return engine.gather(schedule, ranks, own, visit_round, carry, order=order)
+    adds = work is not None and work.summed > 0
+    return replace(rounds, algorithm=plan.algorithm).gather(x, visit, carry, adds=adds)
 
 
 def reduce(
@@ -289,50 +149,139 @@ def reduce(
     """
     call = Call("reduce", axis_name, axis_index_groups, {"dim": dim}, "produce")
     algorithm = choice.algorithm_of(call, algorithm)
-    ranks = Ranks.over(call.axes, call.grouped)
-    common: dict[str, Any] = {"_ranks": ranks.size, "_dim": dim}
-
-    def produce_own() -> Any:
-        return produce(Wanted(origins=[ranks.origin(0)], _shares=[], _size=None, **common))
-
-    program, out = jax.make_jaxpr(produce_own, return_shape=True)()
+    rounds = _rounds(call, dim)
+    program, out = jax.make_jaxpr(lambda: produce(rounds.wanted()), return_shape=True)()
     size, block_bytes = _checked_rows(call, "what is produced", out)
     if any(jnp.issubdtype(leaf.dtype, jnp.bool_) for leaf in jax.tree.leaves(out)):
         raise call.refusal(TypeError, "what is produced is bool", "cast it to int32 first")
-    common |= {"_size": size}
-    work = work or work_of(program.jaxpr, 0, ranks.size)
+    work = work or work_of(program.jaxpr, 0, rounds.ranks().size)
     plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
-    with named("reduce", plan.algorithm, "psum_scatter"):
-        if plan.algorithm == LAX:
-            every = produce(Wanted(**_all(ranks, size), **common))
-            _checked_rows(call, "what is produced for all ranks", every, ranks.size * size)
-            total = psum_scatter(
-                *(every, call.axes),
-                scatter_dimension=dim,
-                axis_index_groups=call.grouped,
-                tiled=True,
-                algorithm=LAX,
-            )
-        else:
-            schedule, ranks = built("all_gather", plan.algorithm, call.axes, call.grouped)
-            shares = Shares(size, schedule.lanes, schedule.size)
-
-            def produce_round(zero: Array, slots: Sequence[Slot]) -> Contributions:
-                slots = [slot._replace(origin=slot.origin + zero) for slot in slots]
-                values = produce(Wanted(**_parts(slots, shares), **common))
-                ends = np.cumsum([shares.of(slot.lane)[1] for slot in slots])
-                _checked_rows(call, "what is produced in a round", values, ends[-1])
-                starts = [0, *ends[:-1]]
-                return Contributions(
-                    [_cut(values, dim, a, b - a) for a, b in zip(starts, ends, strict=True)]
-                )
-
-            # The engine ties its operand to the sums of each round. It is added to the places of
-            # rows, so that work of the next round cannot be merged with that of this one.
-            zero, order = jnp.int32(0), order_of_work()
-            parts = engine.reduce(schedule, ranks, produce_round, _added, zero, order=order)
-            total = _joined(parts, dim)
+    rounds = replace(rounds, algorithm=plan.algorithm)
+    total = rounds.reduce(produce, size, by_turns=plan.by_turns)
     return noted_when_lowered("reduce", call.axes, total, lambda platform, hosts: plan)
+
+
+def tour(
+    x: Any,
+    axis_name: AxisName,
+    visit: Callable[[Carry, Arrived], tuple[Carry, Any]],
+    carry: Carry,
+    *,
+    dim: int = 0,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+    work: Work | None = None,
+) -> tuple[Carry, Any]:
+    """Send this rank's shard round all ranks; the sum of what they make of it comes home.
+
+    x: [m/n, ...] on each rank. `visit(carry, arrived)` returns the next carry and, for the rows
+    that arrived, as many rows of results. The sum of all ranks' results for a shard follows it, one
+    round later, and returns to its owner: [m/n, ...]. While a round is visited, the next shards and
+    the sums of the round before travel. A rank's own shard is visited in two halves: one first, one
+    last.
+
+    Steps and bytes: those of an `all_gather` of x and a `psum_scatter` of the results, in one round
+    more than the gather alone. By "lax" these are the built-ins, before and after one visit of all
+    shards.
+
+    Gradient: JAX's, through the rounds; see `gather`.
+
+    Args:
+        x, axis_name, carry, dim, axis_index_groups, algorithm, work: as for `gather`.
+        visit: as for `gather`, but it returns a carry and results: an array, or a pytree of arrays.
+
+    Returns:
+        The last carry, and the sum of the results for this rank's shard.
+
+    Raises: as `gather`; and
+        ValueError: there are not as many rows of results as arrived.
+
+    Source: the backward pass of Liu et al., "Ring Attention with Blockwise Transformers" (2023).
+
+    >>> def squares(x):
+    ...     number = 1 + jax.lax.axis_index("x")
+    ...     return ringcoll.tour(x, "x", lambda _, arrived: (None, number * arrived.value), None)[1]
+    >>> print(ranks(squares)(jnp.arange(4.0)))  # each number times 1 + 2 + 3 + 4
+    [ 0. 10. 20. 30.]
+    """
+    call = Call("tour", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
+    algorithm = choice.algorithm_of(call, algorithm)
+    size, shard_bytes = _checked_rows(call, "x", x)
+    rounds, made = _rounds(call, dim), 0.0
+
+    def visit_own(carry: Carry, x: Any) -> Carry:
+        nonlocal made
+        carry, results = visit(carry, rounds.own(x))
+        _, made = _checked_rows(call, "what a visit makes", results, size)
+        return carry
+
+    carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
+    work = work or work_of(jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size)
+    plan = _planned(
+        call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, made, *on)
+    )
+    x = noted_when_lowered("tour", call.axes, x, lambda platform, hosts: plan)
+    return replace(rounds, algorithm=plan.algorithm).tour(x, visit, carry, halved=True)
+
+
+def exchange(
+    x: Any,
+    axis_name: AxisName,
+    visit: Callable[[Carry, Arrived], Carry],
+    carry: Carry,
+    *,
+    dim: int = 0,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+) -> Carry:
+    """Send each rank its block of x, and visit the blocks for this rank as they arrive.
+
+    x: [m, ...] on each rank; block j of its rows, [m/n, ...], is for rank j.
+    `visit(carry, arrived)` is called once a round, first with this rank's own block, while the next
+    blocks travel.
+
+    Steps and bytes: those of `all_to_all` by the algorithm. By "lax", and "auto", there is one
+    visit, of all blocks, after the built-in all_to_all.
+
+    Gradient: JAX's, through the rounds; see `gather`.
+
+    Args:
+        x, axis_name, visit, carry, dim, axis_index_groups: as for `gather`.
+        algorithm: as for `all_to_all`. "auto" is "lax": an exchange has no price under work.
+
+    Raises: as `gather`; and
+        ValueError: n does not divide the rows of x.
+
+    Source: as for `all_to_all`.
+
+    >>> def placed(x):
+    ...     y = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    ...     return ringcoll.exchange(x, "x", lambda y, arrived: arrived.place(y, arrived.value), y,
+    ...                              algorithm="pairwise")
+    >>> print(ranks(placed)(jnp.arange(16)))
+    [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
+    """
+    call = Call("exchange", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
+    algorithm = choice.algorithm_of(call, algorithm, "all_to_all")
+    rows, _ = _checked_rows(call, "x", x)
+    rounds = _rounds(call, dim)
+    if rows % (n := rounds.ranks().size):
+        raise call.refusal(ValueError, f"x has {rows} rows, not divisible by {n}", "pad it")
+
+    def visit_own(carry: Carry, x: Any) -> Carry:
+        return visit(carry, rounds.own(rounds.blocks(x, rounds.ranks())[0]))
+
+    carry, _ = _typed_as_visited(call, visit_own, carry, x)
+    plan = Plan(algorithm, why=NAMED)
+    if algorithm == "auto":
+        plan = Plan(LAX, why="an exchange has no price under work")
+    x = noted_when_lowered("exchange", call.axes, x, lambda platform, hosts: plan)
+    return replace(rounds, algorithm=plan.algorithm).exchange(x, visit, carry)
+
+
+def _rounds(call: Call, dim: int) -> Rounds:
+    """The rounds of a call, by an algorithm that is not chosen yet."""
+    return Rounds(name=call.name, axes=call.axes, groups=call.grouped, algorithm=LAX, dim=dim)
 
 
 def _checked_rows(call: Call, name: str, tree: Any, rows: int | None = None) -> tuple[int, int]:
@@ -395,34 +344,5 @@ def _planned(
         return Plan(LAX, why="only TPUs hide messages under work, and without groups")
     if work is None:
         return Plan(LAX, why="no product was counted; give its work")
-    sizes = Ranks.over(call.axes, None).shape
-    plans = plans_on(work, sizes, choice.model_of(sizes))
-    return cheapest(plan for plan in plans if not plan.by_turns)
-
-
-def _parts(slots: Sequence[Slot | Shard], shares: Shares) -> dict[str, Any]:
-    """The parts of some ranks, as `Wanted` has them."""
-    return {
-        "origins": [slot.origin for slot in slots],
-        "_shares": [shares.of(slot.lane) for slot in slots],
-    }
-
-
-def _all(ranks: Ranks, size: int) -> dict[str, Any]:
-    """The shards of all ranks, as `Wanted` has them."""
-    origins = [jnp.int32(rank) for rank in range(ranks.size)]
-    return {"origins": origins, "_shares": [(0, size)] * ranks.size, "_is_all": True}
-
-
-def _cut(tree: Any, dim: int, start: int, rows: int) -> Any:
-    """The same rows of all arrays."""
-    return jax.tree.map(lambda x: dynamic_slice_in_dim(x, start, rows, dim % x.ndim), tree)
-
-
-def _joined(trees: Sequence[Any], dim: int) -> Any:
-    """The arrays of pytrees, end to end."""
-    return jax.tree.map(lambda *xs: concatenated(xs, dim % xs[0].ndim), *trees)
-
-
-def _added(received: Any, mine: Any) -> Any:
-    return jax.tree.map(lax.add, received, mine)
+    sizes = _rounds(call, 0).ranks().shape
+    return cheapest(plans_on(work, sizes, choice.model_of(sizes)))

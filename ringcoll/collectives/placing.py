@@ -11,7 +11,7 @@ import jax
 from jax import Array
 
 from ringcoll.runtime import built_in, engine
-from ringcoll.runtime.contributions import Contributions, Shard, Slot
+from ringcoll.runtime.contributions import Shard, Slot
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.scopes import scope, watched
 from ringcoll.runtime.slicing import (
@@ -24,7 +24,7 @@ from ringcoll.runtime.slicing import (
 )
 from ringcoll.runtime.tree_sums import summed, summed_along
 from ringcoll.runtime.value_types import empty, sharded_dims
-from ringcoll.runtime.wire import Wire
+from ringcoll.runtime.wire import Wire, encoded_once
 from ringcoll.schedules.registry import Stages
 from ringcoll.schedules.schedule import Schedule
 
@@ -73,7 +73,7 @@ def gather_along(
     def visit(out: Array, shards: list[Shard]) -> Array:
         for shard in shards:
             start = cut.start(out, dim, x.shape[dim], shard)
-            value = as_bits(shard.value, WRITTEN_AS_BITS)[0] if wire else shard.value
+            value = as_bits(shard.value, WRITTEN_AS_BITS)[0]
             out = dynamic_update_slice(out, value, start, allow_negative_indices=False)
         return out
 
@@ -84,7 +84,8 @@ def gather_along(
     ]
     shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
     out = empty(shape, bits, ranks.axes)
-    return back(engine.gather(schedule, ranks, own, visit, out, wire=wire))
+    codes, decoding = encoded_once(wire, own, visit)
+    return back(engine.gather(schedule, ranks, codes, decoding, out))
 
 
 def reduce_along(
@@ -99,13 +100,13 @@ def reduce_along(
     shape = tuple(s // schedule.size if d == dim else s for d, s in enumerate(x.shape))
     cut = _cut(jax.typeof(x), shape, schedule.lanes)
 
-    def contributions(_: Any, slots: Sequence[Slot]) -> Contributions:
+    def slices(slots: Sequence[Slot]) -> list[Array]:
         sliced = partial(dynamic_slice, x, allow_negative_indices=False)
-        return Contributions(
-            [sliced(cut.start(x, dim, shape[dim], slot), cut.shapes[slot.lane]) for slot in slots]
-        )
+        return [
+            sliced(cut.start(x, dim, shape[dim], slot), cut.shapes[slot.lane]) for slot in slots
+        ]
 
-    mine = engine.reduce(schedule, ranks, contributions, combine, wire=wire)
+    mine = engine.reduce(schedule, replace(ranks, wire=wire), slices, combine)
     return concatenated(mine, cut.dim)
 
 

@@ -12,7 +12,9 @@ shapes on the devices of the mesh:
 - on TPUs a ring or another schedule whose messages go to neighbours, "lax", or the exchange of the
   rows of the other factor;
 - on GPUs "lax", because permutes are slow there, and their compiler keeps one in flight at a time;
-- on CPU "lax" within a process, whose devices share their cores; between processes "ring" or "lax".
+- on CPU "lax": nothing orders work and messages there.
+
+Where nobody names "lax", the collective of that form is ringcoll's by "auto".
 
 "lax" is faster in three cases: for small matmuls, whose hops are mostly latency; for few rows,
 because each round reads w again; and if every round adds to a large result (then shard w by columns

@@ -17,14 +17,12 @@ from jax.typing import DTypeLike
 
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import choice
-from ringcoll.collectives.by_schedule import built
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.refusals import refused
 from ringcoll.costs.model import Model
 from ringcoll.io.text import choose, guess
 from ringcoll.runtime.hop import Ranks
-from ringcoll.schedules.schedule import Schedule
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -139,10 +137,6 @@ class Options:
     def model(self) -> Model:
         """The model of the devices and of the links between these ranks."""
         return choice.model_of(self.sizes())
-
-    def schedule(self, algorithm: Algorithm) -> tuple[Schedule, Ranks]:
-        """The schedule of a gather, and the ranks as the schedule's digits."""
-        return built("all_gather", algorithm, self.axes, None)
 
     def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
         """The einsum, in `accumulate_dtype` if `dtype` is floating or complex, else in `dtype`."""

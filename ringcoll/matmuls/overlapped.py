@@ -16,32 +16,19 @@ does.
 
 from dataclasses import replace
 from functools import partial
-from math import prod
 
 import jax
-from jax import Array, lax
+from jax import Array
 
 from ringcoll.choose.plan import NAMED, Plan
-from ringcoll.choose.table import LAX
-from ringcoll.collectives import as_bytes
-from ringcoll.collectives.by_schedule import named
+from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.costs.machines import KINDS
 from ringcoll.matmuls import exchange, plans
-from ringcoll.matmuls.by_rounds import (
-    gather_by_rounds,
-    multiply,
-    scatter_by_rounds,
-    sum_of_products,
-    times_as_long,
-)
+from ringcoll.matmuls.by_rounds import gathered_products, multiply, scattered_sum
 from ringcoll.matmuls.forms import by_plan, by_platform
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
-from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.scopes import watched
-from ringcoll.runtime.slicing import concatenated
-from ringcoll.runtime.value_types import device_kind, empty, explicit_spec
+from ringcoll.runtime.value_types import device_kind, explicit_spec
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -93,44 +80,24 @@ def _planned_gather(
     options: Options, gather: Gather, x: Array, others: list[Array]
 ) -> tuple[list[Array], Array | None]:
     """The results; and the gathered x if `gather.keeps`, unless rows travel in its place."""
-    call, run = "all_gather_einsum", partial(_gathered_products, options)
+    call, run = "all_gather_einsum", partial(_by_plan, options)
     if options.algorithm != "auto":
         given = Plan(options.algorithm, why=NAMED)
         return by_plan(call, options.axes, given, partial(run, gather), x, others)
-    sizes = options.sizes()
     is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
     may_exchange = device_kind() in KINDS and not is_explicit
-    plan = plans.to_gather(gather, x, others, sizes, options.model(), may_exchange)
-    between = plans.to_gather_between_hosts(gather, x, others, prod(sizes))
+    plan = plans.to_gather(gather, x, others, options.sizes(), options.model(), may_exchange)
     gather = replace(gather, keeps=gather.keeps and plan.in_place is None)
-    return by_platform(call, options.axes, plan, between, partial(run, gather), x, others)
+    return by_platform(call, options.axes, plan, partial(run, gather), x, others)
 
 
-def _gathered_products(
+def _by_plan(
     options: Options, gather: Gather, plan: Plan, x: Array, others: list[Array]
 ) -> tuple[list[Array], Array | None]:
     """The results by a plan, and the gathered x if `gather.keeps`."""
     if plan.in_place:
         return [_exchanged(options, gather, plan.in_place, x, others[0])], None
-    dim = gather.moving.index(gather.label)
-
-    def send(x: Array) -> Array:
-        if gather.wire:
-            return as_bytes.all_gather(x, dim, Ranks.over(options.axes, None), gather.wire)
-        return built_in.all_gather(x, options.axes, axis=dim, tiled=True)
-
-    with named("all_gather_einsum", plan.algorithm, "all_gather"):
-        if plan.algorithm != LAX:
-            return gather_by_rounds(options, gather, plan, x, others)
-        if 0 in x.shape:  # nothing to send, and lax's all_gather cannot be compiled for it
-            gathered = empty(times_as_long(x.shape, dim, prod(options.sizes())), x, options.axes)
-        else:
-            gathered = watched(send, x, options.axes)
-    results = [
-        multiply(options, gather.moving, p, gathered, other)
-        for p, other in zip(gather.products, others, strict=True)
-    ]
-    return results, gathered if gather.keeps else None
+    return gathered_products(options, gather, plan, x, others)
 
 
 def _exchanged(options: Options, gather: Gather, plan: Plan, x: Array, other: Array) -> Array:
@@ -142,17 +109,16 @@ def _exchanged(options: Options, gather: Gather, plan: Plan, x: Array, other: Ar
     in_place = exchange.in_place_of(gather, product, other)
     if isinstance(in_place, Scatter):
         rows = _swapped(options, other, product.other, label, in_place.label)
-        return _scattered_sum(options, in_place, plan, [(x, rows)])
+        return scattered_sum(options, in_place, plan, [(x, rows)])
     assert in_place is not None  # or there was no such plan
-    (y,), _ = _gathered_products(options, in_place, plan, other, [x])
+    (y,), _ = _by_plan(options, in_place, plan, other, [x])
     return _swapped(options, y, product.out, in_place.label, label)
 
 
 def _swapped(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
     """An all-to-all that gives every rank a part of one dimension, and all of another."""
     dims = labels.index(split), labels.index(joined)
-    swap = partial(built_in.all_to_all, split_axis=dims[0], concat_axis=dims[1], tiled=True)
-    return watched(lambda x: swap(x, options.axes), x, options.axes)
+    return all_to_all(x, options.axes, *dims, tiled=True)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -166,42 +132,17 @@ def multiply_and_scatter(
         scatter: see `Scatter`.
         pairs: the factors a and b of each product.
     """
-    call, run = "einsum_reduce_scatter", partial(_scattered_sum, options, scatter)
+    call, run = "einsum_reduce_scatter", partial(scattered_sum, options, scatter)
     if options.algorithm != "auto":
         plan = Plan(options.algorithm, why=NAMED)
-        if options.algorithm != LAX and device_kind() in KINDS:
-            schedule, _ = options.schedule(options.algorithm)
-            plan = plans.by_schedule(scatter, pairs, schedule, options.algorithm, options.model())
         return by_plan(call, options.axes, plan, run, pairs)
     # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
     is_explicit = any(explicit_spec(x) is not None for pair in pairs for x in pair)
-    sizes, may_be_built_in = options.sizes(), not is_explicit
-    plan = plans.to_scatter(scatter, pairs, sizes, options.model(), may_be_built_in)
+    plan = plans.to_scatter(scatter, pairs, options.sizes(), options.model(), not is_explicit)
     if is_explicit:  # which runs on every platform, and turns gain on TPUs alone
         plan = replace(plan, by_turns=plan.by_turns and device_kind() in KINDS)
         return by_plan(call, options.axes, plan, run, pairs)
-    between = plans.to_scatter_between_hosts(scatter, pairs, prod(sizes), jax.__version__)
-    return by_platform(call, options.axes, plan, between, run, pairs)
-
-
-def _scattered_sum(
-    options: Options, scatter: Scatter, plan: Plan, pairs: list[tuple[Array, Array]]
-) -> Array:
-    """This rank's shard of the sum, by a plan."""
-    dim, dtype = scatter.out.index(scatter.label), scatter.dtype
-    factors = [x for pair in pairs for x in pair]
-    with named("einsum_reduce_scatter", plan.algorithm, "psum_scatter"):
-        if plan.algorithm != LAX:
-            mine = scatter_by_rounds(options, scatter, plan, factors)
-            return concatenated(mine, dim).astype(dtype)
-        total = sum_of_products(options, scatter, factors)
-        if 0 in total.shape:  # as for a gather
-            shard = total.shape[dim] // prod(options.sizes())
-            return lax.slice_in_dim(total, 0, shard, axis=dim).astype(dtype)
-        scatter_sum = partial(
-            built_in.psum_scatter, axis_name=options.axes, scatter_dimension=dim, tiled=True
-        )
-        return watched(scatter_sum, total, options.axes).astype(dtype)
+    return by_platform(call, options.axes, plan, run, pairs)
 
 
 def _multiply_and_scatter_forward(options, scatter, pairs):

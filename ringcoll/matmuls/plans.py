@@ -1,7 +1,6 @@
 """Plans of matmuls with a collective, from labels and shapes; nothing here knows an array.
 
-On TPUs and unknown devices the cheapest form by price runs. On CPU between hosts it is a ring or
-the built-in; within a process, and on GPUs, it is the built-in.
+On TPUs and unknown devices the cheapest form by price runs; on CPUs and GPUs the plain one.
 """
 
 from collections.abc import Sequence
@@ -9,15 +8,13 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ringcoll.choose import hosts
-from ringcoll.choose.plan import NAMED, SYMBOLIC, Plan, cheapest
-from ringcoll.choose.under_work import gather_plans, reduce_plans, scatter_plans
+from ringcoll.choose.plan import SYMBOLIC, Plan, cheapest
+from ringcoll.choose.under_work import gather_plans, scatter_plans
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds, nbytes
 from ringcoll.matmuls import exchange
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.work import are_known, ratio, summed, works_of
-from ringcoll.schedules.schedule import Schedule
 
 #: Where the built-in sum cannot run, and nothing has a price.
 _BY_HAND = Plan("bidirectional_ring", why="JAX cannot lower the built-in beside an explicit axis")
@@ -120,31 +117,3 @@ def scatter_forms(
 ) -> list[Plan]:
     """The forms of a scattered sum, with their prices; arguments as for `to_gather`."""
     return scatter_plans(*summed(scatter, pairs, prod(sizes)), sizes, model)
-
-
-def by_schedule(
-    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], schedule: Schedule, given: Any, model: Model
-) -> Plan:
-    """The plan of a sum by the algorithm that was `given`: each block at once, or by turns."""
-    if not are_known(*(x for pair in pairs for x in pair)):
-        return Plan(given, why=NAMED)
-    work, block = summed(scatter, pairs, schedule.size)
-    plan = min(reduce_plans(given, schedule, work, block, model), key=lambda plan: plan.seconds)
-    return replace(plan, why=NAMED)
-
-
-def to_gather_between_hosts(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> Plan:
-    """The plan of a gather with its products between hosts on CPU."""
-    if not are_known(x, *others):
-        return SYMBOLIC
-    sent = ratio(gather.wire, x.dtype) if gather.wire else None
-    return hosts.gather_plan(works_of(gather, x, others, ranks), nbytes(x), x.dtype, ranks, sent)
-
-
-def to_scatter_between_hosts(
-    scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int, jax: str
-) -> Plan:
-    """The plan of a scattered sum between hosts on CPU; `jax` is the version of JAX."""
-    if not are_known(*(x for pair in pairs for x in pair)):
-        return SYMBOLIC
-    return hosts.scatter_plan(*summed(scatter, pairs, ranks), scatter.dtype, ranks, jax)

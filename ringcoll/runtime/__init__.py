@@ -1,1 +1,1 @@
-"""Run a schedule inside `shard_map`: primitives, value types, hops, the engine, barriers."""
+"""Run a schedule inside `shard_map`: the engine, one hop that sends, collectives as primitives."""

@@ -1,63 +1,58 @@
-"""Keep matmuls and messages in an order in which the matmuls hide the messages.
+"""Keep work and messages in an order in which the work hides the messages.
 
 Compilers for TPU and GPU schedule all operations at compile time. They prefer few large matmuls,
-and would merge those of different rounds. Barriers prevent that. XLA:CPU starts operations at run
-time, when they are ready: see `cpu/when_ready.py`.
+and would merge those of different rounds: then all messages would wait for one matmul. A barrier
+after each round prevents that. XLA:CPU starts operations when they are ready, and ignores barriers
+at run time: there, no work hides messages.
 """
 
+from collections.abc import Sized
+from dataclasses import dataclass
 from typing import TypeVar
 
-import jax
-from jax import lax
-
-from ringcoll.runtime.cpu.when_ready import WhenReady
-from ringcoll.runtime.hosts import are_cpu_processes
-from ringcoll.runtime.order import Order
-from ringcoll.runtime.value_types import device_kind
+import jax.numpy as jnp
+from jax import Array, lax
 
 T = TypeVar("T")
+Mine = TypeVar("Mine", bound=Sized)
 
 
-class Beforehand(Order):
-    """The order if a compiler schedules everything at compile time."""
+@dataclass(frozen=True)
+class Order:
+    """How the engine orders the operations of rounds.
 
-    # In a loop, a compiler hides as much, and it cannot cut all slices of the operands before the
-    # first round.
-    may_unroll = False
-    takes_turns = True
-
-    def tied(self, values: T) -> T:
-        return lax.optimization_barrier(values)
-
-
-class Summing(Beforehand):
-    """The order for a gather whose products are added: a loop without barriers.
-
-    The compiler then fuses a product and its addition into one matmul, and the sum stays in place.
-    Without a loop, or with barriers, every round would copy the sum.
+    Attributes:
+        has_barriers: whether the work of a round waits for the round before.
+        always_loops: whether any stretch of rounds that only forward is a loop, however short.
     """
 
-    gathers_in_one_loop = True
+    has_barriers: bool = False
+    always_loops: bool = False
 
     def tied(self, values: T) -> T:
-        return values
+        """The same values; an operation that needs one of them waits for all of them."""
+        return lax.optimization_barrier(values) if self.has_barriers else values
+
+    def apart(self, mine: Mine) -> Mine:
+        """Contributions; a single one is not fused with its addition, which waits for a message."""
+        return self.tied(mine) if len(mine) == 1 else mine
+
+    def zero(self) -> Array | None:
+        """A zero to tie to sums, for `waiting`; None without barriers."""
+        return jnp.int32(0) if self.has_barriers else None
+
+    def waiting(self, origin: Array, zero: Array | None) -> Array:
+        """The number of a rank, known only when the sums are there to which the zero is tied."""
+        return origin if zero is None else lax.add(origin, zero)
 
 
-def order_of_work(*, sums: bool = False) -> Order:
-    """The order for the mesh of the program that is being traced.
-
-    Args:
-        sums: for a gather whose products are added.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    # If the compiler shards an axis, the first element of an array may be on any device.
-    is_manual = set(mesh.manual_axes) == set(mesh.axis_names)
-    # Within one process there is no wire to hide, and `WhenReady` takes more memory. (Whether a
-    # mesh lies within one of several processes is not known before lowering.)
-    if is_manual and are_cpu_processes():
-        return WhenReady()
-    # Without a barrier XLA:CPU may fuse a product and its addition, and round once. Then the bits
-    # in one process would differ from those in several.
-    if sums and device_kind() != "cpu":
-        return Summing()
-    return Beforehand()
+#: No work hides messages.
+PLAIN = Order()
+#: A gather whose results are put side by side.
+PLACED = Order(has_barriers=True)
+#: A gather whose results are added. In a loop without barriers, a compiler fuses a product and its
+#: addition into one matmul, and the sum stays in place. Otherwise every round would copy the sum.
+ADDED = Order(always_loops=True)
+#: A reduce. In a loop, a compiler hides as much as without, and it cannot cut all slices of the
+#: operands before the first round.
+REDUCED = Order(has_barriers=True, always_loops=True)

@@ -40,13 +40,6 @@ class Shard(NamedTuple):
     first: int = 0
 
 
-class Contributions(NamedTuple):
-    """Contributions and, if work hides the wire, the arrays from which they were computed."""
-
-    values: Sequence[Array]
-    of: Sequence[Array] = ()
-
-
 class PlannedRound(NamedTuple):
     """A round as the engine runs it: its moves, and for each move the keys of its shards.
 

@@ -1,4 +1,4 @@
-"""Run a schedule: forward it gathers, backward it reduces; a tour does both in step.
+"""Run a schedule: `gather` forward, `reduce` backward; `tour` does both in step.
 
 A ring that multiplies each shard while the next one travels is ten lines:
 
@@ -24,23 +24,20 @@ the loop did with a shard is now a function `visit(carry, shards)`:
 
 `reduce` runs the list backward, and calls `produce` for every contribution just before it is sent.
 
-The program has the rounds one after the other. A long stretch in which every move only forwards
-what it received in the round before (a ring) becomes a `lax.scan` instead. `reduce` also rolls
-short stretches into a `scan` if `order` requires it.
+What makes programs fast is beside this file: `rolled` runs a long stretch of rounds as a loop,
+`barriers` keep work and messages in order, `turns` computes one half while the other travels.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 
+from ringcoll.runtime import rolled
+from ringcoll.runtime.barriers import PLAIN, Order
 from ringcoll.runtime.contributions import (
-    Contributions,
     Key,
     PlannedRound,
     Shard,
@@ -50,10 +47,8 @@ from ringcoll.runtime.contributions import (
     unstacked,
 )
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.order import Order
-from ringcoll.runtime.slicing import concatenated
+from ringcoll.runtime.slicing import joined
 from ringcoll.runtime.value_types import varying
-from ringcoll.runtime.wire import Wire, decode, encode
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, stretches
 from ringcoll.schedules.tour import Tour
 
@@ -62,11 +57,10 @@ from ringcoll.schedules.tour import Tour
 #: second, and without a loop the compiler can overlap rounds.
 UNROLL_UP_TO = 24
 
-_ANY = Order()
 Carry = TypeVar("Carry")
-Combine = Callable[[Array, Array], Array]
+Combine = Callable[[Any, Any], Any]
 Visit = Callable[[Carry, list[Shard]], Carry]
-Produce = Callable[[Any, list[Slot]], Contributions]
+Produce = Callable[[list[Slot]], Sequence[Any]]
 
 
 def gather(
@@ -75,9 +69,7 @@ def gather(
     own: Sequence[Any],
     visit: Visit[Carry],
     carry: Carry,
-    *,
-    order: Order = _ANY,
-    wire: Wire | None = None,
+    order: Order = PLAIN,
 ) -> Carry:
     """Bring the shard of every rank to every rank, and visit each as it arrives.
 
@@ -88,103 +80,27 @@ def gather(
         visit: `(carry, shards) -> carry`, called with the shards of one round (first with
             this rank's own) while the shards of the next round travel.
         carry: the carry for the first visit; its shapes, dtypes and types must not change.
-        order: how visits and messages are ordered, if visits do work that can hide messages. With
-            `Beforehand`, barriers let a round start only when the visit before it is done;
-            otherwise a compiler might put all visits after all rounds. With `WhenReady`, messages
-            are delayed a little, but not in a loop.
-        wire: how shards are encoded: once, by their owners. Visits get decoded shards, also for
-            this rank's own shard, so that all ranks use the same values.
+        order: how visits and messages are ordered, if visits do work that can hide messages.
 
     Returns:
         The carry that the last visit returned.
     """
-    if wire:
-        visit = _decoding(wire, own, visit)
-        # Without a barrier, XLA:CPU computes x again to decode it here, and may round differently.
-        # Codes may be computed again: the same x gives the same codes.
-        own = [encode(wire, lax.optimization_barrier(x)) for x in own]
-    typed = partial(varying, axes=ranks.axes)
-    held = {Key(lane, 0): jax.tree.map(typed, x) for lane, x in enumerate(own)}
-    latest = list(held)
-    before: list[Array] = []  # the messages of the round before, kept until their visit
-
-    def shards() -> list[Shard]:
-        origins = [order.after(ranks.origin(key.offset), before) for key in latest]
-        pairs = zip(latest, origins, strict=True)
-        return [Shard(held[k], at, k.lane, (k.offset,)) for k, at in pairs]
-
     steps = planned(schedule)
-    for start, stop in stretches(schedule, 0 if order.gathers_in_one_loop else UNROLL_UP_TO):
+    held = {Key(lane, 0): _typed(x, ranks) for lane, x in enumerate(own)}
+    latest = list(held)
+    for start, stop in _stretches(schedule, order):
         step = steps[start]
         sent = [message(held, keys) for keys in step.sent]
-        first = start  # of the loop; its rounds forward the arrivals of the round before
-        if stop - start == 1 or not order.gathers_in_one_loop or latest != list(chain(*step.sent)):
-            first += 1
-            late = jax.tree.map(order.late, sent)
-            arriving = ranks.hops(f"round {first}", step.moves, late)
-            carry = visit(carry, shards())
         if stop - start > 1:
-            last, stretch = sent if first == start else arriving, (first, stop)
-            carry, arriving = _gather_loop(steps, ranks, stretch, last, visit, carry, held)
-        before = jax.tree.leaves(sent)
+            name, run = f"rounds {start + 1} to {stop}", steps[start:stop]
+            carry, arriving = rolled.gather(name, run, ranks, sent, visit, carry)
+        else:
+            arriving = ranks.hops(f"round {stop}", step.moves, sent)
+            carry = visit(carry, _shards(held, latest, ranks))  # while they travel
         carry, arriving = order.tied((carry, arriving))
-        latest = list(chain(*steps[stop - 1].arrived))
+        latest = [*chain(*steps[stop - 1].arrived)]
         held.update(zip(latest, unstacked(arriving), strict=True))
-    return visit(carry, shards())
-
-
-def _decoding(wire: Wire, own: Sequence[Array], visit: Visit[Carry]) -> Visit[Carry]:
-    """`visit` for encoded shards. A lane's shares have the same shape on all ranks."""
-
-    def decoding(carry: Carry, shards: list[Shard]) -> Carry:
-        like = [own[shard.lane] for shard in shards]
-        values = [
-            decode(wire, s.value, x.shape, x.dtype) for s, x in zip(shards, like, strict=True)
-        ]
-        return visit(carry, [s._replace(value=x) for s, x in zip(shards, values, strict=True)])
-
-    return decoding
-
-
-def _gather_loop(
-    steps: Sequence[PlannedRound],
-    ranks: Ranks,
-    stretch: tuple[int, int],
-    last: list[Any],
-    visit: Visit[Carry],
-    carry: Carry,
-    held: dict[Key, Any],
-) -> tuple[Carry, list[Any]]:
-    """Run a stretch as a loop: visit the latest arrivals and forward them. It first sends `last`.
-
-    It returns the carry and the arrivals of the last round. Arrivals of earlier rounds are put into
-    `held` if they are sent again after the stretch.
-    """
-    start, stop = stretch
-    step = steps[start]
-    again = {key for later in steps[stop:] for key in chain(*later.sent)}
-    keep = any(not again.isdisjoint(chain(*looped.sent)) for looped in steps[start:stop])
-    turns = zip(*(chain(*looped.sent) for looped in steps[start:stop]), strict=True)
-    possible = {keys[0]: tuple(key.offset for key in keys) for keys in turns}
-
-    def body(state: tuple[Carry, list[Any]], i: Array) -> tuple[Any, Any]:
-        carry, last = state
-        arriving = ranks.hops(f"rounds {start + 1} to {stop}", step.moves, last)
-        shards = [
-            Shard(x, ranks.origin(offset, m.axis, i * m.shift), lane, possible[lane, offset])
-            for m, xs, keys in zip(step.moves, last, step.sent, strict=True)
-            for x, (lane, offset) in zip(unstacked([xs]), keys, strict=True)
-        ]
-        return (visit(carry, shards), arriving), last if keep else None
-
-    rounds = jnp.arange(stop - start, dtype=jnp.int32)
-    (carry, arriving), stacks = lax.scan(body, (carry, last), rounds)
-    if keep:  # a round after the stretch sends them again
-        for i, looped in enumerate(steps[start:stop]):
-            for keys, stack in zip(looped.sent, stacks, strict=True):
-                own_turn = jax.tree.map(lambda x, turn=i: x[turn], stack)
-                held.update(zip(keys, unstacked([own_turn]), strict=True))
-    return carry, arriving
+    return visit(carry, _shards(held, latest, ranks))
 
 
 def reduce(
@@ -192,10 +108,7 @@ def reduce(
     ranks: Ranks,
     produce: Produce,
     combine: Combine,
-    operands: Any = (),
-    *,
-    order: Order = _ANY,
-    wire: Wire | None = None,
+    order: Order = PLAIN,
 ) -> list[Any]:
     """Combine, for every rank, the contributions of all ranks to its shard.
 
@@ -205,172 +118,86 @@ def reduce(
     Args:
         schedule: the gather.
         ranks: the ranks that run it, as the digits of the schedule.
-        produce: `(operands, slots) -> Contributions`, called with all slots of a round just before
-            the round needs their contributions; each slot is asked for once.
+        produce: `slots -> contributions`, called with all slots that a round needs, while the
+            messages of that round travel; each slot is asked for once.
         combine: `(received, mine) -> partial`, of arrays or of pytrees; it must be associative, at
             least approximately. It sets the dtype of partial results. Contributions travel in the
             dtype of `produce`.
-        operands: the first argument of `produce`.
         order: how work and messages are ordered, if `produce` does work that can hide messages.
-            With `Beforehand`, every round ties the operands to its sums, so that the work of two
-            rounds is not merged: merged work would wait for the messages. With `WhenReady`, the
-            next work waits until the message is ready to be sent, but not in a loop.
-        wire: how every message is encoded: raw contributions once, partial sums at each hop.
-            `combine` gets received values in float32, or wider if the message was wider.
 
     Returns:
         This rank's shard, a share for each lane.
     """
-    steps = planned(schedule)
-    sums = _Sums(steps, ranks, produce, combine, operands, order, wire)
-    for start, stop in reversed(stretches(schedule, UNROLL_UP_TO if order.may_unroll else 0)):
-        sums.send_back(stop - 1)
-        if stop - start > 1:
-            last = list(chain(*steps[start].sent))
-            # Both directions of `two_ended` add to one shard there; a loop would carry two sums.
-            ends_meet = len(set(last)) < len(last)
-            looped = start + 1 if ends_meet else start
-            sums.loop(len(steps) - stop + 2, steps[looped : stop - 1][::-1])
-            if ends_meet:
-                sums.send_back(start)
-    mine = [Key(lane, 0) for lane in range(schedule.lanes)]
-    sums.want(mine)
-    factors = sums.factors if steps else ()
-    return [jax.tree.map(lambda x: order.after(x, factors), sums.partial[key]) for key in mine]
+    steps, sums = planned(schedule), dict[Key, Any]()
+    zero = order.zero()
 
+    def want(keys: Iterable[Key]) -> None:
+        missing = [key for key in dict.fromkeys(keys) if key not in sums]
+        slots = [Slot(order.waiting(ranks.origin(k.offset), zero), k.lane) for k in missing]
+        values = produce(slots) if slots else []
+        sums.update(zip(missing, (_typed(value, ranks) for value in values), strict=True))
 
-@dataclass
-class _Sums:
-    """The partial results of one rank while a `reduce` runs."""
+    def sent_back(step: PlannedRound) -> list[Any]:
+        sent = [message(sums, keys) for keys in step.arrived]
+        for key in chain(*step.arrived):
+            del sums[key]
+        return sent
 
-    steps: Sequence[PlannedRound]
-    ranks: Ranks
-    produce: Produce
-    combine: Combine
-    operands: Any
-    order: Order
-    wire: Wire | None = None
-    partial: dict[Key, Any] = field(default_factory=dict)
-    sent: list[Array] = field(default_factory=list)
-    factors: Sequence[Array] = ()  # the arrays from which the last contributions were computed
-
-    def want(self, keys: Sequence[Key]) -> bool:
-        """Produce the missing contributions to these keys; return whether any was missing."""
-        missing = [k for k in dict.fromkeys(keys) if k not in self.partial]
-        if not missing:
-            return False
-        slots = [Slot(self.ranks.origin(key.offset), key.lane) for key in missing]
-        if before := [*self.sent, *self.factors]:
-            slots = [slot._replace(origin=self.order.after(slot.origin, before)) for slot in slots]
-        values, self.factors = self.produce(self.operands, slots)
-        for key, value in zip(missing, values, strict=True):
-            self.partial[key] = jax.tree.map(partial(varying, axes=self.ranks.axes), value)
-        return True
-
-    def send_back(self, number: int) -> None:
-        """Run the round of this number backward."""
-        step = self.steps[number]
-        if self.want([*chain(*step.arrived)]):  # the first products are tied too
-            self.partial, self.operands = self.order.tied((self.partial, self.operands))
-        sent = [message(self.partial, keys) for keys in step.arrived]
-        self.sent = jax.tree.leaves(sent)
-        # Three steps, because a factor is cut before it is multiplied.
-        late = jax.tree.map(lambda x: self.order.late(x, steps=3), sent)
-        name = f"round {len(self.steps) - number}"
-        received = self.ranks.hops(name, step.moves, late, back=True, wire=self.wire)
-        keys = [*chain(*step.sent)]
-        # What a lane sends first is computed under the messages of the round before.
-        ahead = [*chain(*self.steps[number - 1].arrived)] if number else []
-        begun = {key.lane for key in (*self.partial, *keys)}
-        ahead = [key for key in ahead if key.lane not in begun]
-        self.want([*keys, *ahead])
-        mine = self._apart({k: self.partial[k] for k in keys})
-        early = {key: self.partial[key] for key in ahead}
-        if early:
-            received, mine, early = self.order.tied((received, mine, early))
+    if steps:
+        want(chain(*steps[-1].arrived))
+        sums, zero = order.tied((sums, zero))
+    for start, stop in reversed(_stretches(schedule, order)):
+        step, name = steps[stop - 1], f"round {len(steps) - stop + 1}"
+        received = ranks.hops(name, step.moves, sent_back(step), back=True)
+        keys, next_keys = [*chain(*step.sent)], steps[stop - 2].arrived if stop > 1 else ()
+        want([*keys, *chain(*next_keys)])  # while they travel
+        mine = order.apart({key: sums[key] for key in keys})
         for key, value in zip(keys, unstacked(received), strict=True):
-            mine[key] = self.combine(value, mine[key])
-        mine |= early
-        if number:  # round 0 is the last one backward; after it nothing is produced
-            mine, self.operands = self.order.tied((mine, self.operands))
-        self.partial.update(mine)
-
-    def loop(self, first: int, steps: Sequence[PlannedRound]) -> None:
-        """Run a stretch as a loop. `steps` are in backward order; the first one has number `first`.
-
-        The round before the stretch sent raw contributions, which may be narrower than the sums.
-        """
-        (moves, sent, arrived), name = steps[0], f"rounds {first} to {first + len(steps) - 1}"
-        every = [key for step in steps for key in chain(*step.sent)]
-        stacks = None
-        if not self.partial.keys().isdisjoint(every):  # sums from rounds along a different axis
-            self.want(every)
-            of_moves = zip(*(step.sent for step in steps), strict=True)
-            stacks = [message(self.partial, of_move) for of_move in of_moves]
-
-        def body(state: Any, step: tuple[Array, Any]) -> tuple[Any, None]:
-            (moving, operands), (i, mine) = state, step
-            received = self.ranks.hops(name, moves, moving, back=True, wire=self.wire)
-            if mine is None:
-                slots = [
-                    Slot(self.ranks.origin(offset, m.axis, -i * m.shift), lane)
-                    for m, keys in zip(moves, sent, strict=True)
-                    for lane, offset in keys
-                ]
-                values = self.produce(operands, slots).values
-                produced = dict(zip(chain(*sent), values, strict=True))
-                mine = [message(produced, keys) for keys in sent]
-                mine = jax.tree.map(partial(varying, axes=self.ranks.axes), mine)
-            mine = self._apart(mine)
-            summed = [self.combine(r, x) for r, x in zip(received, mine, strict=True)]
-            # The next products wait for these sums; otherwise compilers would merge the products.
-            return self.order.tied((summed, operands)), None
-
-        moving = [message(self.partial, keys) for keys in arrived]
-        turns = jnp.arange(len(steps), dtype=jnp.int32), stacks
-        (moving, self.operands), _ = lax.scan(body, (moving, self.operands), turns)
-        self.partial.update(zip(chain(*steps[-1].sent), unstacked(moving), strict=True))
-
-    def _apart(self, mine: Any) -> Any:
-        """Keep a single product from being fused with its addition, which waits for a message."""
-        return self.order.tied(mine) if len(mine) == 1 else mine
+            mine[key] = combine(value, mine[key])
+        sums, zero = order.tied((sums | mine, zero))
+        if stop - start > 1:
+            name = f"rounds {len(steps) - stop + 2} to {len(steps) - start}"
+            run = steps[start : stop - 1][::-1]
+            last = rolled.reduce(name, run, ranks, sent_back(run[0]), produce, combine, order)
+            sums.update(zip(chain(*run[-1].sent), unstacked(last), strict=True))
+    own = [Key(lane, 0) for lane in range(schedule.lanes)]
+    want(own)
+    return [sums[key] for key in own]
 
 
 def tour(
     path: Tour,
     ranks: Ranks,
-    own: Sequence[Array],
-    visit: Callable[[Carry, list[Shard]], tuple[Carry, Sequence[Array]]],
+    own: Sequence[Any],
+    visit: Callable[[Carry, list[Shard]], tuple[Carry, Sequence[Any]]],
     carry: Carry,
+    order: Order = PLAIN,
     *,
-    order: Order = _ANY,
-    halves: bool = False,
-) -> tuple[Carry, list[Array]]:
+    halved: int | None = None,
+) -> tuple[Carry, list[Any]]:
     """Gather shards, and bring the sum of all ranks' contributions for a shard to its owner.
 
     Args:
         path: the two gathers, which run in step.
         ranks, own, carry: as for `gather`.
-        visit: `(carry, shards) -> (carry, contributions)`; for each shard, a contribution with as
-            many rows.
+        visit: `(carry, shards) -> (carry, contributions)`; a contribution for each shard.
         order: as for `gather`.
-        halves: whether a rank visits its own shard in two halves of its rows: one under the first
-            message, and one under the last, which no other work would hide.
+        halved: a dimension along which a rank's own shard is cut into halves: one is visited under
+            the first message, and one under the last, which no other work would hide. A
+            contribution has as many rows there. None: the own shard is whole.
 
     Returns:
         The carry of the last visit, and the sum for this rank's shard, a share for each lane.
     """
-    own = [varying(x, ranks.axes) for x in own]
-    held = {Key(lane, 0): x for lane, x in enumerate(own)}
-    latest, sums = list[Key](), dict[Key, Array]()
+    held = {Key(lane, 0): _typed(x, ranks) for lane, x in enumerate(own)}
+    mine, latest, sums = [*held], list[Key](), dict[Key, Any]()
     outward, homeward = planned(path.out), planned(path.back)[::-1]
     last = max(path.rounds, 1)
-    of_own: list[list[Array]] = [[] for _ in own]
+    of_own: list[list[Any]] = [[] for _ in own]
     for time in range(1, last + 1):
         out = outward[time - 1] if time <= len(outward) else None
         back = homeward[time - 1 - path.delay] if 0 < time - path.delay <= len(homeward) else None
-        arriving: list[Array] = []
-        received: list[Array] = []
+        arriving, received = list[Any](), list[Any]()
         if out:
             sent = [message(held, keys) for keys in out.sent]
             arriving = ranks.hops(f"round {time}", out.moves, sent)
@@ -379,62 +206,89 @@ def tour(
             received = ranks.hops(f"round {time}, home", back.moves, partial, back=True)
             for key in chain(*back.arrived):
                 del sums[key]
-        shards = [Shard(held[k], ranks.origin(k.offset), k.lane, (k.offset,)) for k in latest]
-        if time == 1 or (halves and time == last):
-            shards += _own_shards(own, ranks, time == last if halves and last > 1 else None)
+        shards = _shards(held, latest, ranks)
+        if halved is not None and last > 1 and time in (1, last):
+            of_rank = _shards(held, mine, ranks)
+            shards += [half for x in of_rank for half in _half(x, halved, time == last)]
+        elif time == 1:
+            shards += _shards(held, mine, ranks)
         if shards:
             carry, contributions = visit(carry, shards)
-            contributions = [varying(x, ranks.axes) for x in contributions]
+            contributions = [_typed(x, ranks) for x in contributions]
             sums |= zip(latest, contributions[: len(latest)], strict=True)
             for shard, x in zip(shards[len(latest) :], contributions[len(latest) :], strict=True):
                 of_own[shard.lane].append(x)
         carry, arriving, received, sums, of_own = order.tied(
             (carry, arriving, received, sums, of_own)
         )
-        for key, value in zip(chain(*back.sent) if back else (), chain(*received), strict=True):
-            sums[key] = lax.add(value, sums[key]) if key in sums else value
-        latest = list(chain(*out.arrived)) if out else []
-        held |= zip(latest, chain(*arriving), strict=True)
-    totals = [concatenated(contributions, 0) for contributions in of_own]
-    for lane, total in enumerate(totals):
-        if Key(lane, 0) in sums:
-            totals[lane] = lax.add(sums[Key(lane, 0)], total)
-    return carry, totals
+        for key, value in zip(chain(*back.sent) if back else (), unstacked(received), strict=True):
+            sums[key] = _sum(value, sums[key]) if key in sums else value
+        latest = [*chain(*out.arrived)] if out else []
+        held |= zip(latest, unstacked(arriving), strict=True)
+    totals = [joined(contributions, halved or 0) for contributions in of_own]
+    home = [sums.get(key) for key in mine]
+    pairs = zip(home, totals, strict=True)
+    return carry, [total if came is None else _sum(came, total) for came, total in pairs]
 
 
-def _own_shards(own: Sequence[Array], ranks: Ranks, second: bool | None) -> list[Shard]:
-    """The first or second half of this rank's shares; with None, the whole shares."""
-    shards = []
-    for lane, x in enumerate(own):
-        middle = len(x) if second is None else (len(x) + 1) // 2
-        first, stop = (middle, len(x)) if second else (0, middle)
-        if first < stop or not (first or second):
-            shards.append(Shard(x[first:stop], ranks.origin(0), lane, (0,), first))
-    return shards
+def _half(shard: Shard, dim: int, is_second: bool) -> list[Shard]:
+    """The first or second half of the rows of a shard; nothing if it is empty."""
+    rows = jax.tree.leaves(shard.value)[0].shape[dim]
+    middle = (rows + 1) // 2
+    start, stop = (middle, rows) if is_second else (0, middle)
+    if start == stop and is_second:
+        return []
+    value = jax.tree.map(lambda x: lax.slice_in_dim(x, start, stop, axis=dim), shard.value)
+    return [shard._replace(value=value, first=start)]
 
 
-def all_to_all(
-    schedule: AllToAllSchedule, ranks: Ranks, blocks: Sequence[Array], *, wire: Wire | None = None
-) -> list[Array]:
-    """Carry every block to its rank.
+def _sum(received: Any, mine: Any) -> Any:
+    return jax.tree.map(lax.add, received, mine)
+
+
+def exchange(
+    schedule: AllToAllSchedule,
+    ranks: Ranks,
+    blocks: Sequence[Any],
+    visit: Visit[Carry],
+    carry: Carry,
+    order: Order = PLAIN,
+) -> Carry:
+    """Carry every block to its rank, and visit each as it arrives.
 
     Args:
         schedule: which blocks are sent when.
-        ranks: the ranks that run it, as the digits of the schedule.
+        ranks, visit, carry, order: as for `gather`; offset d of a shard is that of the block from
+            rank r - d. The first visit gets the block for this rank itself.
         blocks: this rank's blocks; number d is for rank r + d.
-        wire: how blocks are encoded: once, by the rank that has them. The rank that they are for
-            decodes them. A rank also encodes and decodes the block for itself.
 
     Returns:
-        The blocks for this rank; number d is from rank r - d.
+        The carry that the last visit returned.
     """
-    first = blocks[0]
-    if wire:
-        blocks = [encode(wire, block) for block in blocks]
-    held = {Key(0, d): varying(block, ranks.axes) for d, block in enumerate(blocks)}
-    for number, step in enumerate(planned(schedule), 1):
+    steps = planned(schedule)
+    held = {Key(0, d): _typed(block, ranks) for d, block in enumerate(blocks)}
+    last = {key: number for number, step in enumerate(steps) for key in chain(*step.sent)}
+    latest = [key for key in held if key not in last]
+    for number, step in enumerate(steps):
         sent = [message(held, keys) for keys in step.sent]
-        arriving = ranks.hops(f"round {number}", step.moves, sent)
-        held.update(zip(chain(*step.sent), chain(*arriving), strict=True))
-    arrived = [held[Key(0, d)] for d in range(schedule.size)]
-    return [decode(wire, x, first.shape, first.dtype) for x in arrived] if wire else arrived
+        arriving = ranks.hops(f"round {number + 1}", step.moves, sent)
+        if latest:
+            carry = visit(carry, _shards(held, latest, ranks))  # while they travel
+        carry, arriving = order.tied((carry, arriving))
+        held.update(zip(chain(*step.sent), unstacked(arriving), strict=True))
+        latest = [key for key in chain(*step.sent) if last[key] == number]
+    return visit(carry, _shards(held, latest, ranks))
+
+
+def _stretches(schedule: Schedule, order: Order) -> list[tuple[int, int]]:
+    return stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO)
+
+
+def _shards(held: Mapping[Key, Any], keys: Iterable[Key], ranks: Ranks) -> list[Shard]:
+    """The shards under these keys, as a visit gets them."""
+    return [Shard(held[k], ranks.origin(k.offset), k.lane, (k.offset,)) for k in keys]
+
+
+def _typed(tree: Any, ranks: Ranks) -> Any:
+    """The arrays, typed as varying over the axes of the ranks."""
+    return jax.tree.map(lambda x: varying(x, ranks.axes), tree)

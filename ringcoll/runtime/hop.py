@@ -134,6 +134,8 @@ class Ranks:
     schedule's axes, major first; the number of a rank has one digit for each. A schedule may have
     only some of the digits, as a stage of recursive doubling does. Then it runs for each value of
     the other digits; `inner` is how many values the digits after its own have.
+
+    With a `wire`, every hop encodes its messages, and decodes them to float32 or wider.
     """
 
     axes: tuple[Hashable, ...]
@@ -141,6 +143,7 @@ class Ranks:
     groups: tuple[tuple[int, ...], ...] | None
     shape: tuple[int, ...]
     inner: int = 1
+    wire: Wire | None = None
 
     @staticmethod
     def over(
@@ -203,13 +206,12 @@ class Ranks:
         messages: Sequence[Any],
         *,
         back: bool = False,
-        wire: Wire | None = None,
     ) -> list[Any]:
         """Send the messages of a round, forward or backward; return those that arrive.
 
-        A message is an array or a pytree of arrays. Profiles show `name`. With a wire, messages are
-        encoded, and decoded to float32 or wider when they arrive.
+        A message is an array or a pytree of arrays. Profiles show `name`.
         """
+        wire = self.wire
         shifts = [(move.axis, -move.shift if back else move.shift) for move in moves]
 
         def send(messages: list[Any]) -> list[Any]:

@@ -7,19 +7,12 @@ as one host: its ranks share memory; between ranks of different processes there 
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 from jax.sharding import Mesh
-
-from ringcoll.runtime.value_types import device_kind
 
 T = TypeVar("T")
 
@@ -68,37 +61,3 @@ def on_hosts(
         ranks = ranks[:, np.array(groups)].reshape(-1, len(groups[0]))
     counts = [Counter(some.tolist()).values() for some in np.unique(ranks, axis=0)]
     return HostSpread(max(map(len, counts)), max(map(max, counts)))
-
-
-def are_cpu_processes() -> bool:
-    """Whether the program that is being traced runs on CPUs, in several processes."""
-    # Ask for the kind first, because process_count() starts the backend.
-    return device_kind() == "cpu" and jax.process_count() > 1
-
-
-def by_hosts(
-    axes: tuple[Hashable, ...], within: Callable[..., T], between: Callable[..., T], *operands: Any
-) -> T:
-    """`between(*operands)` if the ranks along some axes are on several hosts, otherwise `within`.
-
-    After lowering, the condition is a constant, so the compiler removes the other branch.
-    """
-    if not are_cpu_processes():
-        return within(*operands)
-    return lax.cond(_are_several.bind(axes=axes), between, within, *operands)
-
-
-_are_several = Primitive("ringcoll_are_several_hosts")
-_are_several.def_abstract_eval(lambda *, axes: jax.core.ShapedArray((), jnp.bool_))
-
-
-def _constant(context: mlir.LoweringRuleContext, *, axes: tuple[Hashable, ...]) -> Any:
-    hosts = on_hosts(context.module_context.axis_context, axes).hosts
-
-    def are_several() -> Array:
-        return jnp.asarray(hosts > 1)
-
-    return mlir.lower_fun(are_several, multiple_results=False)(context)
-
-
-mlir.register_lowering(_are_several, _constant)

@@ -82,6 +82,13 @@ def concatenated(pieces: Sequence[Array], dim: int) -> Array:
     return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
 
 
+def joined(
+    trees: Sequence[Any], dim: int, join: Callable[[Sequence[Array], int], Array] = concatenated
+) -> Any:
+    """The arrays of pytrees, end to end."""
+    return jax.tree.map(lambda *xs: join(xs, dim % xs[0].ndim), *trees)
+
+
 def end_to_end(pieces: Sequence[Array], dim: int) -> Array:
     """As `concatenated`, but each piece is written into one buffer when it is computed."""
     if len(pieces) == 1:

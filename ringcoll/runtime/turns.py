@@ -6,8 +6,10 @@ product and its addition, and the sums of the other half travel under that matmu
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -17,12 +19,11 @@ from ringcoll.runtime.value_types import varying
 from ringcoll.schedules.schedule import Schedule
 
 #: `(slots, received) -> sums`: this rank's contributions, added to the partial sums received.
-Add = Callable[[Sequence[Slot], Sequence[Array]], Sequence[Array]]
+#: Sums are arrays, or pytrees of arrays.
+Add = Callable[[Sequence[Slot], Sequence[Any]], Sequence[Any]]
 
 
-def reduce(
-    schedule: Schedule, ranks: Ranks, add: Add, start: Callable[[Slot], Array]
-) -> list[Array]:
+def reduce(schedule: Schedule, ranks: Ranks, add: Add, start: Callable[[Slot], Any]) -> list[Any]:
     """Sum, for every rank, the contributions of all ranks to its shard.
 
     Args:
@@ -44,10 +45,13 @@ def reduce(
             for offset in schedule.arrivals(m)
         ]
 
-    def added(half: int, turn: Array, received: Sequence[Array]) -> list[Array]:
-        return [varying(x, ranks.axes) for x in add(slots(half, turn), received)]
+    def typed(sums: Sequence[Any]) -> list[Any]:
+        return [jax.tree.map(partial(varying, axes=ranks.axes), x) for x in sums]
 
-    def sent_back(sums: list[Array]) -> list[Array]:
+    def added(half: int, turn: Array, received: Sequence[Any]) -> list[Any]:
+        return typed(add(slots(half, turn), received))
+
+    def sent_back(sums: list[Any]) -> list[Any]:
         return ranks.hops(f"rounds 1 to {count}", moves, sums, back=True)
 
     def body(state: Any, turn: Array) -> tuple[Any, None]:
@@ -58,7 +62,7 @@ def reduce(
 
     before, after = jnp.int32(0), jnp.int32(count)
     first = added(0, before, [start(slot) for slot in slots(0, before)])
-    second = [varying(start(slot), ranks.axes) for slot in slots(1, before)]
+    second = typed([start(slot) for slot in slots(1, before)])
     (first, second), _ = lax.scan(body, (first, second), jnp.arange(count, dtype=jnp.int32))
     sums = [*first, *added(1, after, second)]
     lanes = [half * schedule.lanes + move.lane for half in (0, 1) for move in moves]

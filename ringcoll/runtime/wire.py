@@ -1,12 +1,12 @@
 """What a hop carries in place of floats: codes of one byte, and a scale for each block of them.
 
-`encode` makes one array of bytes from a message, and `decode` makes the message again. The engine
-calls them at a hop; `Wire` describes the codes. Codes and scales are one array, because every
-message costs a start. This also keeps the decoding after the hop: a compiler cannot move it before
-the hop, because the bytes of one array are both codes and scales.
+`encode` makes one array of bytes from a message, and `decode` makes the message again. A sum is
+encoded at every hop, a shard that is gathered once; `Wire` describes the codes. Codes and scales
+are one array, because every message costs a start. This also keeps the decoding after the hop: a
+compiler cannot move it before the hop, because the bytes of one array are both codes and scales.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, TypeVar
 
@@ -15,9 +15,11 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.costs.wire import SCALE, Wire
+from ringcoll.runtime.contributions import Shard
 from ringcoll.runtime.value_types import device_kind
 
 T = TypeVar("T")
+Visit = Callable[[Any, list[Shard]], Any]
 
 _TINY = np.float32(np.finfo(np.float32).tiny)
 #: A scale is multiplied by this, so that the largest code times the scale does not overflow.
@@ -77,6 +79,27 @@ def decode(wire: Wire, message: Array, shape: Sequence[int], dtype: Any) -> Arra
     values = lax.bitcast_convert_type(codes.reshape(blocks, size, columns), wire.dtype)
     flat = (values.astype(jnp.float32) * scale).astype(dtype).reshape(-1, columns)
     return _in_memory(flat[: prod(shape) // columns].reshape(shape))
+
+
+def encoded_once(
+    wire: Wire | None, own: Sequence[Any], visit: Visit
+) -> tuple[Sequence[Any], Visit]:
+    """This rank's shards (or blocks) and a visit, for messages that are encoded by their owner.
+
+    The visit gets decoded shards, also for the rank's own shard, so that all ranks use the same
+    values. The shards of a lane have one shape on all ranks. Without a wire, nothing changes.
+    """
+    if wire is None:
+        return own, visit
+    # Without a barrier, XLA:CPU computes x again to decode it here, and may round differently.
+    # Codes may be computed again: the same x gives the same codes.
+    codes = [encode(wire, lax.optimization_barrier(x)) for x in own]
+
+    def decoded(shard: Shard) -> Shard:
+        like = own[shard.lane]
+        return shard._replace(value=decode(wire, shard.value, like.shape, like.dtype))
+
+    return codes, lambda carry, shards: visit(carry, [decoded(shard) for shard in shards])
 
 
 def _in_memory(x: T) -> T:

@@ -304,28 +304,38 @@ def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
     """Cut the rounds into runs (start, stop): single rounds, and long runs that only forward.
 
     In a run of more than `unroll_up_to` rounds, every move sends exactly the shards that the same
-    move brought in the round before.
+    move brought in the round before (the rank's own, in the first round), and no later round sends
+    any of them again.
     """
-    runs, start = [], 0
-    while start < len(schedule.rounds):
-        stop = start + 1
-        while stop < len(schedule.rounds) and _forwards(schedule, stop):
+    runs, start, rounds = [], 0, schedule.rounds
+    while start < len(rounds):
+        stop = start
+        while stop < len(rounds) and _forwards(schedule, stop):
             stop += 1
-        long = stop - start > max(unroll_up_to, 2)  # a loop writes out two rounds anyway
-        runs += [(start, stop)] if long else [(i, i + 1) for i in range(start, stop)]
+        of_run, later = (
+            {(m.lane, o) for moves in some for m in moves for o in m.offsets}
+            for some in (rounds[start:stop], rounds[stop:])
+        )
+        # A loop writes out two rounds anyway.
+        is_long = stop - start > max(unroll_up_to, 2) and of_run.isdisjoint(later)
+        stop = max(stop, start + 1)
+        runs += [(start, stop)] if is_long else [(i, i + 1) for i in range(start, stop)]
         start = stop
     return runs
 
 
 def only_forwards(schedule: Schedule) -> bool:
-    """Whether there are two rounds or more that only forward, and each lane sends one shard."""
-    if len(stretches(schedule, 0)) > 1 or len(schedule.rounds) < 2:
-        return False
-    sent = [(move.lane, move.offsets) for move in schedule.rounds[0]]
-    return sorted(sent) == [(lane, (0,)) for lane in range(schedule.lanes)]
+    """Whether there are two rounds or more, and all only forward."""
+    numbers = range(len(schedule.rounds))
+    return len(numbers) > 1 and all(_forwards(schedule, number) for number in numbers)
 
 
 def _forwards(schedule: Schedule, number: int) -> bool:
-    """Whether the moves of a round send exactly what they brought in the round before."""
-    before, moves = schedule.rounds[number - 1], schedule.rounds[number]
+    """Whether the moves of a round send what they brought before; in the first, a lane's own."""
+    moves = schedule.rounds[number]
+    if number == 0:
+        return [(move.lane, move.offsets) for move in moves] == [
+            (lane, (0,)) for lane in range(schedule.lanes)
+        ]
+    before = schedule.rounds[number - 1]
     return moves == tuple(replace(m, offsets=schedule.arrivals(m)) for m in before)

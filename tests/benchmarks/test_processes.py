@@ -49,15 +49,6 @@ def test_collectives_over_processes_are_right(devices, collectives, tmp_path):
 
 
 @pytest.mark.exhaustive
-def test_matmuls_over_processes_are_right(tmp_path):
-    path = tmp_path / "matmul.json"
-    options = "matmul --form all_gather_matmul --algorithm ring --shape 128x64x64 -n 3 -J"
-    together((1, 1), "-m", "benchmarks", *options.split(), path)
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    assert [row["wrong"] for row in rows] == [0] * 4  # plain and ours, forward and both
-
-
-@pytest.mark.exhaustive
 def test_processes_choose_alike_and_write_one_table(tmp_path):
     path = tmp_path / "table.json"
     options = "tune -b 1K -e 1K -n 3 --budget 9 -d float32 --collective psum,all_gather --table"

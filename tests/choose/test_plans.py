@@ -1,13 +1,8 @@
-"""Plans: the cheapest, how it is printed, and what a sum between hosts costs."""
+"""Plans: the cheapest, and how it is printed."""
 
 from dataclasses import replace
 
-import jax.numpy as jnp
-import pytest
-
-from ringcoll.choose.hosts import scatter_plan
 from ringcoll.choose.plan import Plan, cheapest
-from ringcoll.costs.under_work import Work
 
 
 def test_within_the_error_of_the_price_the_built_in_wins():
@@ -20,10 +15,3 @@ def test_within_the_error_of_the_price_the_built_in_wins():
     assert late.form == "two_ended, sums at the end"
     assert replace(ring, by_turns=True).form == "ring, by turns"
     assert rows.form == "rows travel, then lax"
-
-
-@pytest.mark.parametrize(("dtype", "built_in"), [("float32", "101"), ("bfloat16", "201")])
-def test_between_hosts_the_built_in_sends_twice_the_bytes_of_the_ring(dtype, built_in):
-    """3 blocks of 1 MiB at 62.5 MB/s, and 1 ms for each of three messages of the ring."""
-    plan = scatter_plan(Work(0.0), 2**20, jnp.dtype(dtype), 4, "0.12")
-    assert str(plan) == f"ring: 53.3 ms; lax {built_in} ms"

@@ -280,10 +280,10 @@ REFUSED = {
     ),
     "what is produced is bool": (TypeError, lambda x: reduce(lambda wanted: x > 0, "x")),
     "what is produced has no array": (TypeError, lambda x: reduce(lambda wanted: None, "x")),
-    "what is produced for all ranks has 5 rows along dim, in place of 40": (
+    "5 rows along dimension 0, in place of 40": (
         ValueError, lambda x: reduce(lambda wanted: jnp.ones(5), "x")
     ),
-    "what is produced in a round has 5 rows along dim, in place of 2": (
+    "5 rows along dimension 0, in place of 20": (
         ValueError, lambda x: reduce(lambda wanted: jnp.ones(5), "x", algorithm="bruck")
     ),
     "a Table is only for collectives": (

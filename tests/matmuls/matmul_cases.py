@@ -14,7 +14,8 @@ from support import exists
 
 from ringcoll.choose.plan import Plan, cheapest
 from ringcoll.matmuls import forms, overlapped, plans
-from ringcoll.runtime import barriers, engine
+from ringcoll.runtime import engine
+from ringcoll.schedules.registry import build
 from ringcoll.schedules.schedule import Move, Schedule, only_forwards
 
 F32, BF16, F8, C64 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.complex64
@@ -53,19 +54,15 @@ def with_rows(forms: Any) -> Plan:
     return cheapest([plan for plan in found if plan.in_place] or found)
 
 
-def turns_if_possible(scatter: Any, pairs: Any, schedule: Schedule, given: Any, *_: Any) -> Plan:
-    return Plan(given, by_turns=only_forwards(schedule))
+def turns_if_possible(_: Any, __: Any, sizes: tuple[int, ...], *___: Any) -> Plan:
+    return Plan(HALVES, by_turns=only_forwards(build("all_gather", HALVES, sizes)))
 
 
 #: Forms that "auto" or the engine choose elsewhere: what to replace by what.
 PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     "usual": {},
     "loops": {(engine, "UNROLL_UP_TO"): 0},
-    "by turns": {
-        (overlapped, "device_kind"): lambda: "TPU v5e",
-        (plans, "by_schedule"): turns_if_possible,
-    },
-    "no barriers": {(barriers, "device_kind"): lambda: None},
+    "by turns": {(forms, "PLAIN_ON"): (), (plans, "to_scatter"): turns_if_possible},
     "late products": {  # the last of several, computed from the whole gathered factor
         (forms, "PLAIN_ON"): (),
         (plans, "to_gather"): lambda gather, *_: Plan(HALVES, late=(len(gather.products) - 1,)),
@@ -77,7 +74,7 @@ PATHS: dict[str, dict[tuple[Any, str], Any]] = {
         (plans, "cheapest"): with_rows,
     },
 }
-ONLY_AUTO = ("late products", "rows travel")
+ONLY_AUTO = ("by turns", "late products", "rows travel")
 
 #: The arguments of every call, and the values of each.
 COMMON: dict[str, list[Any]] = {
@@ -108,11 +105,11 @@ GATHERS = COMMON | {
     ],
     "second": [None, F32, BF16],  # a second factor that shares the gather
     "residuals": ["save", "regather"],
-    "path": ["usual", "loops", "no barriers", *ONLY_AUTO],
+    "path": ["usual", "loops", *ONLY_AUTO],
 }
 SUMS = COMMON | {
     "form": [name for name, form in (FORMS | SHARDED).items() if form.travels in ("y", "sum")],
-    "path": ["usual", "loops", "by turns", "no barriers", *ONLY_AUTO],
+    "path": ["usual", "loops", *ONLY_AUTO],
 }
 TABLES = {"gathers": GATHERS, "sums": SUMS}
 #: More values, for the exhaustive tier.

@@ -15,8 +15,9 @@ from support import SIZES, make_mesh, mostly_exhaustive, per_rank
 
 import ringcoll
 from ringcoll import Wire, costs
+from ringcoll.collectives import visits
 from ringcoll.costs import DEVICES
-from ringcoll.matmuls import by_rounds, plans
+from ringcoll.matmuls import plans
 from ringcoll.matmuls.labels import Gather, Product
 from ringcoll.runtime.slicing import concatenated, end_to_end
 
@@ -164,7 +165,7 @@ def test_decoded_shards_are_joined_in_one_buffer(monkeypatch):
 
     results, joined = [], []
     for join in (concatenated, end_to_end):
-        monkeypatch.setattr(by_rounds, "end_to_end", join)
+        monkeypatch.setattr(visits, "end_to_end", join)
         results.append(per_rank(mesh, program, x, w))
         traced = jax.make_jaxpr(lambda *of: program(*of), axis_env=[("x", 4)])(x[0], w[0])
         joined.append(count(traced.jaxpr, "concatenate"))

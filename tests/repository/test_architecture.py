@@ -8,6 +8,7 @@ how the library runs.
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import ringcoll
+from benchmarks.compiled import pages
 
 PACKAGE = Path(ringcoll.__file__).parent
 #: A room is a folder, or a file beside the folders.
@@ -55,7 +57,7 @@ LAYERS_KNOW = (
 #: The layers that have rounds, and prices, of their own.
 WITH_ROUNDS = (
     *(f"layers.context_parallel.{name}" for name in ("auto", "overlapped", "visits")),
-    *("layers.expert_parallel.auto", "layers.expert_parallel.tours"),
+    "layers.expert_parallel.auto",
 )
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "costs", "io", "web")
@@ -232,3 +234,10 @@ except RuntimeError:
     assert done.returncode == 0, done.stderr
     late = ["True False", "True True ringcoll.overlap"]
     assert done.stdout.split("\n")[:5] == ["[]", "[]", *late, "no device was asked for before"]
+
+
+def test_the_page_has_every_room_in_this_order_and_its_docstring():
+    page = (PACKAGE.parent / "docs/architecture.md").read_text(encoding="utf-8")
+    shown = [re.sub(r"/|\.py", "", name) for name in pages.ROOM.findall(page)]
+    assert shown == [room for room in ROOMS if not room.startswith("__")]
+    assert page == pages.with_rooms(page), "python -m benchmarks claims --write"

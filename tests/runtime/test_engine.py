@@ -21,11 +21,8 @@ from support import exists, make_mesh, per_rank, runnable
 from ringcoll import algorithms
 from ringcoll.algorithms import GATHERS
 from ringcoll.runtime import engine, turns
-from ringcoll.runtime.barriers import Beforehand, Summing
-from ringcoll.runtime.contributions import Contributions
-from ringcoll.runtime.cpu.when_ready import WhenReady
+from ringcoll.runtime.barriers import ADDED, PLACED, PLAIN, REDUCED
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.order import Order
 from ringcoll.schedules.schedule import Move, Schedule, only_forwards, stretches
 from ringcoll.schedules.tour import tour
 
@@ -78,12 +75,12 @@ def reduced(schedule, ranks, x, order):
     """The sums for this rank, and if nothing is looped, the origins that were asked for by lane."""
     asked = []
 
-    def produce(_, slots):
+    def produce(slots):
         asked.extend(slots)
-        return Contributions([x[slot.origin, slot.lane] for slot in slots])
+        return [x[slot.origin, slot.lane] for slot in slots]
 
     sums = engine.reduce(schedule, ranks, produce, lax.add, order=order)
-    limit = engine.UNROLL_UP_TO if order.may_unroll else 0
+    limit = 0 if order.always_loops else engine.UNROLL_UP_TO
     if len(stretches(schedule, limit)) < len(schedule.rounds):  # slots of a loop's own trace
         return jnp.stack(sums), []
     by_lane = [[o for o, lane in asked if lane == i] for i in range(schedule.lanes)]
@@ -113,12 +110,21 @@ def toured(schedule, ranks, x, order, halves=False):
 
     own, nothing = list(x[0, : schedule.lanes]), jnp.int32(0) + ranks.number() * 0
     checked = tour(schedule)
-    carry, sums = engine.tour(checked, ranks, own, visit, nothing, order=order, halves=halves)
+    carry, sums = engine.tour(
+        checked, ranks, own, visit, nothing, order, halved=0 if halves else None
+    )
     return carry, jnp.stack(sums)
 
 
 def exchanged(schedule, ranks, x, order):
-    return jnp.stack(engine.all_to_all(schedule, ranks, list(x[:, 0])))
+    def visit(found, blocks):
+        for value, origin, *_ in blocks:
+            found = lax.dynamic_update_index_in_dim(found, value, origin, 0)
+        return found
+
+    blank = jnp.zeros_like(x[:, 0]) + ranks.number() * 0
+    blocks = [x[ranks.origin(d, forward=True), 0] for d in range(schedule.size)]
+    return engine.exchange(schedule, ranks, blocks, visit, blank, order)
 
 
 def slopes(schedule, ranks, x, order):
@@ -131,8 +137,8 @@ def slopes(schedule, ranks, x, order):
                 jnp.sum(weights[origin, lane] * value**2) for value, origin, lane, *_ in shards
             )
 
-        def produce(_, slots):
-            return Contributions([weights[origin, lane] * own[lane] ** 2 for origin, lane in slots])
+        def produce(slots):
+            return [weights[origin, lane] * own[lane] ** 2 for origin, lane in slots]
 
         start = jnp.float32(0) + ranks.number() * 0
         sums = engine.reduce(schedule, ranks, produce, lax.add, order=order)
@@ -156,7 +162,7 @@ FACTORS = {
     "run": [*RUNS],
     "algorithm": [*GATHERS, "pairwise", "resent"],
     "shape": [(1,), (2,), (3,), (6,), (8,), (4, 2)],
-    "order": [Order, Beforehand, Summing, WhenReady],
+    "order": [PLAIN, PLACED, ADDED, REDUCED],
     "unroll up to": [24, 2],
     "check_vma": [True, False],
 }
@@ -198,9 +204,7 @@ def check(case, found, x):
             seen = np.sort(np.stack(by_lane, axis=1))
             np.testing.assert_array_equal(seen, [np.arange(n)] * n, name)
     elif run == "exchange":
-        for d in range(n):
-            sender = [plus(shape, rank, d, -1) for rank in range(n)]
-            np.testing.assert_array_equal(found[:, d], x[sender, d, 0], name)
+        np.testing.assert_array_equal(found, x[:, :, 0].swapaxes(0, 1), name)
     elif run == "gradient":
         weights = (x % 9).astype(np.float32)[:, :, :lanes]
         expected = 2 * weights[:, 0] * (weights.sum(0) + weights.sum(1))
@@ -229,7 +233,7 @@ def test_every_run_by_every_schedule(seed, monkeypatch):
                 monkeypatch.setattr(engine, "UNROLL_UP_TO", case["unroll up to"])
                 schedule = schedule_of(case["run"], case["algorithm"], shape)
                 ranks = replace(everyone(shape), shape=schedule.shape)
-                results.append(RUNS[case["run"]](schedule, ranks, x, case["order"]()))
+                results.append(RUNS[case["run"]](schedule, ranks, x, case["order"]))
             return results
 
         found = per_rank(make_mesh(*shape), program, x, check_vma=check_vma)
@@ -243,8 +247,8 @@ def test_the_order_of_combine(unroll, monkeypatch):
     monkeypatch.setattr(engine, "UNROLL_UP_TO", unroll)
 
     def program(x):
-        def produce(_, slots):
-            return Contributions([x[None] for _ in slots])
+        def produce(slots):
+            return [x[None] for _ in slots]
 
         ranks = everyone((5,))
         return engine.reduce(algorithms.ring(5), ranks, produce, lambda a, b: 2 * a + b)[0]

@@ -11,8 +11,7 @@ from support import make_mesh
 
 from ringcoll import lax
 from ringcoll.choose.table import Table, TableRow
-from ringcoll.runtime import hosts
-from ringcoll.runtime.hosts import HostSpread, by_hosts, on_hosts
+from ringcoll.runtime.hosts import on_hosts
 
 FOUR_OF_TWO = np.arange(8).reshape(4, 2) // 2
 
@@ -76,17 +75,3 @@ def test_unknown_devices_are_one_host():
     x = jax.ShapeDtypeStruct((16,), np.float32, sharding=NamedSharding(mesh, P("x")))
     text = jax.jit(mapped).lower(x).as_text()
     assert text.count("stablehlo.collective_permute") == 2  # by recursive doubling of four ranks
-
-
-@pytest.mark.parametrize(
-    ("processes", "lie", "is_between"), [(2, 2, True), (2, 1, False), (1, 2, False)]
-)
-def test_by_hosts(processes, lie, is_between, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    monkeypatch.setattr(hosts, "on_hosts", lambda known, axes: HostSpread(lie, None))
-
-    def call(x):
-        return by_hosts(("x",), lambda x: x, lambda x: -x, x)
-
-    mapped = jax.shard_map(call, mesh=make_mesh(2), in_specs=P("x"), out_specs=P("x"))
-    assert jax.jit(mapped)(np.ones(2)).tolist() == [-1 if is_between else 1] * 2

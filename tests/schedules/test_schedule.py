@@ -239,11 +239,12 @@ STRETCHES = [
     ("ring", (8,), 6, [(0, 7)]),
     ("ring", (3,), 0, [(0, 1), (1, 2)]),  # a loop writes out two rounds anyway
     ("ring", (4,), 0, [(0, 3)]),
-    ("ring", (2, 5), 2, [(0, 1), (1, 5)]),
-    ("ring", (5, 2), 2, [(0, 4), (4, 5)]),
+    ("ring", (2, 5), 2, [(0, 1), (1, 2), (2, 5)]),  # along the second axis it first sends both
+    ("ring", (5, 2), 2, [(i, i + 1) for i in range(5)]),  # the last round sends all again
     ("bidirectional_ring", (5,), 2, [(0, 4)]),
-    ("two_ended", (8,), 2, [(0, 3), (3, 4)]),  # in the last, one end has nothing to send
-    ("torus", (4, 4), 2, [(0, 3), (3, 6)]),
+    # In the first, both ends send one shard; in the last, one end has nothing to send.
+    ("two_ended", (12,), 2, [(0, 1), (1, 5), (5, 6)]),
+    ("torus", (6, 6), 2, [*((i, i + 1) for i in range(6)), (6, 10)]),
     ("bruck", (9,), 0, [(i, i + 1) for i in range(4)]),
 ]
 

@@ -9,7 +9,6 @@ Inside, the batch and the groups of heads are rows: q: [rows, heads of a group, 
 values end to end: [rows, s, d + dv]. The lanes of a schedule divide the rows.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -19,16 +18,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.choose.table import LAX
-from ringcoll.collectives.by_schedule import built, named
+from ringcoll.collectives.visits import Arrived, Rounds, per_shard
 from ringcoll.layers.context_parallel.softmax import Softmax, like, lowest, wide
 from ringcoll.layers.context_parallel.tiles import plan
-from ringcoll.layers.context_parallel.visits import AttentionOptions, Visits, packed
-from ringcoll.runtime import built_in, engine
-from ringcoll.runtime.barriers import order_of_work
-from ringcoll.runtime.contributions import Shard
-from ringcoll.runtime.slicing import concatenated
-from ringcoll.schedules.tour import cut, tour
+from ringcoll.layers.context_parallel.visits import AttentionOptions, Visits
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -52,44 +45,18 @@ def _attend(
 ) -> tuple[Array, Array]:
     work, by_rows, back = _prepared(options, q, kv, ids)
     q, kv = by_rows(q), by_rows(kv, 1)
-    rows = work.shares(q.shape[0])
-    queries = [q[start : start + count] for start, count in rows]
-    state = []
-    for x in queries:
-        exact, shape = wide(x.dtype), x.shape[:-1]
-        zeros = jnp.zeros(shape, exact), jnp.zeros((*shape, work.sizes[1]), exact)
-        least = jnp.full(shape, lowest(exact), exact)
-        state.append(Softmax(*(like(y, x) for y in (least, *zeros))))
+    exact, shape = wide(q.dtype), q.shape[:-1]
+    zeros = jnp.zeros(shape, exact), jnp.zeros((*shape, work.sizes[1]), exact)
+    least = jnp.full(shape, lowest(exact), exact)
+    state = Softmax(*(like(x, q) for x in (least, *zeros)))
 
-    def visit(state: list[Softmax], shards: Sequence[Shard]) -> list[Softmax]:
-        state = list(state)
-        for shard in shards:
-            lane = shard.lane
-            state[lane] = work.attend(queries[lane], state[lane], shard, rows[lane][0])
-        return state
+    def visit(state: Softmax, part: Arrived) -> Softmax:
+        return work.attend(q, state, part) if work.is_needed(part) else state
 
-    def unpacked(state: list[Softmax], shards: Sequence[Shard]) -> list[Softmax]:
-        return visit(state, [work.unpacked(shard) for shard in shards])
-
-    with named("attention", options.algorithm, "all_gather"):
-        if options.algorithm == LAX:
-            for shard in _gathered(work, kv):
-                state = visit(state, [shard])
-        else:
-            own, order = [packed(kv[a : a + count]) for a, count in rows], order_of_work()
-            state = engine.gather(work.schedule, work.ranks, own, unpacked, state, order=order)
-    total = [jnp.where(s.total > 0, s.total, 1) for s in state]
-    outs = [s.values / t[..., None] for s, t in zip(state, total, strict=True)]
-    lses = [s.greatest + jnp.log(t) for s, t in zip(state, total, strict=True)]
-    return back(concatenated(outs, 0).astype(q.dtype)), back(concatenated(lses, 0))
-
-
-def _gathered(work: Visits, kv: Array) -> Iterator[Shard]:
-    """The shards of all ranks after the built-in gather; this rank's own shard is the first."""
-    kv_of_all = built_in.all_gather(kv, work.options.axes, axis=0, tiled=False)
-    for offset in (0, *sorted(work.plan.needed())):
-        origin = work.ranks.origin(offset)
-        yield Shard(lax.dynamic_index_in_dim(kv_of_all, origin, 0, False), origin, 0, (offset,))
+    state = work.rounds("attention").gather(kv, per_shard(visit), state)
+    total = jnp.where(state.total > 0, state.total, 1)
+    out = state.values / total[..., None]
+    return back(out.astype(q.dtype)), back(state.greatest + jnp.log(total))
 
 
 def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None) -> Any:
@@ -98,16 +65,11 @@ def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None)
     One brings operands into rows of whole tiles; the other brings results back from these.
     """
     batch, groups, heads, length, d = q.shape
-    name = "ring" if options.algorithm == LAX else options.algorithm
-    schedule, ranks = built("all_gather", name, options.axes, None)
-    if options.algorithm == LAX:
-        schedule = replace(schedule, rounds=(), lanes=1)
+    ranks = Rounds(name="attention", axes=options.axes, algorithm=options.algorithm, dim=0).ranks()
     in_a_tile = 0 if options.kernel else heads
     together = prod(options.sizes[axis] for axis in options.exchanged)
     where = options.layout, length // together, options.sizes, options.exchanged
     tiles = plan(options.mask, *where, in_a_tile, ranks.shape)
-    if options.mask.window is not None and options.algorithm != LAX:
-        schedule = cut(schedule, tiles.needed())
     fill = tiles.positions.shape[1] - length
 
     def filled(x: Array, dim: int) -> Array:
@@ -121,7 +83,7 @@ def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None)
         return x[:, :, :length].reshape(batch, groups, heads, length, *x.shape[3:])
 
     ids = None if ids is None else filled(ids, 2)
-    work = Visits(options, tiles, schedule, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
+    work = Visits(options, tiles, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
     return work, by_rows, back
 
 
@@ -139,41 +101,23 @@ def _attend_backward(options, residuals, ct):
     inner = (out.astype(exact) * ct.astype(exact)).sum(-1)
     work, by_rows, back = _prepared(options, q, kv, ids)
     by_row = [by_rows(x) for x in (q, ct.astype(q.dtype), lse, inner)]
-    kv_rows = by_rows(kv, 1)
-    rows = work.shares(kv_rows.shape[0])
-    of_lanes = [tuple(x[start : start + count] for x in by_row) for start, count in rows]
-    dq = [like(jnp.zeros(x[0].shape, exact), x[0]) for x in of_lanes]
+    dq = like(jnp.zeros(by_row[0].shape, exact), by_row[0])
 
-    def visit(dq: list[Array], shards: Sequence[Shard]) -> tuple[list[Array], list[Array]]:
-        dq, gradients = list(dq), []
-        for shard in shards:
-            lane, first, count = shard.lane, shard.first, len(shard.value)
-            by_row, so_far = jax.tree.map(
-                lambda x, first=first, count=count: lax.slice_in_dim(x, first, first + count),
-                (of_lanes[lane], dq[lane]),
-            )
-            added, dkv = work.differentiate(by_row, so_far, shard, rows[lane][0] + first)
-            dq[lane] = lax.dynamic_update_slice_in_dim(dq[lane], added, first, 0)
+    def visit(dq: Array, arrived: Arrived) -> tuple[Array, Array]:
+        gradients = []
+        for part in arrived.parts():
+            if work.is_needed(part):
+                dq, dkv = work.differentiate(by_row, dq, part)
+            else:
+                dkv = like(jnp.zeros(part.value.shape, exact), dq)
             gradients.append(dkv)
-        return dq, gradients
+        return dq, arrived.join(gradients)
 
-    with named("attention_gradient", options.algorithm, "all_gather"):
-        if options.algorithm == LAX:
-            sums = like(jnp.zeros((work.ranks.size, *kv_rows.shape), exact), dq[0])
-            for shard in _gathered(work, kv_rows):
-                dq, (dkv,) = visit(dq, [shard])
-                sums = lax.dynamic_update_index_in_dim(sums, dkv, shard.origin, 0)
-            dkvs = [built_in.psum_scatter(sums, options.axes, scatter_dimension=0, tiled=False)]
-        else:
-            needed = None if options.mask.window is None else work.plan.needed()
-            own = [kv_rows[start : start + count] for start, count in rows]
-            path = tour(built("all_gather", options.algorithm, options.axes, None)[0], needed)
-            # With more ranks, the last hop is a small part, and halves only enlarge the program.
-            order, halves = order_of_work(), work.ranks.size == 2
-            dq, dkvs = engine.tour(path, work.ranks, own, visit, dq, order=order, halves=halves)
-    dq_whole = back(concatenated(dq, 0)).astype(q.dtype)
-    dkv_whole = concatenated(dkvs, 0)[:, :length].reshape(kv.shape).astype(kv.dtype)
-    return dq_whole, dkv_whole, None
+    # With more ranks, the last hop is a small part, and halves only enlarge the program.
+    rounds, halved = work.rounds("attention_gradient"), work.ranks.size == 2
+    dq, dkv = rounds.tour(by_rows(kv, 1), visit, dq, halved=halved)
+    dkv = dkv[:, :length].reshape(kv.shape)
+    return back(dq).astype(q.dtype), dkv.astype(kv.dtype), None
 
 
 attend.defvjp(_attend_forward, _attend_backward)

@@ -1,6 +1,6 @@
 """What a rank does with a shard of keys and values: its tiles, forward and backward."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.choose.table import Algorithm
-from ringcoll.costs.machines import KINDS
+from ringcoll.collectives.visits import Arrived, Rounds
 from ringcoll.layers.context_parallel.softmax import (
     Softmax,
     add_at,
@@ -22,11 +22,7 @@ from ringcoll.layers.context_parallel.softmax import (
     wide,
 )
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, rows_together
-from ringcoll.runtime.contributions import Shard
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.slicing import Shares
-from ringcoll.runtime.value_types import device_kind
-from ringcoll.schedules.schedule import Schedule
 
 #: (q, k, v, causal=) or (q, k, v, mask=) -> (out, lse), for `[b, s, heads, d]` and log-sum-exps
 #: `[b, s, heads]`.
@@ -88,7 +84,7 @@ class Visits:
     Attributes:
         options: see `AttentionOptions`.
         plan: the tiles of every rank.
-        schedule, ranks: those of the gather; the schedule leaves out shards that no rank needs.
+        ranks: the ranks over which keys and values travel.
         ids: `[ranks, batch, s]`, the segments of all ranks; None if there are none.
         sizes: the widths of keys and of values: d, dv.
         groups: the number of rows of a sequence.
@@ -97,17 +93,25 @@ class Visits:
 
     options: AttentionOptions
     plan: TilePlan
-    schedule: Schedule
     ranks: Ranks
     ids: Array | None
     sizes: tuple[int, int]
     groups: int
     heads: int
 
-    def shares(self, rows: int) -> list[tuple[int, int]]:
-        """(start, count) of the rows of each lane."""
-        shares = Shares(rows, self.schedule.lanes)
-        return [shares.of(lane) for lane in range(self.schedule.lanes)]
+    def rounds(self, name: str) -> Rounds:
+        """The rounds that bring keys and values; with a window only those that some rank needs."""
+        return Rounds(
+            name=name,
+            axes=self.options.axes,
+            algorithm=self.options.algorithm,
+            dim=0,
+            needed=None if self.options.mask.window is None else self.plan.needed(),
+        )
+
+    def is_needed(self, part: Arrived) -> bool:
+        """Whether some rank computes a tile of a shard."""
+        return not self.plan.needed().isdisjoint(part.offsets[0]) or 0 in part.offsets[0]
 
     def by_rows(
         self, function: Callable[[Any, Any, Callable[[Array], Array]], Any], state: Any
@@ -133,15 +137,15 @@ class Visits:
 
         return lax.scan(block, state, jnp.arange(0, count, together, dtype=jnp.int32))[0]
 
-    def tiled(self, shard: Shard, rows: Any, body: Callable[..., Any], state: Any) -> Any:
+    def tiled(self, shard: Arrived, rows: Any, body: Callable[..., Any], state: Any) -> Any:
         """`state = body(state, i, j, visible)` for each tile of a shard that this rank computes.
 
         The tile starts at query i and key j. `visible` is None if all keys are seen; for a kernel
         it is a `BlockMask`. `rows` are the numbers of the rows.
         """
         me = self.ranks.number()
-        for masked, (table, counts, which) in self.plan.tiles(shard.offsets).items():
-            number = jnp.asarray(which)[me, shard.origin] if len(table) > 1 else 0
+        for masked, (table, counts, which) in self.plan.tiles(shard.offsets[0]).items():
+            number = jnp.asarray(which)[me, shard.origins[0]] if len(table) > 1 else 0
             some = len(set(counts.tolist())) > 1
             mine = jnp.asarray(counts)[number] if some else None
 
@@ -150,7 +154,7 @@ class Visits:
 
                 def compute(state: Any) -> Any:
                     at = i * self.plan.tile, j * self.plan.tile
-                    return body(state, *at, self.visible(shard.origin, at, rows, masked))
+                    return body(state, *at, self.visible(shard.origins[0], at, rows, masked))
 
                 if mine is None:
                     return compute(state), None
@@ -195,17 +199,13 @@ class Visits:
         both = lax.dynamic_slice_in_dim(kv, j, self.plan.tile, 1)
         return both[..., : self.sizes[0]], both[..., self.sizes[0] :]
 
-    def unpacked(self, shard: Shard) -> Shard:
-        """A shard that has arrived, as rows."""
-        length = self.plan.positions.shape[1]
-        return shard._replace(value=shard.value.reshape(-1, length, sum(self.sizes)))
-
-    def attend(self, q: Array, state: Softmax, shard: Shard, start: int) -> Softmax:
-        """The softmax with a shard added to it; `start` is the first row of the lane."""
-        tile = self.plan.tile
+    def attend(self, q: Array, state: Softmax, shard: Arrived) -> Softmax:
+        """The softmax with keys and values added to it, for the queries of the same rows."""
+        tile, (start, count) = self.plan.tile, shard.rows[0]
+        own = lax.slice_in_dim(q, start, start + count)
 
         def of_rows(first: Any, state: Softmax, rows_of: Callable[[Array], Array]) -> Softmax:
-            queries, kv = rows_of(q), rows_of(shard.value)
+            queries, kv = rows_of(own), rows_of(shard.value)
 
             def body(state: Softmax, i: Array, j: Array, seen: Any) -> Softmax:
                 some = lax.dynamic_slice_in_dim(queries, i, tile, 2)
@@ -221,7 +221,9 @@ class Visits:
             rows = start + first + jnp.arange(queries.shape[0], dtype=jnp.int32)
             return self.tiled(shard, rows, body, state)
 
-        return self.by_rows(of_rows, state)
+        of_shard = jax.tree.map(lambda x: lax.slice_in_dim(x, start, start + count), state)
+        after = self.by_rows(of_rows, of_shard)
+        return jax.tree.map(partial(_with_rows, start=start), state, after)
 
     def by_kernel(self, q: Array, k: Array, v: Array, mask: BlockMask | None) -> Softmax:
         """The softmax of one part, computed by the caller's kernel."""
@@ -242,17 +244,18 @@ class Visits:
         return Softmax(jnp.where(sees, lse, lowest(exact)), sees.astype(exact), values)
 
     def differentiate(
-        self, by_query: tuple[Array, ...], dq: Array, shard: Shard, start: int
+        self, by_query: Sequence[Array], dq: Array, shard: Arrived
     ) -> tuple[Array, Array]:
         """Add a shard to the gradient of the queries; also the gradient of its keys and values.
 
         `by_query` has the queries, the cotangent of the result, its log-sum-exps, and the sum over
-        each row of result times cotangent. `start` is the first row of the lane.
+        each row of result times cotangent.
         """
-        tile, exact = self.plan.tile, dq.dtype
+        tile, exact, (start, count) = self.plan.tile, dq.dtype, shard.rows[0]
+        *of_shard, so_far = (lax.slice_in_dim(x, start, start + count) for x in (*by_query, dq))
 
         def of_rows(first: Any, state: Any, rows_of: Callable[[Array], Array]) -> Any:
-            block, kv = [rows_of(x) for x in by_query], rows_of(shard.value)
+            block, kv = [rows_of(x) for x in of_shard], rows_of(shard.value)
 
             def body(state: Any, i: Array, j: Array, seen: Array | None) -> Any:
                 dq, dkv = state
@@ -273,16 +276,10 @@ class Visits:
             return self.tiled(shard, rows, body, state)
 
         zeros = like(jnp.zeros(shard.value.shape, exact), dq)
-        return self.by_rows(of_rows, (dq, zeros))
+        added, dkv = self.by_rows(of_rows, (so_far, zeros))
+        return _with_rows(dq, added, start), dkv
 
 
-def packed(kv: Array) -> Array:
-    """Rows of keys and values as they travel: `[rows, s, d + dv] -> [rows s, d + dv]`.
-
-    With two dimensions, the compiler makes the row the major dimension in memory, once, before the
-    first hop. With three, it keeps the order of the caller's arrays, in which a tile of a row is
-    not in one place. On v5p two are faster; on v5e and v6e three are, with long sequences or with
-    gradients (`python -m benchmarks context`). Other chips were not tried.
-    """
-    is_v5p = KINDS.get(device_kind() or "") == "v5p"
-    return kv.reshape(-1, kv.shape[-1]) if is_v5p else kv
+def _with_rows(x: Array, rows: Array, start: int) -> Array:
+    """x with some of its rows replaced."""
+    return rows if len(rows) == len(x) else lax.dynamic_update_slice_in_dim(x, rows, start, 0)

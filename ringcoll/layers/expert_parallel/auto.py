@@ -3,20 +3,13 @@
 The price is that of the forward pass without routing, if all experts get equally many tokens.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ringcoll.choose.plan import Plan, cheapest
-from ringcoll.choose.under_work import machine, neighbours
+from ringcoll.choose.under_work import machine, tour_plans
 from ringcoll.costs.machines import KINDS
-from ringcoll.costs.model import Model, links, scatter_links
-from ringcoll.costs.under_work import (
-    Work,
-    all_to_all_seconds,
-    built_in_seconds,
-    overlapped_seconds,
-    tour_rounds,
-)
-from ringcoll.schedules.tour import tour
+from ringcoll.costs.model import Model
+from ringcoll.costs.under_work import Work, all_to_all_seconds, built_in_seconds
 
 #: The names of algorithms in `ringcoll.layers.expert_parallel.moe`.
 GATHER, RAGGED, RINGS = "gather", "ragged_all_to_all", ("ring", "bidirectional_ring")
@@ -59,14 +52,8 @@ def _plans(mixture: Mixture, model: Model) -> list[Plan]:
     expert = 3 * mixture.d * mixture.f
     read = mixture.experts * expert * mixture.itemsize  # by every piece: a row may go to any expert
     work = Work(2 * mixture.tokens * mixture.top_k * expert, again=read)
-    gathered = built_in_seconds([work], block, n, model, links(n, model), gathers=True)
-    scattered = built_in_seconds([], block, n, model, scatter_links(n, model), gathers=False)
+    gather, *tours = tour_plans(work, block, block, (n,), model)
     products = built_in_seconds([work], 0, n, model, 1, gathers=False)
     exchanges = 2 * all_to_all_seconds(mixture.top_k * block, n, model)
-    by_price = [Plan(GATHER, gathered + scattered), Plan(RAGGED, exchanges + products)]
-    for name in RINGS:
-        own, *others, home = tour_rounds(tour(neighbours((n,))[name]))
-        # Half of a rank's own tokens are multiplied under the first hop, half under the last one.
-        rounds = own._replace(shards=0.5), *others, home._replace(shards=0.5)
-        by_price.append(Plan(name, overlapped_seconds([work], block, model, rounds)))
-    return by_price
+    by_price = [replace(gather, algorithm=GATHER), Plan(RAGGED, exchanges + products)]
+    return by_price + [plan for plan in tours if plan.algorithm in RINGS]

@@ -18,20 +18,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from ringcoll.collectives.all_gather import all_gather
+from ringcoll.collectives.visits import Arrived, Rounds, Wanted
 from ringcoll.layers.expert_parallel.experts import Experts, Kernel, slots_of
 from ringcoll.layers.expert_parallel.routing import Routing
-from ringcoll.layers.expert_parallel.tours import Part, sum_by_tour
 from ringcoll.runtime.value_types import typed_alike
 
 #: The weights gate, up and down.
 Weights = tuple[Array, ...]
-#: For each part of a round: the rank that owns its tokens, the index of the first token on that
-#: rank, and the number of tokens.
-Places = Sequence[tuple[Array, int, int]]
 
 
 def by_ring(
@@ -45,7 +41,7 @@ def by_ring(
     """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`."""
     operands = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
     x, ids, weights, *own = typed_alike(operands, axes)
-    table = all_gather((weights, ids), axes, axis=0)  # [n, t, k]
+    table = all_gather((weights, ids), axes, axis=0, tiled=True)  # [n t, k]
     options = {name: getattr(experts, name) for name in ("activation", "precision", "kernel")}
     ring = _Ring(axes, algorithm, max_send, max(len(x), 1), partial(Experts, **options))
     return _mixed(ring, x, *table, tuple(own))
@@ -67,28 +63,17 @@ class _Ring:
     tokens: int
     experts: Callable[..., Experts]
 
-    def tour(self, x: Array, make: Callable[..., Any], carry: Any = None) -> tuple[Any, Array]:
-        """Bring the tokens of all ranks to `make`, those of a round in one array."""
+    def tour(
+        self, x: Array, visit: Callable[[Any, Arrived], tuple[Any, Array]], carry: Any
+    ) -> tuple[Any, Array]:
+        """Bring the tokens of all ranks to the visit, and the sums of its results home."""
+        rounds = Rounds(name="tour", axes=self.axes, algorithm=self.algorithm, dim=0)
+        return rounds.tour(x, visit, carry, halved=True)
 
-        def joined(carry: Any, parts: Sequence[Part]) -> tuple[Any, Sequence[Array]]:
-            ends = np.cumsum([len(x) for x, _, _ in parts])
-            together = jnp.concatenate([x for x, _, _ in parts])
-            where = [(origin, first, len(x)) for x, origin, first in parts]
-            carry, results = make(carry, together, where)
-            return carry, jnp.split(results, ends[:-1])
-
-        return sum_by_tour(x, joined, self.axes, self.algorithm, carry)
-
-    def work(self, where: Places, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
+    def work(self, at: Wanted, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
         """The weighted sums of this rank's experts' results for the tokens of a round."""
-
-        def of_places(table: Array) -> Array:
-            return jnp.concatenate(
-                [jnp.take(table, origin, axis=0)[first:][:count] for origin, first, count in where]
-            )
-
         first = lax.axis_index(self.axes) * experts.count
-        slots = slots_of(of_places(ids), of_places(weights), first, experts.count)
+        slots = slots_of(at.take(ids), at.take(weights), first, experts.count)
         return experts.weighted(x, *slots, self.most(len(x)))
 
     def most(self, tokens: int) -> int | None:
@@ -102,25 +87,26 @@ class _Ring:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mixed(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) -> Array:
-    def make(_: None, x: Array, where: Places) -> tuple[None, Array]:
-        return None, ring.work(where, ids, x, weights, ring.experts(*own))
+    def visit(_: None, arrived: Arrived) -> tuple[None, Array]:
+        return None, ring.work(arrived, ids, arrived.value, weights, ring.experts(*own))
 
-    return ring.tour(x, make)[1]
+    return ring.tour(x, visit, None)[1]
 
 
 def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) -> Any:
     saved = list[Any]()
     experts = ring.experts(*own)
 
-    def make(_: None, x: Array, where: Places) -> tuple[None, Array]:
+    def visit(_: None, arrived: Arrived) -> tuple[None, Array]:
+        x = arrived.value
         if ring.keeps():
-            result, of_round = _keeping(ring, where, ids, x, weights, experts)
+            result, of_round = _keeping(ring, arrived, ids, x, weights, experts)
         else:
-            result, of_round = ring.work(where, ids, x, weights, experts), x
+            result, of_round = ring.work(arrived, ids, x, weights, experts), x
         saved.append(of_round)
         return None, result
 
-    return ring.tour(x, make)[1], (saved, weights, ids, own)
+    return ring.tour(x, visit, None)[1], (saved, weights, ids, own)
 
 
 def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
@@ -131,8 +117,8 @@ def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
         saved, ct = lax.optimization_barrier((saved, ct))
     rounds, products = iter(saved), list[Any]()
 
-    def make(sums: Any, ct: Array, where: Places) -> tuple[Any, Array]:
-        of_round = next(rounds)
+    def visit(sums: Any, arrived: Arrived) -> tuple[Any, Array]:
+        of_round, ct = next(rounds), arrived.value
         if ring.keeps():
             pull, multiplied = of_round
             dx, dweights, cts = pull(ct)
@@ -141,13 +127,13 @@ def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
         else:
 
             def recompute(x: Array, weights: Array, own: Weights) -> Array:
-                return ring.work(where, ids, x, weights, ring.experts(*own))
+                return ring.work(arrived, ids, x, weights, ring.experts(*own))
 
             dx, *gradients = jax.vjp(recompute, of_round, weights, own)[1](ct)
         sums = gradients if sums is None else jax.tree.map(lax.add, sums, gradients)
         return sums, dx
 
-    (dweights, *down), dx = ring.tour(ct, make)
+    (dweights, *down), dx = ring.tour(ct, visit, None)
     if ring.keeps():
         product = ring.experts(*own).product
         pairs = zip(own, zip(*products, strict=True), strict=True)
@@ -159,7 +145,7 @@ _mixed.defvjp(_forward, _backward)
 
 
 def _keeping(
-    ring: _Ring, where: Places, ids: Array, x: Array, weights: Array, experts: Experts
+    ring: _Ring, at: Wanted, ids: Array, x: Array, weights: Array, experts: Experts
 ) -> tuple[Array, Any]:
     """The work of a round, its pull-back, and the rows that were multiplied, with their sizes.
 
@@ -179,7 +165,7 @@ def _keeping(
             y = experts.product(rows, w, sizes)
             return y + next(added).astype(y.dtype)
 
-        return ring.work(where, ids, x, weights, replace(experts, kernel=product)), multiplied
+        return ring.work(at, ids, x, weights, replace(experts, kernel=product)), multiplied
 
     result, pull, multiplied = jax.vjp(work, x, weights, zeros, has_aux=True)
     return result, (pull, multiplied)

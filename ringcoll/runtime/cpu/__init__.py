@@ -1,7 +1,6 @@
-"""What controls XLA:CPU's order of loops, messages and work. This folder can be removed.
+"""What controls XLA:CPU's order of loops and messages. This folder can be removed.
 
-`loops` makes loops that send wait for other messages, and other messages wait for such loops; the
-lowering of a collective registers `loops.keep_apart`. `when_ready` delays messages until the work
-that should hide them has started, if the ranks are on several processes; `barriers.order_of_work`
-chooses it. Nothing else uses this folder.
+`loops` makes loops that send wait for other messages, and other messages wait for such loops. The
+lowering of a collective (`runtime/primitive.py`) registers `loops.keep_apart`; nothing else uses
+this folder.
 """

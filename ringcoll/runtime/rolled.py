@@ -1,0 +1,84 @@
+"""A long stretch of rounds as a `lax.scan`: the size of the program does not depend on n.
+
+In the rounds of a stretch every move sends what it brought in the round before (see
+`schedules.schedule.stretches`), so the state of the loop is what arrived last.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.runtime.barriers import Order
+from ringcoll.runtime.contributions import PlannedRound, Shard, Slot, message, unstacked
+from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.value_types import varying
+
+Carry = TypeVar("Carry")
+
+
+def gather(
+    name: str,
+    steps: Sequence[PlannedRound],
+    ranks: Ranks,
+    sent: list[Any],
+    visit: Callable[[Carry, list[Shard]], Carry],
+    carry: Carry,
+) -> tuple[Carry, list[Any]]:
+    """Send the messages `sent`, then forward and visit what arrives, until the last round.
+
+    It visits what it sends. It returns the carry, and what arrives in the last round.
+    """
+    moves, turns = steps[0].moves, zip(*(chain(*step.sent) for step in steps), strict=True)
+    possible = {keys[0]: tuple(key.offset for key in keys) for keys in turns}
+
+    def body(state: tuple[Carry, list[Any]], i: Array) -> tuple[Any, None]:
+        carry, last = state
+        arriving = ranks.hops(name, moves, last)
+        shards = [
+            Shard(x, ranks.origin(offset, m.axis, i * m.shift), lane, possible[lane, offset])
+            for m, xs, keys in zip(moves, last, steps[0].sent, strict=True)
+            for x, (lane, offset) in zip(unstacked([xs]), keys, strict=True)
+        ]
+        return (visit(carry, shards), arriving), None
+
+    return lax.scan(body, (carry, sent), jnp.arange(len(steps), dtype=jnp.int32))[0]
+
+
+def reduce(
+    name: str,
+    steps: Sequence[PlannedRound],
+    ranks: Ranks,
+    sent: list[Any],
+    produce: Callable[[list[Slot]], Sequence[Any]],
+    combine: Callable[[Any, Any], Any],
+    order: Order,
+) -> list[Any]:
+    """Send the partial sums `sent` back, add to what arrives, until the last round.
+
+    `steps` are in the order in which they run, and `sent` are sums: raw contributions, which were
+    sent in the round before, may be of a narrower dtype. It returns the last sums.
+    """
+    moves, keys = steps[0].moves, [*chain(*steps[0].sent)]
+
+    def body(state: Any, i: Array) -> tuple[Any, None]:
+        (last, zero) = state
+        received = ranks.hops(name, moves, last, back=True)
+        slots = [
+            Slot(order.waiting(ranks.origin(offset, m.axis, -i * m.shift), zero), lane)
+            for m, own in zip(moves, steps[0].sent, strict=True)
+            for lane, offset in own
+        ]
+        produced = dict(zip(keys, produce(slots), strict=True))
+        mine = [message(produced, own) for own in steps[0].sent]
+        mine = order.apart(jax.tree.map(partial(varying, axes=ranks.axes), mine))
+        summed = [combine(r, x) for r, x in zip(received, mine, strict=True)]
+        # The next products wait for these sums; otherwise compilers would merge the products.
+        return order.tied((summed, zero)), None
+
+    turns = jnp.arange(len(steps), dtype=jnp.int32)
+    return lax.scan(body, (sent, order.zero()), turns)[0][0]
