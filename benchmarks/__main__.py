@@ -23,6 +23,7 @@ from benchmarks.compiled import (
     layers,
     matmul,
     overlap,
+    recipes,
 )
 from benchmarks.hosts import cluster, failures, wire
 from benchmarks.machines import fit, measured
@@ -43,6 +44,7 @@ COMMANDS = {
     "fsdp": fsdp,
     "context": context,
     "experts": experts,
+    "recipes": recipes,
     "claims": check_claims,
     "machines": fit,
     "measured": measured,

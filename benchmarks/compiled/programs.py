@@ -13,10 +13,11 @@ from jax.sharding import PartitionSpec as P
 import ringcoll
 from benchmarks.collectives import cases
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
+from examples import muon
 from ringcoll.overlap import gpus
 
 PLAIN, COMPILER = "plain", "compiler"
-TUNED = "/tuned"
+TUNED, ASYNCHRONOUS = "/tuned", "/asynchronous"
 #: The compiler's own forms, each also with `TUNING`.
 BUILT_IN = (PLAIN, PLAIN + TUNED, COMPILER, COMPILER + TUNED)
 #: Options of the compiler that change its programs.
@@ -148,6 +149,8 @@ def options_of(algorithm: str) -> dict[str, str]:
 
 def tuning(topology: str, algorithm: str) -> dict[str, str]:
     """The options of the compiler for an algorithm."""
+    if algorithm.endswith(ASYNCHRONOUS):
+        return muon.ASYNCHRONOUS
     if not algorithm.endswith(TUNED):
         return {}
     return TUNING["gpu" if gpus.is_named(topology) else "tpu"]

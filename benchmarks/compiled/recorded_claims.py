@@ -17,7 +17,16 @@ from typing import Any
 
 import jax
 
-from benchmarks.compiled import collectives, compiling, context, experts, fsdp, grid, layers
+from benchmarks.compiled import (
+    collectives,
+    compiling,
+    context,
+    experts,
+    fsdp,
+    grid,
+    layers,
+    recipes,
+)
 from benchmarks.compiled.program_figures import Figures
 from ringcoll import overlap
 from ringcoll.costs import slices
@@ -36,6 +45,7 @@ COMPILED: Mapping[str, compiling.Make] = {
     "collectives": collectives.program_of,
     "context": context.program_of,
     "experts": experts.program_of,
+    "recipes": recipes.program_of,
 }
 
 
