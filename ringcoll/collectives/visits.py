@@ -36,18 +36,11 @@ from ringcoll.runtime.slicing import (
 )
 from ringcoll.runtime.value_types import type_in_words, zeros
 from ringcoll.runtime.wire import encoded_once
+from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import cut as shortened
 from ringcoll.schedules.tour import tour
 
 Carry = TypeVar("Carry")
-
-
-class _Shards(NamedTuple):
-    """The shards to which rows belong: of which ranks, along which dimension, how long."""
-
-    ranks: Ranks
-    dim: int
-    size: int | None = None  # None: that of the array of each `take`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +56,7 @@ class Wanted:
     origins: Sequence[Array]
     rows: Sequence[tuple[int, int]]
     is_all: bool = False
-    _of: _Shards
+    _of: "_Shards"
 
     def take(self, x: Array, dim: int | None = None) -> Array:
         """The rows of x that belong to these parts, end to end; x has the rows of all ranks.
@@ -206,16 +199,12 @@ class Rounds:
 
     def ranks(self) -> Ranks:
         """The ranks, as the digits of the schedule."""
-        if self.algorithm == LAX:
-            return Ranks.over(self.axes, self.groups)
-        return built("all_gather", self.algorithm, self.axes, self.groups)[1]
+        return Ranks.over(self.axes, self.groups) if self.algorithm == LAX else self._built()[1]
 
     def own(self, x: Any) -> Arrived:
         """This rank's shard x, as the first visit may get it."""
-        ranks, size = self.ranks(), _rows(x, self.dim)
-        of = _Shards(ranks, self.dim, size)
-        origins, rows = [ranks.origin(0)], [(0, size)]
-        return Arrived(value=x, origins=origins, rows=rows, offsets=[(0,)], _of=of)
+        whole = Shard(x, self.ranks().origin(0), 0, (0,))
+        return _Shards(self.ranks(), self.dim, _rows(x, self.dim)).arrived([whole])
 
     def wanted(self) -> Wanted:
         """This rank's rows, of shards of any size, as `produce` may get them."""
@@ -237,39 +226,40 @@ class Rounds:
         self, x: Any, visit: Callable[[Carry, Arrived], Carry], carry: Carry, *, adds: bool = False
     ) -> Carry:
         """Visit the shards of all ranks; see `ringcoll.gather`. `adds`: products are added."""
+        size = _rows(x, self.dim)
         with named(self.name, self.algorithm, "all_gather"):
             if self.algorithm == LAX:
                 return visit(carry, self._gathered(x))
-            schedule, ranks = built("all_gather", self.algorithm, self.axes, self.groups)
-            cut = _Cut(ranks, self.dim, Shares(_rows(x, self.dim), schedule.lanes, schedule.size))
-            schedule = schedule if self.needed is None else shortened(schedule, self.needed)
+            schedule, ranks = self._built()
+            shards = _Shards(ranks, self.dim, size, schedule.lanes)
+            if self.needed is not None:
+                schedule = shortened(schedule, self.needed)
+            # Decoded values are written to their place at once; a concatenation would copy them.
+            join = end_to_end if self.wire else concatenated
 
-            def visit_round(carry: Carry, shards: list[Shard]) -> Carry:
-                # Decoded values are written to their place at once; a concatenation copies them.
-                return visit(carry, cut.arrived(shards, end_to_end if self.wire else concatenated))
+            def visit_round(carry: Carry, latest: list[Shard]) -> Carry:
+                return visit(carry, shards.arrived(latest, join))
 
-            own, decoding = encoded_once(self.wire, cut.of(x), visit_round)
-            order = ADDED if adds else PLACED
-            return engine.gather(schedule, ranks, own, decoding, carry, order)
+            own, decoding = encoded_once(self.wire, shards.by_lane(x), visit_round)
+            return engine.gather(schedule, ranks, own, decoding, carry, ADDED if adds else PLACED)
 
     def reduce(self, produce: Callable[[Wanted], Any], size: int, *, by_turns: bool = False) -> Any:
         """The sum of what all ranks produce; see `ringcoll.reduce`. A shard has `size` rows."""
         with named(self.name, self.algorithm, "psum_scatter"):
             if self.algorithm == LAX:
-                return self._scattered(produce(Wanted(**self._all(size))), size)
-            schedule, ranks = built("all_gather", self.algorithm, self.axes, self.groups)
-            lanes = schedule.lanes * (1 + by_turns)
-            cut = _Cut(ranks, self.dim, Shares(size, lanes, schedule.size))
+                every = _Shards(self.ranks(), self.dim, size).every()
+                return self._scattered(produce(Wanted(**every)), size)
+            schedule, ranks = self._built()
+            shards = _Shards(ranks, self.dim, size, schedule.lanes * (1 + by_turns))
 
             def contributions(slots: Sequence[Slot], received: Sequence[Any] = ()) -> list[Any]:
-                y = produce(Wanted(**cut.rows(slots)))
-                y = _added(joined(received, self.dim), y) if received else y
-                return cut.split(y, slots)
+                mine = produce(Wanted(**shards.of(slots)))
+                sums = _added(joined(received, self.dim), mine) if received else mine
+                return shards.split(sums, slots)
 
             def start(slot: Slot) -> Any:
-                types = jax.make_jaxpr(lambda: contributions([slot]), return_shape=True)()
-                structure = jax.tree.structure(types[1][0])
-                return jax.tree.unflatten(structure, map(zeros, types[0].out_avals))
+                program, out = jax.make_jaxpr(lambda: contributions([slot]), return_shape=True)()
+                return jax.tree.unflatten(jax.tree.structure(*out), map(zeros, program.out_avals))
 
             if by_turns:
                 parts = turns.reduce(schedule, ranks, contributions, start)
@@ -289,46 +279,47 @@ class Rounds:
 
         `halved`: a rank visits its own shard in halves, under the first and the last message.
         """
+        size = _rows(x, self.dim)
         with named(self.name, self.algorithm, "all_gather"):
             if self.algorithm == LAX:
                 carry, every = visit(carry, self._gathered(x))
-                return carry, self._scattered(every, _rows(x, self.dim))
-            schedule, ranks = built("all_gather", self.algorithm, self.axes, self.groups)
-            cut = _Cut(ranks, self.dim, Shares(_rows(x, self.dim), schedule.lanes, schedule.size))
+                return carry, self._scattered(every, size)
+            schedule, ranks = self._built()
+            shards = _Shards(ranks, self.dim, size, schedule.lanes)
 
-            def visit_round(carry: Carry, shards: list[Shard]) -> tuple[Carry, list[Any]]:
-                carry, results = visit(carry, cut.arrived(shards))
-                return carry, cut.split(results, shards)
+            def visit_round(carry: Carry, latest: list[Shard]) -> tuple[Carry, list[Any]]:
+                carry, results = visit(carry, shards.arrived(latest))
+                return carry, shards.split(results, latest)
 
+            path, own = tour(schedule, self.needed), shards.by_lane(x)
             dim = self.dim if halved else None
-            carry, sums = engine.tour(
-                *(tour(schedule, self.needed), ranks, cut.of(x), visit_round, carry, PLACED),
-                halved=dim,
-            )
+            carry, sums = engine.tour(path, ranks, own, visit_round, carry, PLACED, halved=dim)
             return carry, joined(sums, self.dim)
 
     def exchange(self, x: Any, visit: Callable[[Carry, Arrived], Carry], carry: Carry) -> Carry:
         """Send each rank its block of x, and visit what arrives; see `ringcoll.exchange`."""
+        size = _rows(x, self.dim) // Ranks.over(self.axes, self.groups).size
         with named(self.name, self.algorithm, "all_to_all"):
             if self.algorithm == LAX:
-                size = _rows(x, self.dim) // self.ranks().size
                 value = all_to_all(
                     *(x, self.axes, self.dim, self.dim),
                     axis_index_groups=self.groups,
                     tiled=True,
                     algorithm=self.collective,
                 )
-                return visit(carry, self._arrived_all(value, size))
+                every = _Shards(self.ranks(), self.dim, size)
+                return visit(carry, every.arrived_all(value))
             schedule, ranks = built("all_to_all", self.algorithm, self.axes, self.groups)
-            size = _rows(x, self.dim) // ranks.size
-            cut = _Cut(ranks, self.dim, Shares(size, 1, ranks.size))
+            shards = _Shards(ranks, self.dim, size)
 
-            def visit_round(carry: Carry, shards: list[Shard]) -> Carry:
-                return visit(carry, cut.arrived(shards))
+            def visit_round(carry: Carry, latest: list[Shard]) -> Carry:
+                return visit(carry, shards.arrived(latest))
 
-            return engine.exchange(
-                schedule, ranks, self.blocks(x, ranks), visit_round, carry, PLACED
-            )
+            blocks = self.blocks(x, ranks)
+            return engine.exchange(schedule, ranks, blocks, visit_round, carry, PLACED)
+
+    def _built(self) -> tuple[Schedule, Ranks]:
+        return built("all_gather", self.algorithm, self.axes, self.groups)
 
     def _gathered(self, x: Any) -> Arrived:
         """The shards of all ranks, by the collective."""
@@ -340,20 +331,7 @@ class Rounds:
             algorithm=self.collective,
             wire=self.wire,
         )
-        return self._arrived_all(value, _rows(x, self.dim))
-
-    def _arrived_all(self, value: Any, size: int) -> Arrived:
-        ranks = self.ranks().size
-        return Arrived(**self._all(size), value=value, offsets=[tuple(range(ranks))] * ranks)
-
-    def _all(self, size: int) -> dict[str, Any]:
-        """The shards of all ranks, as `Wanted` has them."""
-        ranks = self.ranks()
-        origins, of = (
-            [jnp.int32(rank) for rank in range(ranks.size)],
-            _Shards(ranks, self.dim, size),
-        )
-        return {"origins": origins, "_of": of, "rows": [(0, size)] * ranks.size, "is_all": True}
+        return _Shards(self.ranks(), self.dim, _rows(x, self.dim)).arrived_all(value)
 
     def _scattered(self, every: Any, size: int) -> Any:
         """This rank's shard of a sum, by the collective."""
@@ -366,30 +344,42 @@ class Rounds:
         )
 
 
-class _Cut(NamedTuple):
-    """How lanes divide the rows of shards along `dim`."""
+class _Shards(NamedTuple):
+    """The shards of `ranks`, each with `size` rows along `dim`, which `lanes` divide.
+
+    If the size is None, it is that of the array of which rows are taken.
+    """
 
     ranks: Ranks
     dim: int
-    shares: Shares
+    size: int | None = None
+    lanes: int = 1
 
-    def of(self, x: Any) -> list[Any]:
-        """The shares of the lanes of this rank's shard."""
-        return _split(x, self.dim, [self.shares.of(lane)[1] for lane in range(self.shares.lanes)])
+    def by_lane(self, x: Any) -> list[Any]:
+        """The shares of the lanes of a shard."""
+        lanes = [Slot(x, lane) for lane in range(self.lanes)]
+        return _split(x, self.dim, [self._part(lane)[1] for lane in lanes])
 
-    def rows(self, slots: Sequence[Slot | Shard]) -> dict[str, Any]:
+    def of(self, slots: Sequence[Slot | Shard]) -> dict[str, Any]:
         """Whose rows these are, as `Wanted` has them."""
-        return {
-            "origins": [slot.origin for slot in slots],
-            "rows": [self._part(slot) for slot in slots],
-            "_of": _Shards(self.ranks, self.dim, self.shares.size),
-        }
+        parts = [self._part(slot) for slot in slots]
+        return {"origins": [slot.origin for slot in slots], "rows": parts, "_of": self}
+
+    def every(self) -> dict[str, Any]:
+        """All rows, as `Wanted` has them."""
+        slots = [Slot(jnp.int32(rank), 0) for rank in range(self.ranks.size)]
+        return {**self.of(slots), "is_all": True}
 
     def arrived(self, shards: Sequence[Shard], join: Callable[..., Any] = concatenated) -> Arrived:
         """Shards as a visit gets them, end to end."""
         value = joined([shard.value for shard in shards], self.dim, join)
         offsets = [shard.offsets for shard in shards]
-        return Arrived(**self.rows(shards), value=value, offsets=offsets)
+        return Arrived(**self.of(shards), value=value, offsets=offsets)
+
+    def arrived_all(self, value: Any) -> Arrived:
+        """All shards, as a visit gets them."""
+        n = self.ranks.size
+        return Arrived(**self.every(), value=value, offsets=[tuple(range(n))] * n)
 
     def split(self, rows: Any, slots: Sequence[Slot | Shard]) -> list[Any]:
         """The rows of each slot, of rows that are end to end."""
@@ -397,7 +387,8 @@ class _Cut(NamedTuple):
         return _split(_checked(rows, self.dim, sum(lengths)), self.dim, lengths)
 
     def _part(self, slot: Slot | Shard) -> tuple[int, int]:
-        start, length = self.shares.of(slot.lane)
+        """The first row of a slot in its shard, and the number of its rows."""
+        start, length = Shares(self.size or 0, self.lanes).of(slot.lane)
         if isinstance(slot, Slot):
             return start, length
         return start + slot.first, _rows(slot.value, self.dim)

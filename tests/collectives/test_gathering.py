@@ -1,4 +1,4 @@
-"""`gather` and `reduce`: recipes of our own, by every algorithm, against one device."""
+"""`gather`, `reduce`, `tour` and `exchange`: recipes, by every algorithm, against one device."""
 
 from functools import partial
 from typing import NamedTuple
@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 import ringcoll
-from ringcoll import Move, Schedule, gather, per_shard, reduce
+from ringcoll import Move, Schedule, exchange, gather, per_shard, reduce, tour
+from ringcoll.choose.plan import Plan
+from ringcoll.collectives import gathering
 from ringcoll.runtime import engine
 
 F32, BF16 = jnp.float32, jnp.bfloat16
@@ -37,7 +39,10 @@ def backwards(*shape):
 
 
 FACTORS = {
-    "recipe": ["placed", "summed", "tree", "each", "reduced", "reduced tree"],
+    "recipe": [
+        *("placed", "summed", "tree", "each", "reduced", "reduced tree", "toured", "toured tree"),
+        "exchanged",
+    ],
     "algorithm": [
         *("auto", "lax", "ring", "bidirectional_ring", "two_ended", "bruck", "direct"),
         backwards,
@@ -53,7 +58,7 @@ forbidden = any_of(
     [
         lambda ranks, check_vma: bool(ranks[2]) and check_vma,
         lambda ranks, algorithm: len(ranks[0]) > 1 and ranks[1] != "y" and algorithm is backwards,
-        lambda rows, recipe: rows == 0 and recipe in ("summed", "each"),
+        lambda rows, recipe: rows == 0 and recipe in ("summed", "each", "toured", "toured tree"),
         # JAX 0.10 cannot read an empty array that shard_map makes eagerly.
         lambda rows, transform: rows == 0 and transform == "eager",
     ]
@@ -105,18 +110,42 @@ def ours(recipe, axes, groups, dim, algorithm, x, w, weights):
         return gather(pair, axes, tree, (whole, jnp.zeros(whole.shape)), **options)
     if recipe == "each":
         return gather(x, axes, per_shard(each), jnp.zeros(n), **options)
+
+    def toured(found, arrived):
+        results = []
+        for part in arrived.parts():
+            found = found.at[part.origins[0]].add(part.value.sum())
+            results.append((1 + lax.axis_index(axes)) * times(part.value, w, dim))
+        total = arrived.join(results)
+        return found, total if recipe == "toured" else {"a": total, "b": arrived.value}
+
+    if recipe == "exchanged":
+        same = jax.ShapeDtypeStruct(x.shape, F32)
+        options["algorithm"] = algorithm if algorithm in ("auto", "lax", "bruck") else "pairwise"
+        return exchange(x, axes, placed, same, **options)
+    if recipe.startswith("toured"):
+        return tour(x, axes, toured, jnp.zeros(n), **options)
     if recipe == "reduced":
         return reduce(produced, axes, **options)
     return reduce(lambda wanted: {"a": produced(wanted), "b": wanted.take(x)}, axes, **options)
 
 
-def expected(recipe, team, own, dim, xs, w, weights):
+def expected(recipe, team, own, axes_are_grouped, dim, xs, w, weights):
     """The same for the rank at place `own` of a team, from the operands of all ranks."""
     shards = [xs[member] for member in team]
     if recipe.startswith("reduced"):
         mine = [jnp.split(x, len(team), dim)[own] for x in shards]
         total = sum(times(x, w, dim) for x in mine)
         return total if recipe == "reduced" else {"a": total, "b": sum(mine)}
+    if recipe == "exchanged":
+        blocks = [jnp.split(x, len(team), dim)[own] for x in shards]
+        return times(jnp.concatenate(blocks, dim), w, dim)
+    if recipe.startswith("toured"):
+        # Without groups, the number of a rank over the axes is its place in the team.
+        numbers = team if axes_are_grouped else range(len(team))
+        total = sum(1 + number for number in numbers) * times(shards[own], w, dim)
+        sums = jnp.stack([x.sum() for x in shards])
+        return sums, total if recipe == "toured" else {"a": total, "b": len(team) * shards[own]}
     every = jnp.concatenate(shards, dim)
     if recipe == "summed":
         return over_rows(every, weights, dim)
@@ -159,7 +188,7 @@ def check(monkeypatch, recipe, algorithm, ranks, dim, rows, transform, check_vma
     count, rng = int(np.prod(shape)), np.random.default_rng(0)
     of = teams(shape, axes, groups)
     n = len(of[0][0])
-    length = rows * n if recipe.startswith("reduced") else rows
+    length = rows * n if recipe.startswith(("reduced", "exchanged")) else rows
     x_shape = (length, 4) if dim == 0 else (4, length)
     xs = rng.integers(-2, 3, (count, *x_shape)).astype(F32)
     w = rng.integers(-2, 3, (4, 4)).astype(F32)
@@ -176,7 +205,9 @@ def check(monkeypatch, recipe, algorithm, ranks, dim, rows, transform, check_vma
     )
 
     def on_one(xs, w, weights):
-        of_ranks = [expected(recipe, *of[r], dim, xs, w, weights) for r in range(count)]
+        of_ranks = [
+            expected(recipe, *of[r], bool(groups), dim, xs, w, weights) for r in range(count)
+        ]
         return jax.tree.map(lambda *ys: jnp.stack(ys), *of_ranks)
 
     def with_slopes(function, *operands):
@@ -212,6 +243,15 @@ def test_recipes_are_those_of_one_device(part, seed, monkeypatch):
 
 def mapped(function, **options):
     return jax.shard_map(function, mesh=make_mesh(8), in_specs=P("x"), out_specs=P("x"), **options)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((3,), "x"), ((8,), "x"), ((2, 3), "y")])
+def test_a_sum_by_turns(shape, axes, monkeypatch):
+    """Only "auto" runs it, on TPUs."""
+    halves = Plan("bidirectional_ring", by_turns=True)
+    monkeypatch.setattr(gathering, "_planned", lambda *_: halves)
+    ranks = shape, axes, None
+    check(monkeypatch, "reduced tree", "auto", ranks, 1, 3, "none", check_vma=True, unrolled=24)
 
 
 def test_an_axis_of_a_vmap():
