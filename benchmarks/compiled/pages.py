@@ -225,7 +225,10 @@ def with_algorithms(text: str) -> str:
 
 
 def with_rooms(text: str) -> str:
-    """The text of a page, with the line of each room made again: what it is, files, lines."""
+    """The text of a page, with the line of each room made again: what it is, files, lines.
+
+    Lines are to the nearest 50, so that the page does not change with every commit.
+    """
     head, mark, rest = text.partition("<!-- rooms -->\n")
     return head + mark + ROOM.sub(lambda found: _room(found[1]), rest)
 
@@ -237,7 +240,7 @@ def _room(name: str) -> str:
     words = ast.get_docstring(ast.parse(about)) or ""
     sentence = " ".join(re.split(r"(?<=\.)\s", words, maxsplit=1)[0].split())
     sources = sources or [about]
-    lines = sum(source.count("\n") for source in sources)
+    lines = 50 * round(sum(source.count("\n") for source in sources) / 50)
     return f"| `{name}` | {sentence} | {len(sources)} | {lines} |"
 
 

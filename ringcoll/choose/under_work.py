@@ -4,7 +4,7 @@ The forms are the built-in collective, and every registered schedule whose messa
 neighbours. `ringcoll.costs.under_work` has the price.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -20,13 +20,14 @@ from ringcoll.costs.under_work import (
     Work,
     built_in_seconds,
     by_turns,
+    in_rounds,
     overlapped_seconds,
     rounds,
     tour_rounds,
 )
 from ringcoll.schedules.registry import build, names
 from ringcoll.schedules.schedule import Schedule, SizeError, only_forwards
-from ringcoll.schedules.tour import tour
+from ringcoll.schedules.tour import cut, tour
 
 #: Over several axes, rounds are not a loop: the program grows with them. So this many are the most.
 MOST_ROUNDS = 32
@@ -171,3 +172,29 @@ def tour_plans(
         of_rounds = own._replace(shards=0.5), *others, home._replace(shards=0.5)
         plans.append(Plan(name, overlapped_seconds([work], shard_bytes, model, of_rounds)))
     return plans
+
+
+def visited_seconds(
+    name: str,
+    sizes: tuple[int, ...],
+    needed: frozenset[int],
+    visit: Callable[[Sequence[int]], float],
+    shard_bytes: float,
+    model: Model,
+) -> float:
+    """Seconds of a gather of the shards of some offsets, if shards take different times.
+
+    Args:
+        name: a gather whose messages go only to neighbours.
+        needed: the offsets of the shards that are brought.
+        visit: the seconds for whole shards of these offsets, on the busiest rank.
+        sizes, shard_bytes, model: as for `gather_plans`.
+    """
+    schedule = build("all_gather", name, sizes)
+    assert isinstance(schedule, Schedule)  # only all-reduces have stages
+    schedule = cut(schedule, needed)
+    visits = [[0] * schedule.lanes]
+    visits += [[o for m in moves for o in schedule.arrivals(m)] for moves in schedule.rounds]
+    products = (visit(offsets) / schedule.lanes for offsets in visits)
+    loads = (one.load for one in rounds_on(schedule, model.axes)[1:])
+    return in_rounds(products, (model.latency + model.beta * shard_bytes * load for load in loads))

@@ -48,16 +48,11 @@ WITHOUT_JAX = (
     *("io", "web", "ipython", "schedules", "algorithms", "costs", "choose", "draw", "formats"),
     *(f"matmuls.{name}" for name in ("exchange", "labels", "plans", "work")),
 )
-#: All that layers may know: types, collectives and matmuls, so that none bypasses a gradient; and
-#: what an algorithm may be.
+#: All that layers may know: prices, collectives and matmuls, so that none bypasses a gradient; and
+#: types. They know nothing of schedules.
 LAYERS_KNOW = (
-    *("layers", "choose.plan", "choose.table", "collectives", "matmuls"),
+    *("layers", "choose", "costs", "collectives", "matmuls"),
     *("runtime.scopes", "runtime.value_types"),
-)
-#: The layers that have rounds, and prices, of their own.
-WITH_ROUNDS = (
-    *(f"layers.context_parallel.{name}" for name in ("auto", "overlapped", "visits")),
-    "layers.expert_parallel.auto",
 )
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "costs", "io", "web")
@@ -136,7 +131,7 @@ def complaints(module, source):
                 yield f"imports {name}: only {', '.join(ROOMS[: ROOMS.index(room)])} are above it"
             elif is_in(module, WITHOUT_JAX) and not is_in(target, WITHOUT_JAX):
                 yield f"imports {name}: it must not know JAX, as that does"
-            elif room == "layers" and not is_in(target, LAYERS_KNOW) and module not in WITH_ROUNDS:
+            elif room == "layers" and not is_in(target, LAYERS_KNOW):
                 yield f"imports {name}: layers are made of {', '.join(LAYERS_KNOW)} alone"
             elif room == "overlap" and not is_in(target, OVERLAP_KNOWS):
                 yield f"imports {name}: overlap stands on {', '.join(OVERLAP_KNOWS)} alone"

@@ -4,18 +4,16 @@ The ranks wait for each other in every round of a gather, so a round takes as lo
 the most tiles. Built-in collectives run before and after all compute.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from ringcoll.choose.plan import Plan, cheapest
 from ringcoll.choose.table import LAX
-from ringcoll.choose.under_work import machine, rounds_on
+from ringcoll.choose.under_work import machine, visited_seconds
 from ringcoll.costs.model import Model, links
-from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds, in_rounds
+from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, plan
-from ringcoll.schedules.registry import build
-from ringcoll.schedules.schedule import Schedule
-from ringcoll.schedules.tour import cut
 
 #: The algorithm that exchanges positions for heads.
 ULYSSES = "ulysses"
@@ -80,19 +78,12 @@ def _seconds(
 ) -> float:
     """Seconds of the tiles, and of a gather of keys: `keys` bytes of each rank."""
 
-    def most(offsets: list[int]) -> int:  # tiles of the busiest rank
+    def busiest(offsets: Sequence[int]) -> float:  # seconds of the rank with the most tiles
         of_ranks = zip(*map(tiles.counted, offsets), strict=True)
-        return int(max(map(sum, of_ranks)))
+        return of_tile * int(max(map(sum, of_ranks)))
 
     if name in (LAX, ULYSSES):
         n = prod(sizes)
         wire = built_in_seconds([], keys, n, model, links(n, model), gathers=True)
-        return wire + of_tile * most([0, *tiles.needed()])
-    schedule = build("all_gather", name, sizes)
-    assert isinstance(schedule, Schedule)  # only all-reduces have stages
-    schedule = cut(schedule, tiles.needed())
-    visits = [[0] * schedule.lanes]
-    visits += [[o for m in moves for o in schedule.arrivals(m)] for moves in schedule.rounds]
-    products = (of_tile / schedule.lanes * most(visit) for visit in visits)
-    loads = (one.load for one in rounds_on(schedule, model.axes)[1:])
-    return in_rounds(products, (model.latency + model.beta * keys * load for load in loads))
+        return wire + busiest([0, *tiles.needed()])
+    return visited_seconds(name, sizes, tiles.needed(), busiest, keys, model)

@@ -83,7 +83,7 @@ def _prepared(options: AttentionOptions, q: Array, kv: Array, ids: Array | None)
         return x[:, :, :length].reshape(batch, groups, heads, length, *x.shape[3:])
 
     ids = None if ids is None else filled(ids, 2)
-    work = Visits(options, tiles, ranks, ids, (d, kv.shape[-1] - d), groups, heads)
+    work = Visits(options, tiles, ids, (d, kv.shape[-1] - d), groups, heads)
     return work, by_rows, back
 
 
@@ -114,7 +114,7 @@ def _attend_backward(options, residuals, ct):
         return dq, arrived.join(gradients)
 
     # With more ranks, the last hop is a small part, and halves only enlarge the program.
-    rounds, halved = work.rounds("attention_gradient"), work.ranks.size == 2
+    rounds, halved = work.rounds("attention_gradient"), len(work.plan.positions) == 2
     dq, dkv = rounds.tour(by_rows(kv, 1), visit, dq, halved=halved)
     dkv = dkv[:, :length].reshape(kv.shape)
     return back(dq).astype(q.dtype), dkv.astype(kv.dtype), None

@@ -22,7 +22,6 @@ from ringcoll.layers.context_parallel.softmax import (
     wide,
 )
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, rows_together
-from ringcoll.runtime.hop import Ranks
 
 #: (q, k, v, causal=) or (q, k, v, mask=) -> (out, lse), for `[b, s, heads, d]` and log-sum-exps
 #: `[b, s, heads]`.
@@ -84,7 +83,6 @@ class Visits:
     Attributes:
         options: see `AttentionOptions`.
         plan: the tiles of every rank.
-        ranks: the ranks over which keys and values travel.
         ids: `[ranks, batch, s]`, the segments of all ranks; None if there are none.
         sizes: the widths of keys and of values: d, dv.
         groups: the number of rows of a sequence.
@@ -93,7 +91,6 @@ class Visits:
 
     options: AttentionOptions
     plan: TilePlan
-    ranks: Ranks
     ids: Array | None
     sizes: tuple[int, int]
     groups: int
@@ -108,6 +105,10 @@ class Visits:
             dim=0,
             needed=None if self.options.mask.window is None else self.plan.needed(),
         )
+
+    def me(self) -> Array:
+        """The number of this rank."""
+        return self.rounds("attention").ranks().number()
 
     def is_needed(self, part: Arrived) -> bool:
         """Whether some rank computes a tile of a shard."""
@@ -143,7 +144,7 @@ class Visits:
         The tile starts at query i and key j. `visible` is None if all keys are seen; for a kernel
         it is a `BlockMask`. `rows` are the numbers of the rows.
         """
-        me = self.ranks.number()
+        me = self.me()
         for masked, (table, counts, which) in self.plan.tiles(shard.offsets[0]).items():
             number = jnp.asarray(which)[me, shard.origins[0]] if len(table) > 1 else 0
             some = len(set(counts.tolist())) > 1
@@ -172,7 +173,7 @@ class Visits:
             self.plan.tile,
             (self.options.mask.causal, self.options.mask.window),
         )
-        me, (i, j) = self.ranks.number(), at
+        me, (i, j) = self.me(), at
         positions = segments = None
         if masked:
             held = jnp.asarray(self.plan.positions)
