@@ -49,7 +49,7 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
         ranks=" &times; ".join(map(str, plan.shape)),
         summary=escape(summary),
         prose="".join(f"<p>{escape(paragraph)}</p>" for paragraph in prose),
-        explained=_notes_html(plan),
+        explained=_typeset(" ".join(name_notes(plan))),
         counted=escape(f"{round_counts(plan)}."),
         wide=" wide" if film.picture.size[0] > _WIDE else "",
         rounds=_rounds_html(plan),
@@ -75,11 +75,6 @@ def _typeset(words: str) -> str:
     """A text as HTML, with minus signs before digits and no line break inside brackets."""
     minus = re.sub(r"(?<=[a-z])-(?=\d)", "\N{MINUS SIGN}", words)
     return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
-
-
-def _notes_html(plan: Plan) -> str:
-    """What the names of ranks and lanes mean, as HTML."""
-    return _typeset(" ".join(name_notes(plan)))
 
 
 def _legend_html(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""Pages: one file of HTML that contains its style, scripts and data, and loads no other file."""
+"""Pages: one file of HTML that contains its style, script and data, and loads no other file."""
 
 import json
 from collections.abc import Sequence
