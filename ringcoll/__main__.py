@@ -1,7 +1,6 @@
 """Write one of these after `python -m ringcoll`; -h after a command explains it:
 
 draw all_reduce                                         who holds what after each round
-explore                                                 a page: play the rounds, compare the prices
 explain ring                                            an algorithm: rounds, price, when to use it
 cost all_reduce                                         the modelled time of every algorithm
 machine --fit nccl.txt                                  a machine's constants, from measured times
@@ -25,7 +24,6 @@ from ringcoll.commands import (
     cost,
     draw,
     explain,
-    explore,
     exporting,
     fit,
     importing,
@@ -36,7 +34,6 @@ from ringcoll.commands import (
 #: first line of its docstring is its help.
 COMMANDS = {
     "draw": draw,
-    "explore": explore,
     "cost": cost,
     "machine": fit,
     "explain": explain,

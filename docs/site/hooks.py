@@ -5,8 +5,7 @@
 - Each example program is a page: its docstring, then its source.
 - The reference has a section for each public name, and one for each command.
 - A drawing, from `<!-- draw COLLECTIVE ALGORITHM N -->` to `<!-- end -->` on a page, becomes a
-  picture by `ringcoll.draw`; `<!-- explore -->` becomes a button that opens the page to play with,
-  which is made here too.
+  picture by `ringcoll.draw`.
 """
 
 import argparse
@@ -70,7 +69,6 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         )
     },
 }
-_EXPLORER = "explore.html"
 #: How much a page counts in a search, by its folder: who looks for a word wants it explained.
 _BOOST = {"lessons": 4, "evidence": 0.5, "changelog.md": 0.5, "contributing.md": 0.5}
 _DRAW = re.compile(r"<!-- draw (\w+) (\w+) (\d+) -->.*?<!-- end -->", re.DOTALL)
@@ -128,7 +126,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     add("reference/commands.md", all_commands())
     for path in _paths(EXAMPLES):
         add(in_site(path), example(path))
-    add(_EXPLORER, draw.as_explorer())
     for name, content in made_of_sources(config).items():
         add(name, content)
     return files
@@ -146,9 +143,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     page.meta["search"] = {"boost": _BOOST.get(page.file.src_uri.partition("/")[0], 1)}
     if not page.file.generated_by:
         markdown = rewritten(markdown, f"docs/{page.file.src_uri}", config.extra["repository"])
-    markdown = markdown.replace(
-        "<!-- explore -->", f"[Play with them]({_EXPLORER}){{ .md-button }}"
-    )
     return _DRAW.sub(lambda found: picture(found[1], found[2], int(found[3])), markdown)
 
 

@@ -5,7 +5,6 @@ from ringcoll import draw
 print(draw.as_text(draw.plan("all_reduce", "ring", (4,))))
 """
 
-from ringcoll.draw.explore import as_explorer
 from ringcoll.draw.motion import as_motion
 from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import Plan, plan
@@ -16,7 +15,6 @@ from ringcoll.draw.text import as_text
 __all__ = [
     "Frame",
     "Plan",
-    "as_explorer",
     "as_motion",
     "as_page",
     "as_svg",

@@ -1,6 +1,6 @@
 """Describe rounds in words that are true for every rank r."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -118,15 +118,13 @@ def round_counts(plan: Plan) -> str:
     return f"{total}: {', then '.join(each)}"
 
 
-def message_texts(plan: Plan, phase: Phase, number: int) -> list[str]:
+def _message_texts(plan: Plan, phase: Phase, number: int) -> Iterator[str]:
     """The messages of a rank in a round (from 0) of a phase: "to r+1: shard r"."""
-    messages = []
     for what, moves in groupby(phase.rounds[number], lambda m: _what(plan, phase, number, m)):
         steps = [(phase.schedule.step(0, m.axis, m.shift), 1 if m.shift > 0 else -1) for m in moves]
         names = [Names(phase.schedule.shape).name(*step) for step in steps]
         targets = _shortened(names, "each of ")
-        messages.append(f"to {targets}: {what}")
-    return messages or ["nothing"]
+        yield f"to {targets}: {what}"
 
 
 def sentence(plan: Plan, now: Sequence[Running]) -> str:
@@ -139,7 +137,7 @@ def round_words(plan: Plan, now: Sequence[Running]) -> tuple[str, str, list[str]
     """What runs in a round: the phases, the name of a rank, and its messages."""
     names = " and ".join(phase.name for phase, _ in now) or "in between"
     rank = Names(plan.phases[0].schedule.shape).name(0)
-    messages = [text for phase, i in now for text in message_texts(plan, phase, i)]
+    messages = [text for phase, i in now for text in _message_texts(plan, phase, i)]
     return names, rank, messages or ["nothing"]
 
 

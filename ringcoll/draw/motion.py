@@ -56,7 +56,8 @@ def as_motion(plan: Plan, follow: int | None = None) -> str:
     film = Film(plan, follow)
     root = document(plan.title, style.dark() + _STILL)
     width, height = film.picture.size
-    wrapped = [wrap(line, int(max(width, 330.0) / 6.2)) for line in film.captions]
+    captions = ["Before the first round", *(sentence(plan, now) for _, now in plan.numbered())]
+    wrapped = [wrap(line, int(max(width, 330.0) / 6.2)) for line in captions]
     wide = max(width, 8.4 * len(plan.title), 330.0) + 2 * MARGIN
     moving = shape(root, "g", **{"class": "moving"})
     label(moving, (wide / 2, 30), plan.title, 15, font_weight="600")
@@ -90,12 +91,6 @@ class Film:
         self.follow = follow
         self.last = len(self.picture.frames) - 1
         self.lasts = self.last + 2  # the start and the end are shown for as long as a round
-
-    @property
-    def captions(self) -> list[str]:
-        """A caption for the start and for each round."""
-        plan = self.picture.plan
-        return ["Before the first round"] + [sentence(plan, now) for _, now in plan.numbered()]
 
     def draw(self, into: Element) -> None:
         """Draw everything that ranks hold and send, each at its time."""

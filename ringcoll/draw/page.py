@@ -13,7 +13,7 @@ from ringcoll.draw.motion import Film
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.source import highlight, paragraphs, source
 from ringcoll.draw.style import dark
-from ringcoll.web.page import page, part, shared, table
+from ringcoll.web.page import page, part, table
 from ringcoll.web.svg import document, svg_text
 
 _PAYLOAD = 64 * 2**20
@@ -42,26 +42,27 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
         "ringcoll.draw",
         "page.html",
         dark=dark(),
-        player=shared("player.html", picture=moving_svg(film), legend=legend_html(plan)),
+        picture=_moving_svg(film),
+        legend=_legend_html(plan),
         collective=escape(plan.collective.replace("_", "-")),
         algorithm=escape(plan.algorithm),
         ranks=" &times; ".join(map(str, plan.shape)),
         summary=escape(summary),
         prose="".join(f"<p>{escape(paragraph)}</p>" for paragraph in prose),
-        explained=notes_html(plan),
+        explained=_typeset(" ".join(name_notes(plan))),
         counted=escape(f"{round_counts(plan)}."),
         wide=" wide" if film.picture.size[0] > _WIDE else "",
-        rounds=rounds_html(plan),
+        rounds=_rounds_html(plan),
         code=highlight(code) if code else escape(repr(plan.made)),
         counts=table(_counts(plan, price)),
         devices=table(_devices(plan, price)),
         ring="ring" if sum(n > 1 for n in plan.shape) < 2 else "torus",
     )
     data = {"shards": plan.size, "follow": follow}
-    return page(plan.title, body, [shared("player.js"), part("ringcoll.draw", "page.js")], data)
+    return page(plan.title, body, part("ringcoll.draw", "page.js"), data)
 
 
-def moving_svg(film: Film) -> str:
+def _moving_svg(film: Film) -> str:
     """The SVG of the ranks alone, for a page that plays it and has the dark colours."""
     width, height = film.picture.size
     root = document(film.picture.plan.title)
@@ -76,12 +77,7 @@ def _typeset(words: str) -> str:
     return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
 
 
-def notes_html(plan: Plan) -> str:
-    """What the names of ranks and lanes mean, as HTML."""
-    return _typeset(" ".join(name_notes(plan)))
-
-
-def legend_html(plan: Plan) -> str:
+def _legend_html(plan: Plan) -> str:
     """What the squares of the picture mean, as HTML."""
     spans = []
     for glyph, text in entries(plan):
@@ -91,7 +87,7 @@ def legend_html(plan: Plan) -> str:
     return "".join(spans)
 
 
-def rounds_html(plan: Plan) -> str:
+def _rounds_html(plan: Plan) -> str:
     """The list of rounds, as HTML; each round is a button that shows it."""
     items, named = [_round_button(0, "", "", [])], ""
     for number, now in plan.numbered():

@@ -13,7 +13,7 @@ from ringcoll.schedules.phases import Carries
 from ringcoll.schedules.schedule import digits
 from ringcoll.web.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 
-MOST_RANKS = 16
+_MOST_RANKS = 16
 _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
 
 
@@ -21,9 +21,9 @@ class Picture:
     """Draws the frames of a plan, all of one size."""
 
     def __init__(self, plan: Plan) -> None:
-        if plan.size > MOST_RANKS:
+        if plan.size > _MOST_RANKS:
             raise ValueError(
-                f"a picture of {plan.size} ranks: at most {MOST_RANKS} can be told apart; every "
+                f"a picture of {plan.size} ranks: at most {_MOST_RANKS} can be told apart; every "
                 "rank does the same, so draw fewer ranks, or draw as text"
             )
         self.plan = plan

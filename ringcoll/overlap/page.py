@@ -30,7 +30,7 @@ def as_page(views: Sequence[TimelineView]) -> str:
     }
     title = " above ".join(view.title for view in views)
     body = part("ringcoll.overlap", "page.html", title=escape(title))
-    return page(title, body, [part("ringcoll.overlap", "page.js")], data)
+    return page(title, body, part("ringcoll.overlap", "page.js"), data)
 
 
 def _data(view: TimelineView) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What pictures and pages are made of: SVG, and HTML with its style and its player."""
+"""What pictures and pages are made of: SVG, and HTML with its style."""

@@ -1,4 +1,4 @@
-"""Pages: one file of HTML that contains its style, scripts and data, and loads no other file."""
+"""Pages: one file of HTML that contains its style, script and data, and loads no other file."""
 
 import json
 from collections.abc import Sequence
@@ -8,23 +8,25 @@ from string import Template
 from typing import Any
 
 
-def page(title: str, body: str, scripts: Sequence[str], data: Any = None) -> str:
+def page(title: str, body: str, script: str, data: Any) -> str:
     """The text of a page in the style that all our pages share.
 
     Args:
         title: the title of the window.
         body: HTML.
-        scripts: run in this order; they find the data in the element `data`.
+        script: it finds the data in the element `data`.
         data: anything that JSON can write.
     """
     # HTML ends a script at "</", so the data must not contain that.
     written = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    return Template(shared("page.html")).substitute(
+    return part(
+        "ringcoll.web",
+        "page.html",
         title=escape(title),
-        style=shared("page.css"),
+        style=part("ringcoll.web", "page.css"),
         body=body,
         data=written,
-        script="\n".join(scripts),
+        script=script,
     )
 
 
@@ -32,11 +34,6 @@ def part(package: str, name: str, **values: str) -> str:
     """A file of a package; its $names are replaced if values are given."""
     text = files(package).joinpath(name).read_text(encoding="utf-8")
     return Template(text).substitute(values) if values else text
-
-
-def shared(name: str, **values: str) -> str:
-    """A file that several pages share: `player.html`, `player.js`."""
-    return part("ringcoll.web", name, **values)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

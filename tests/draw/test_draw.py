@@ -13,7 +13,7 @@ from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, ring
 from ringcoll.costs.counts import price
 from ringcoll.draw import as_page, as_text, frames, plan
-from ringcoll.draw.captions import message_texts, sentence
+from ringcoll.draw.captions import round_words, sentence
 from ringcoll.draw.plan import Plan
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.registry import EXCHANGES
@@ -94,9 +94,9 @@ def test_frames_of_a_tour(algorithm):
 @pytest.mark.parametrize("algorithm", runnable("all_gather", 5))
 def test_captions_match_the_messages_of_every_rank(collective, algorithm):
     drawn = plan(collective, algorithm, (5,))
-    for frame, (_, ((phase, number),)) in zip(frames(drawn)[1:], drawn.numbered(), strict=True):
+    for frame, (_, now) in zip(frames(drawn)[1:], drawn.numbered(), strict=True):
         in_captions = set()
-        for part in message_texts(drawn, phase, number):
+        for part in round_words(drawn, now)[2]:
             targets, what, lane = re.fullmatch(
                 r"to (?:each of )?(.*): .*?(?:shards? (.*?)|that rank's shard)( \(lane \d\))?", part
             ).groups()
