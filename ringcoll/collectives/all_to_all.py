@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -81,8 +82,10 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
                 )
             return out
 
-        codes, decoding = encoded_once(self.wire, blocks, visit)
-        return back(engine.exchange(schedule, ranks, codes, decoding, out))
+        of_rounds: tuple[Any, Any] = blocks, visit
+        if self.wire:
+            of_rounds = encoded_once(self.wire, blocks, visit)
+        return back(engine.exchange(schedule, ranks, *of_rounds, out))
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, dims=self.dims[::-1])(*cts)

@@ -84,8 +84,8 @@ def gather_along(
     ]
     shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
     out = empty(shape, bits, ranks.axes)
-    codes, decoding = encoded_once(wire, own, visit)
-    return back(engine.gather(schedule, ranks, codes, decoding, out))
+    of_rounds: tuple[Any, Any] = encoded_once(wire, own, visit) if wire else (own, visit)
+    return back(engine.gather(schedule, ranks, *of_rounds, out))
 
 
 def reduce_along(

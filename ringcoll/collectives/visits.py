@@ -240,8 +240,11 @@ class Rounds:
             def visit_round(carry: Carry, latest: list[Shard]) -> Carry:
                 return visit(carry, shards.arrived(latest, join))
 
-            own, decoding = encoded_once(self.wire, shards.by_lane(x), visit_round)
-            return engine.gather(schedule, ranks, own, decoding, carry, ADDED if adds else PLACED)
+            own, order = shards.by_lane(x), ADDED if adds else PLACED
+            of_rounds: tuple[Any, Any] = own, visit_round
+            if self.wire:
+                of_rounds = encoded_once(self.wire, own, visit_round)
+            return engine.gather(schedule, ranks, *of_rounds, carry, order)
 
     def reduce(self, produce: Callable[[Wanted], Any], size: int, *, by_turns: bool = False) -> Any:
         """The sum of what all ranks produce; see `ringcoll.reduce`. A shard has `size` rows."""

@@ -88,7 +88,7 @@ def gather(
     steps = planned(schedule)
     held = {Key(lane, 0): _typed(x, ranks) for lane, x in enumerate(own)}
     latest = list(held)
-    for start, stop in _stretches(schedule, order):
+    for start, stop in stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO):
         step = steps[start]
         sent = [message(held, keys) for keys in step.sent]
         if stop - start > 1:
@@ -146,7 +146,8 @@ def reduce(
     if steps:
         want(chain(*steps[-1].arrived))
         sums, zero = order.tied((sums, zero))
-    for start, stop in reversed(_stretches(schedule, order)):
+    runs = stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO)
+    for start, stop in reversed(runs):
         step, name = steps[stop - 1], f"round {len(steps) - stop + 1}"
         received = ranks.hops(name, step.moves, sent_back(step), back=True)
         keys, next_keys = [*chain(*step.sent)], steps[stop - 2].arrived if stop > 1 else ()
@@ -278,10 +279,6 @@ def exchange(
         held.update(zip(chain(*step.sent), unstacked(arriving), strict=True))
         latest = [key for key in chain(*step.sent) if last[key] == number]
     return visit(carry, _shards(held, latest, ranks))
-
-
-def _stretches(schedule: Schedule, order: Order) -> list[tuple[int, int]]:
-    return stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO)
 
 
 def _shards(held: Mapping[Key, Any], keys: Iterable[Key], ranks: Ranks) -> list[Shard]:

@@ -81,16 +81,12 @@ def decode(wire: Wire, message: Array, shape: Sequence[int], dtype: Any) -> Arra
     return _in_memory(flat[: prod(shape) // columns].reshape(shape))
 
 
-def encoded_once(
-    wire: Wire | None, own: Sequence[Any], visit: Visit
-) -> tuple[Sequence[Any], Visit]:
+def encoded_once(wire: Wire, own: Sequence[Array], visit: Visit) -> tuple[list[Array], Visit]:
     """This rank's shards (or blocks) and a visit, for messages that are encoded by their owner.
 
     The visit gets decoded shards, also for the rank's own shard, so that all ranks use the same
-    values. The shards of a lane have one shape on all ranks. Without a wire, nothing changes.
+    values. The shards of a lane have one shape on all ranks.
     """
-    if wire is None:
-        return own, visit
     # Without a barrier, XLA:CPU computes x again to decode it here, and may round differently.
     # Codes may be computed again: the same x gives the same codes.
     codes = [encode(wire, lax.optimization_barrier(x)) for x in own]
