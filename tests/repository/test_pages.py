@@ -237,27 +237,35 @@ def test_the_code_prints_what_the_page_says(page):
 
 
 @pytest.mark.parametrize("n", mostly_exhaustive([1, 2, 3, 5, 8], lambda n: n == 3))
-def test_the_lines_of_the_first_page_are_a_gather_and_a_product(n):
+def test_the_lines_of_the_first_page_are_a_collective_and_a_product(n):
     ring = r"(?<=```py\n)def all_gather_matmul.*?(?=\n```)"
-    (lines,) = re.findall(ring, PAGES["README.md"], re.DOTALL)
+    lines, recipes = re.findall(ring, PAGES["README.md"], re.DOTALL)
     for module in (algorithms, engine):  # which show the same lines
         assert textwrap.indent(lines, "    ") in module.__doc__
-    names = {"lax": jax.lax, "jnp": jnp}
-    exec(lines, names)
+    ring, ours = ({"lax": jax.lax, "jnp": jnp, "jax": jax, "ringcoll": ringcoll} for _ in range(2))
+    exec(lines, ring)
+    exec(recipes, ours)
 
-    def plain(x, w):
+    def gathered(x, w):
         return jax.lax.all_gather(x, "x", tiled=True) @ w
+
+    def scattered(x, w):
+        return jax.lax.psum_scatter(x @ w, "x", tiled=True)
 
     def with_gradients(product, x, w):
         y, pull_back = jax.vjp(product, x, w)
         return y, pull_back(jnp.cos(y))
 
-    x, w = data((n, 2, 3)), data((n, 3, 4))
-    ours, theirs = (
-        per_rank(make_mesh(n), partial(with_gradients, product), x, w)
-        for product in (names["all_gather_matmul"], plain)
-    )
-    chex.assert_trees_all_close(ours, theirs, rtol=1e-5)
+    x, w = data((n, 2 * n, 3)), data((n, 3, 4))
+    for product, plain in (
+        (ring["all_gather_matmul"], gathered),
+        (partial(ours["all_gather_matmul"], axis="x"), gathered),
+        (partial(ours["matmul_reduce_scatter"], axis="x"), scattered),
+    ):
+        found, right = (
+            per_rank(make_mesh(n), partial(with_gradients, one), x, w) for one in (product, plain)
+        )
+        chex.assert_trees_all_close(found, right, rtol=1e-5)
 
 
 @pytest.mark.tpu_aot
