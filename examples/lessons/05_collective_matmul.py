@@ -36,9 +36,11 @@ jax.set_mesh(jax.make_mesh((N,), ("x",)))
 
 # %% [markdown]
 """
-## Three ways to compute one product
+## Four ways to compute one product
 
-On each rank the product of `x: [M/N, K]` and `w: [K, F/N]` is `[M, F/N]`.
+On each rank the product of `x: [M/N, K]` and `w: [K, F/N]` is `[M, F/N]`. In the third one, the
+loop is ringcoll's, and what is done with a shard is a function: `ringcoll.gather` calls it for all
+that arrived in a round. It knows where the rows belong.
 """
 
 # %%
@@ -57,6 +59,14 @@ def by_hand(x: Array, w: Array) -> Array:
         products.append(shard @ w)  # while it travels
     origins = (lax.axis_index("x") - jnp.arange(N)) % N
     return jnp.stack(products)[origins].reshape(-1, w.shape[1])
+
+
+def by_visits(x: Array, w: Array) -> Array:
+    def visit(y: Array, arrived: ringcoll.Arrived) -> Array:  # runs while the next shards travel
+        return arrived.place(y, arrived.value @ w)
+
+    y = jax.ShapeDtypeStruct((M, w.shape[1]), x.dtype)  # a buffer that nobody has to fill
+    return ringcoll.gather(x, "x", visit, y, algorithm="ring")
 
 
 def ours(x: Array, w: Array) -> Array:
@@ -98,7 +108,8 @@ x, w = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((M, K), (K, 
 specs = P("x", None), P(None, "x")
 operands = jax.device_put((x, w), specs)
 y = x @ w
-for name, matmul in {"by hand": by_hand, "all_gather_matmul": ours}.items():
+ways = {"by hand": by_hand, "by visits": by_visits, "all_gather_matmul": ours}
+for name, matmul in ways.items():
     program, gradients = compiled(matmul), compiled_gradients(matmul)
     claim(f"{name}: the product", np.array_equal(program(*operands), y))
     claim("it takes 7 messages", messages(program) == N - 1)
@@ -124,7 +135,7 @@ In a layer's second product each rank has columns of x and rows of w: `x: [M, K/
 So the product of a rank is one term of the sum over ranks. Rank r wants its rows of that sum:
 `[M/N, F]`. Write this as a ring. A partial sum travels (lesson 3, exercise 1). Each rank computes
 the rows that it adds to the sum just before it adds them. How many rows of x does it multiply at a
-time?
+time? Then write it as a `ringcoll.reduce`, whose function makes the rows that leave next.
 """
 
 
@@ -142,11 +153,16 @@ def scattered(x: Array, w: Array) -> Array:
     return total
 
 
-mapped = jax.shard_map(scattered, in_specs=(P(None, "x"), P("x", None)), out_specs=P("x", None))
+def reduced(x: Array, w: Array) -> Array:
+    return ringcoll.reduce(lambda wanted: wanted.take(x) @ w, "x", algorithm="ring")
+
+
 cut = jax.device_put((x, w), (P(None, "x"), P("x", None)))
-program = jax.jit(mapped).lower(*cut).compile()
-claim("a ring of sums: the product", np.array_equal(program(*cut), y))
-claim("it takes 7 messages", messages(program) == N - 1)
+for name, matmul in {"a ring of sums": scattered, "reduce": reduced}.items():
+    mapped = jax.shard_map(matmul, in_specs=(P(None, "x"), P("x", None)), out_specs=P("x", None))
+    program = jax.jit(mapped).lower(*cut).compile()
+    claim(f"{name}: the product", np.array_equal(program(*cut), y))
+    claim("it takes 7 messages", messages(program) == N - 1)
 
 # %% [markdown]
 """
