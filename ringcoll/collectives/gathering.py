@@ -14,7 +14,7 @@ A collective matmul is three lines (inside `jax.shard_map`):
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,20 +34,18 @@ from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.runtime.scopes import noted_when_lowered
 from ringcoll.runtime.value_types import device_kind, empty, type_in_words, varying
 
-Carry = TypeVar("Carry")
-
 
 def gather(
     x: Any,
     axis_name: AxisName,
-    visit: Callable[[Carry, Arrived], Carry],
-    carry: Carry,
+    visit: Callable[[Any, Arrived], Any],
+    carry: Any,
     *,
     dim: int = 0,
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     work: Work | None = None,
-) -> Carry:
+) -> Any:
     """Visit the shards of all ranks, while the next ones travel.
 
     x: [m/n, ...] on each rank. `visit(carry, arrived)` is called once a round, first with this
@@ -96,7 +94,7 @@ def gather(
     _, shard_bytes = _checked_rows(call, "x", x)
     rounds = _rounds(call, dim)
 
-    def visit_own(carry: Carry, x: Any) -> Carry:
+    def visit_own(carry: Any, x: Any) -> Any:
         return visit(carry, rounds.own(x))
 
     carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
@@ -164,14 +162,14 @@ def reduce(
 def tour(
     x: Any,
     axis_name: AxisName,
-    visit: Callable[[Carry, Arrived], tuple[Carry, Any]],
-    carry: Carry,
+    visit: Callable[[Any, Arrived], tuple[Any, Any]],
+    carry: Any,
     *,
     dim: int = 0,
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     work: Work | None = None,
-) -> tuple[Carry, Any]:
+) -> tuple[Any, Any]:
     """Send this rank's shard round all ranks; the sum of what they make of it comes home.
 
     x: [m/n, ...] on each rank. `visit(carry, arrived)` returns the next carry and, for the rows
@@ -209,7 +207,7 @@ def tour(
     size, shard_bytes = _checked_rows(call, "x", x)
     rounds, made = _rounds(call, dim), 0.0
 
-    def visit_own(carry: Carry, x: Any) -> Carry:
+    def visit_own(carry: Any, x: Any) -> Any:
         nonlocal made
         carry, results = visit(carry, rounds.own(x))
         _, made = _checked_rows(call, "what a visit makes", results, size)
@@ -227,13 +225,13 @@ def tour(
 def exchange(
     x: Any,
     axis_name: AxisName,
-    visit: Callable[[Carry, Arrived], Carry],
-    carry: Carry,
+    visit: Callable[[Any, Arrived], Any],
+    carry: Any,
     *,
     dim: int = 0,
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
-) -> Carry:
+) -> Any:
     """Send each rank its block of x, and visit the blocks for this rank as they arrive.
 
     x: [m, ...] on each rank; block j of its rows, [m/n, ...], is for rank j.
@@ -268,7 +266,7 @@ def exchange(
     if rows % (n := rounds.ranks().size):
         raise call.refusal(ValueError, f"x has {rows} rows, not divisible by {n}", "pad it")
 
-    def visit_own(carry: Carry, x: Any) -> Carry:
+    def visit_own(carry: Any, x: Any) -> Any:
         return visit(carry, rounds.own(rounds.blocks(x, rounds.ranks())[0]))
 
     carry, _ = _typed_as_visited(call, visit_own, carry, x)

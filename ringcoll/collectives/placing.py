@@ -15,11 +15,11 @@ from ringcoll.runtime.contributions import Shard, Slot
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.scopes import scope, watched
 from ringcoll.runtime.slicing import (
-    Shares,
     concatenated,
     dynamic_slice,
     dynamic_slice_in_dim,
     dynamic_update_slice,
+    share,
     start_of,
 )
 from ringcoll.runtime.tree_sums import summed, summed_along
@@ -54,7 +54,8 @@ def _cut(aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int) -> _Cut
     # Cutting a dimension that is sharded over a different axis moves data. Avoid it if possible.
     free = [d for d in range(len(shape)) if d not in sharded_dims(aval)] or range(len(shape))
     dim = max(free, key=lambda d: shape[d])
-    starts, sizes = zip(*map(Shares(shape[dim], lanes).of, range(lanes)), strict=True)
+    shares = [share(shape[dim], lanes, lane) for lane in range(lanes)]
+    starts, sizes = zip(*shares, strict=True)
     return _Cut(dim, [*starts], [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes])
 
 

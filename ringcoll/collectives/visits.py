@@ -26,12 +26,12 @@ from ringcoll.runtime.barriers import ADDED, PLACED, REDUCED
 from ringcoll.runtime.contributions import Shard, Slot
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.slicing import (
-    Shares,
     concatenated,
     dynamic_slice_in_dim,
     end_to_end,
     joined,
     placed,
+    share,
     start_of,
 )
 from ringcoll.runtime.value_types import type_in_words, zeros
@@ -391,7 +391,7 @@ class _Shards(NamedTuple):
 
     def _part(self, slot: Slot | Shard) -> tuple[int, int]:
         """The first row of a slot in its shard, and the number of its rows."""
-        start, length = Shares(self.size or 0, self.lanes).of(slot.lane)
+        start, length = share(self.size or 0, self.lanes, slot.lane)
         if isinstance(slot, Slot):
             return start, length
         return start + slot.first, _rows(slot.value, self.dim)

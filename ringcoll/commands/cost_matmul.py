@@ -1,4 +1,4 @@
-"""The forms of a matmul with a collective and their prices, as `cost` prints and draws them.
+"""The forms of a matmul with a collective and their prices, as `cost` prints them.
 
 The plans are those that "auto" compares. What a price consists of is read off two more machines: on
 one the wire takes no time, on the other everything but the wire.
@@ -17,11 +17,9 @@ from ringcoll.choose.plan import Plan
 from ringcoll.choose.under_work import neighbours
 from ringcoll.commands import arguments
 from ringcoll.commands.overlap_examples import SIZES
-from ringcoll.costs.machines import DEVICES, Device
+from ringcoll.costs.machines import Device
 from ringcoll.costs.model import Model
 from ringcoll.costs.wire import Wire
-from ringcoll.draw.winners import as_winners
-from ringcoll.io import files
 from ringcoll.io.text import aligned, seconds_in_words, wrapped
 from ringcoll.matmuls import plans
 from ringcoll.matmuls.exchange import Shape
@@ -30,10 +28,9 @@ from ringcoll.matmuls.labels import Gather, Product, Scatter
 GATHER, SUM = "all_gather_matmul", "matmul_reduce_scatter"
 NAMES = GATHER, SUM
 #: The options that only matmuls take.
-OPTIONS = "shape", "operand", "dimension", "draw"
-#: The chips of a picture, and its rows and columns: the multiples of the number of ranks.
+OPTIONS = "shape", "operand", "dimension"
+#: The chips that have prices of matmuls.
 CHIPS = "v5e", "v5p", "v6e", "tpu7x"
-_ROWS, _WIDTHS = [2**i for i in range(4, 13)], [2**i for i in range(6, 14)]
 
 _DTYPE = jnp.dtype(jnp.bfloat16)
 _LEGEND = (
@@ -94,9 +91,8 @@ class Matmul(NamedTuple):
         gather = Gather(label, moving, (Product(other, "mf", _DTYPE),), self.wire)
         return gather, part(moving, label), [part(other, cut)]
 
-    def title(self, *sizes: Any) -> str:
+    def title(self, m: int, k: int, f: int) -> str:
         """The call with operands of these sizes, in words."""
-        m, k, f = sizes
         if self.name == SUM:
             return f"{SUM}, x: [{m}, {f}], w: [{f}, {k}], scatter_dimension={self.dimension}"
         wire = f", wire={self.wire.dtype!r}" if self.wire else ""
@@ -162,12 +158,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--operand", type=int, choices=(0, 1), help=what)
     what = "the dimension that is gathered or scattered (default: -2)"
     add("--dimension", type=int, choices=(-1, -2), help=what)
-    what = f'draw what "auto" runs on {", ".join(CHIPS)}, by M and F, as SVG; K is that of --shape'
-    add("--draw", type=arguments.File, metavar="FILE", help=what)
 
 
 def run(args: argparse.Namespace, device: Device) -> int:
-    """Print the tables, or draw, and return the exit status.
+    """Print the tables, and return the exit status.
 
     Raises:
         ValueError: the device is no TPU, or the arguments do not fit together.
@@ -181,11 +175,6 @@ def run(args: argparse.Namespace, device: Device) -> int:
     call = args.collective, args.operand or 0, args.dimension or -2, wire
     matmuls = [Matmul(*call, axes) for axes in args.ranks]
     sizes = args.shape or SIZES
-    if args.draw:
-        if len(matmuls) > 1:
-            raise ValueError("--draw: a picture has one number of ranks; give one with -n")
-        files.write(args.draw, picture(matmuls[0], sizes[1]))
-        return 0
     tables = [(matmul, table(matmul, sizes, device.model)) for matmul in matmuls]
     if args.json:
         asked = {"matmul": args.collective, "operand": call[1], "dimension": call[2]}
@@ -218,16 +207,3 @@ def _words(lines: Sequence[Line]) -> Iterator[str]:
         of_the_limit = f"{line.of_the_limit:.2f}"
         rows.append((line.form, rounds, hop, product, exposed, total, of_the_limit))
     return aligned(rows)
-
-
-def picture(matmul: Matmul, k: int) -> str:
-    """SVG: what "auto" runs on each chip, for many m and f."""
-    n, ranks = prod(matmul.axes), "x".join(map(str, matmul.axes))
-    rows, widths = [n * i for i in reversed(_ROWS)], [n * i for i in _WIDTHS]
-    panels = {
-        f"{ranks} {chip}": [
-            [matmul.plan((m, k, f), DEVICES[chip]).form for f in widths] for m in rows
-        ]
-        for chip in CHIPS
-    }
-    return as_winners(matmul.title("m", k, "f"), panels, ("m", rows), ("f", widths))

@@ -7,16 +7,13 @@ this file.
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.runtime.contributions import Shard, Slot
 from ringcoll.runtime.hop import multiply_add
 from ringcoll.runtime.value_types import device_kind, empty
 
@@ -55,26 +52,10 @@ dynamic_update_slice = _with_long_starts(lax.dynamic_update_slice)
 dynamic_update_slice_in_dim = _with_long_starts(lax.dynamic_update_slice_in_dim)
 
 
-@dataclass(frozen=True)
-class Shares:
-    """How a dimension of each of n shards is divided among the lanes: as evenly as possible."""
-
-    size: int
-    lanes: int
-    n: int = 1
-
-    def of(self, lane: int) -> tuple[int, int]:
-        """Where a lane's share of the shard starts, and how long it is."""
-        start, stop = (i * self.size // self.lanes for i in (lane, lane + 1))
-        return start, stop - start
-
-    def places(self, slots: Sequence[Slot | Shard]) -> list[tuple[Any, int]]:
-        """Where the shares of some ranks are in the whole array: (start, width) for each."""
-        return [
-            (start_of(slot.origin, self.size, start, self.n * self.size), width)
-            for slot in slots
-            for start, width in [self.of(slot.lane)]
-        ]
+def share(size: int, lanes: int, lane: int) -> tuple[int, int]:
+    """Where a lane's share of `size` rows starts, and how long it is: lanes divide them evenly."""
+    start, stop = (i * size // lanes for i in (lane, lane + 1))
+    return start, stop - start
 
 
 def concatenated(pieces: Sequence[Array], dim: int) -> Array:
@@ -104,18 +85,6 @@ def end_to_end(pieces: Sequence[Array], dim: int) -> Array:
     return buffer
 
 
-def sliced_along(x: Array, labels: str, label: str, places: list[tuple[Any, int]]) -> Array:
-    """The slices of x along `label`, end to end; x itself if it has no such label."""
-    if label not in labels:
-        return x
-    dim = labels.index(label)
-    slices = [
-        dynamic_slice_in_dim(x, at, width, dim, allow_negative_indices=False)
-        for at, width in places
-    ]
-    return concatenated(slices, dim)
-
-
 def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> Array:
     """`whole`, with consecutive parts of y along `dim` written into these places."""
     # No index here is negative. Negative ones are allowed because JAX then gives each place its own
@@ -138,11 +107,3 @@ def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> A
         )
         start += width
     return whole
-
-
-def buffer_after(y: Array, dim: int, size: int) -> Array:
-    """A buffer of this size along `dim`, to be overwritten. It is allocated only after y exists."""
-    shape = (*y.shape[:dim], size, *y.shape[dim + 1 :])
-    if not y.shape[dim]:
-        return empty(shape, y, ())
-    return jnp.broadcast_to(lax.slice_in_dim(y, 0, 1, axis=dim), shape)

@@ -13,7 +13,6 @@ from ringcoll.draw import as_svg, frames, plan
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.source import highlight, source
 from ringcoll.draw.style import COLOURS, DARK, DARK_COLOURS, EMPTY, is_dark
-from ringcoll.draw.winners import FILLS, as_winners
 
 pytestmark = pytest.mark.quick
 
@@ -145,16 +144,3 @@ def test_the_code_is_that_of_the_algorithm_without_its_docstring():
     assert '<span class="keyword">def</span> <span class="name">bruck</span>' in html
     assert "&lt;b&gt;" in html
     assert source(len) == ""
-
-
-def test_winners_have_a_colour_and_a_letter():
-    panels = {"one": [["ring", "lax"]], "two": [["lax", "lax"]]}
-    drawn = ElementTree.fromstring(as_winners("title", panels, ("m", [8]), ("f", [1, 2])))
-    tag = "{http://www.w3.org/2000/svg}"
-    fills = [e.get("fill") for e in drawn.iter(f"{tag}rect") if e.get("fill") in FILLS]
-    letters = [e.text for e in drawn.iter(f"{tag}text") if e.text in ("A", "B")]
-    assert letters == [*"AB", *"BB", *"AB"]  # the last two are the legend
-    assert fills == [FILLS["AB".index(letter)] for letter in letters]
-    many = {"one": [[str(i) for i in range(13)]]}
-    with pytest.raises(ValueError, match="13 names in one picture: at most 12"):
-        as_winners("title", many, ("m", [8]), ("f", range(13)))

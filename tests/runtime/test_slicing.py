@@ -11,7 +11,7 @@ from support import assert_same, crossed, data, distinct, every_rank, make_mesh,
 
 import ringcoll
 from ringcoll.runtime import slicing
-from ringcoll.runtime.slicing import Shares, buffer_after, end_to_end, placed
+from ringcoll.runtime.slicing import end_to_end, placed, share
 
 WHOLE, PART = jnp.zeros((8, 8)), jnp.ones((2, 8))
 
@@ -47,19 +47,17 @@ def test_parts_are_put_where_they_belong(dim):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(0, 3), (2, 0), (2, 3)])
-def test_a_buffer_may_be_made_of_nothing(rows, columns):
+def test_what_is_joined_may_be_nothing(rows, columns):
     """A share may have no rows, where there are fewer rows than lanes."""
     y = jnp.ones((rows, columns), jnp.bfloat16)
-    for dim, shape in ((0, (4, columns)), (1, (rows, 4))):
-        buffer = jax.jit(lambda y, dim=dim: buffer_after(y, dim, 4))(y)
-        assert (buffer.shape, buffer.dtype) == (shape, y.dtype)
+    for dim in (0, 1):
         whole = jax.jit(lambda y, dim=dim: end_to_end([y, 2 * y], dim))(y)
         assert_same(whole, jnp.concatenate([y, 2 * y], dim))
 
 
 def test_shares_are_as_even_as_possible():
     for size, lanes in ((7, 3), (2, 4), (0, 2), (6, 1)):
-        shares = [Shares(size, lanes).of(lane) for lane in range(lanes)]
+        shares = [share(size, lanes, lane) for lane in range(lanes)]
         ends = [0, *(start + width for start, width in shares)]
         assert ends[:-1] == [start for start, _ in shares]
         assert ends[-1] == size
