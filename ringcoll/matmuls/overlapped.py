@@ -14,21 +14,31 @@ products with one gather of its cotangent. So derivatives of every order overlap
 does.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
 import jax
-from jax import Array
+from jax import Array, lax
 
 from ringcoll.choose.plan import NAMED, Plan
+from ringcoll.choose.table import LAX
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.costs.machines import KINDS
 from ringcoll.matmuls import exchange, plans
 from ringcoll.matmuls.by_rounds import gathered_products, multiply, scattered_sum
-from ringcoll.matmuls.forms import by_plan, by_platform
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
+from ringcoll.runtime.scopes import noted_when_lowered
 from ringcoll.runtime.value_types import device_kind, explicit_spec
+
+T = TypeVar("T")
+
+#: Here the plain form runs. XLA:CPU starts operations in no fixed order, and its devices share
+#: cores, so nothing is hidden; GPUs send slowly by permutes.
+PLAIN_ON = ("cpu", "cuda", "rocm")
+PLAIN = Plan(LAX, why="CPUs and GPUs hide no messages under matmuls")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -83,12 +93,12 @@ def _planned_gather(
     call, run = "all_gather_einsum", partial(_by_plan, options)
     if options.algorithm != "auto":
         given = Plan(options.algorithm, why=NAMED)
-        return by_plan(call, options.axes, given, partial(run, gather), x, others)
+        return _run(call, options, given, partial(run, gather), x, others, everywhere=True)
     is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
     may_exchange = device_kind() in KINDS and not is_explicit
     plan = plans.to_gather(gather, x, others, options.sizes(), options.model(), may_exchange)
     gather = replace(gather, keeps=gather.keeps and plan.in_place is None)
-    return by_platform(call, options.axes, plan, partial(run, gather), x, others)
+    return _run(call, options, plan, partial(run, gather), x, others)
 
 
 def _by_plan(
@@ -134,15 +144,13 @@ def multiply_and_scatter(
     """
     call, run = "einsum_reduce_scatter", partial(scattered_sum, options, scatter)
     if options.algorithm != "auto":
-        plan = Plan(options.algorithm, why=NAMED)
-        return by_plan(call, options.axes, plan, run, pairs)
+        return _run(call, options, Plan(options.algorithm, why=NAMED), run, pairs, everywhere=True)
     # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
     is_explicit = any(explicit_spec(x) is not None for pair in pairs for x in pair)
     plan = plans.to_scatter(scatter, pairs, options.sizes(), options.model(), not is_explicit)
     if is_explicit:  # which runs on every platform, and turns gain on TPUs alone
         plan = replace(plan, by_turns=plan.by_turns and device_kind() in KINDS)
-        return by_plan(call, options.axes, plan, run, pairs)
-    return by_platform(call, options.axes, plan, run, pairs)
+    return _run(call, options, plan, run, pairs, everywhere=is_explicit)
 
 
 def _multiply_and_scatter_forward(options, scatter, pairs):
@@ -163,3 +171,27 @@ def _multiply_and_scatter_backward(options, scatter, pairs, ct):
 
 
 multiply_and_scatter.defvjp(_multiply_and_scatter_forward, _multiply_and_scatter_backward)
+
+
+def _run(
+    call: str,
+    options: Options,
+    plan: Plan,
+    run: Callable[..., T],
+    *operands: Any,
+    everywhere: bool = False,
+) -> T:
+    """`run(plan, *operands)`, or by the plain form on platforms that hide nothing.
+
+    The plan was made when the call was traced. Which of the two runs is decided when it is lowered,
+    because the platform is not known before. With `everywhere`, the plan runs on every platform.
+    """
+
+    def plan_on(platform: str, hosts: int) -> Plan:
+        return PLAIN if platform in PLAIN_ON and not everywhere else plan
+
+    operands = noted_when_lowered(call, options.axes, operands, plan_on)
+    if everywhere or (plan.algorithm == LAX and plan.in_place is None):
+        return run(plan, *operands)
+    others = dict.fromkeys(PLAIN_ON, partial(run, PLAIN))
+    return lax.platform_dependent(*operands, default=partial(run, plan), **others)

@@ -9,12 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Hashable
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
-
-T = TypeVar("T")
 
 
 class HostSpread(NamedTuple):

@@ -13,7 +13,7 @@ from matmul_forms import FORMS, SHARDED
 from support import exists
 
 from ringcoll.choose.plan import Plan, cheapest
-from ringcoll.matmuls import forms, overlapped, plans
+from ringcoll.matmuls import overlapped, plans
 from ringcoll.runtime import engine
 from ringcoll.schedules.registry import build
 from ringcoll.schedules.schedule import Move, Schedule, only_forwards
@@ -62,14 +62,14 @@ def turns_if_possible(_: Any, __: Any, sizes: tuple[int, ...], *___: Any) -> Pla
 PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     "usual": {},
     "loops": {(engine, "UNROLL_UP_TO"): 0},
-    "by turns": {(forms, "PLAIN_ON"): (), (plans, "to_scatter"): turns_if_possible},
+    "by turns": {(overlapped, "PLAIN_ON"): (), (plans, "to_scatter"): turns_if_possible},
     "late products": {  # the last of several, computed from the whole gathered factor
-        (forms, "PLAIN_ON"): (),
+        (overlapped, "PLAIN_ON"): (),
         (plans, "to_gather"): lambda gather, *_: Plan(HALVES, late=(len(gather.products) - 1,)),
         (plans, "to_scatter"): lambda *_, **__: Plan(HALVES),
     },
     "rows travel": {
-        (forms, "PLAIN_ON"): (),
+        (overlapped, "PLAIN_ON"): (),
         (overlapped, "device_kind"): lambda: "TPU v5e",
         (plans, "cheapest"): with_rows,
     },
