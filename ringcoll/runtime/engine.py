@@ -159,7 +159,8 @@ def reduce(
         if stop - start > 1:
             name = f"rounds {len(steps) - stop + 2} to {len(steps) - start}"
             run = steps[start : stop - 1][::-1]
-            last = rolled.reduce(name, run, ranks, sent_back(run[0]), produce, combine, order)
+            sent = sent_back(run[0])
+            last = rolled.reduce(name, run, ranks, sent, produce, combine, order, zero)
             sums.update(zip(chain(*run[-1].sent), unstacked(last), strict=True))
     own = [Key(lane, 0) for lane in range(schedule.lanes)]
     want(own)

@@ -57,16 +57,18 @@ def reduce(
     produce: Callable[[list[Slot]], Sequence[Any]],
     combine: Callable[[Any, Any], Any],
     order: Order,
+    zero: Array | None,
 ) -> list[Any]:
     """Send the partial sums `sent` back, add to what arrives, until the last round.
 
     `steps` are in the order in which they run, and `sent` are sums: raw contributions, which were
-    sent in the round before, may be of a narrower dtype. It returns the last sums.
+    sent in the round before, may be of a narrower dtype. `zero` is tied to the sums. It returns the
+    last sums.
     """
     moves, keys = steps[0].moves, [*chain(*steps[0].sent)]
 
     def body(state: Any, i: Array) -> tuple[Any, None]:
-        (last, zero) = state
+        last, zero = state
         received = ranks.hops(name, moves, last, back=True)
         slots = [
             Slot(order.waiting(ranks.origin(offset, m.axis, -i * m.shift), zero), lane)
@@ -81,4 +83,4 @@ def reduce(
         return order.tied((summed, zero)), None
 
     turns = jnp.arange(len(steps), dtype=jnp.int32)
-    return lax.scan(body, (sent, order.zero()), turns)[0][0]
+    return lax.scan(body, (sent, zero), turns)[0][0]
