@@ -92,7 +92,7 @@ def gather(
     call = Call("gather", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm)
     _, shard_bytes = _checked_rows(call, "x", x)
-    rounds = _rounds(call, dim)
+    rounds = _rounds(call, algorithm, dim)
 
     def visit_own(carry: Any, x: Any) -> Any:
         return visit(carry, rounds.own(x))
@@ -147,7 +147,7 @@ def reduce(
     """
     call = Call("reduce", axis_name, axis_index_groups, {"dim": dim}, "produce")
     algorithm = choice.algorithm_of(call, algorithm)
-    rounds = _rounds(call, dim)
+    rounds = _rounds(call, algorithm, dim)
     program, out = jax.make_jaxpr(lambda: produce(rounds.wanted()), return_shape=True)()
     size, block_bytes = _checked_rows(call, "what is produced", out)
     if any(jnp.issubdtype(leaf.dtype, jnp.bool_) for leaf in jax.tree.leaves(out)):
@@ -205,11 +205,15 @@ def tour(
     call = Call("tour", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm)
     size, shard_bytes = _checked_rows(call, "x", x)
-    rounds, made = _rounds(call, dim), 0.0
+    rounds, made = _rounds(call, algorithm, dim), 0.0
 
     def visit_own(carry: Any, x: Any) -> Any:
         nonlocal made
-        carry, results = visit(carry, rounds.own(x))
+        both = visit(carry, rounds.own(x))
+        if not isinstance(both, tuple) or len(both) != 2:
+            words = f"visit returns {type(both).__name__}, and no pair"
+            raise call.refusal(TypeError, words, "return (carry, results)")
+        carry, results = both
         _, made = _checked_rows(call, "what a visit makes", results, size)
         return carry
 
@@ -262,7 +266,7 @@ def exchange(
     call = Call("exchange", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm, "all_to_all")
     rows, _ = _checked_rows(call, "x", x)
-    rounds = _rounds(call, dim)
+    rounds = _rounds(call, algorithm, dim)
     if rows % (n := rounds.ranks().size):
         raise call.refusal(ValueError, f"x has {rows} rows, not divisible by {n}", "pad it")
 
@@ -277,9 +281,10 @@ def exchange(
     return replace(rounds, algorithm=plan.algorithm).exchange(x, visit, carry)
 
 
-def _rounds(call: Call, dim: int) -> Rounds:
-    """The rounds of a call, by an algorithm that is not chosen yet."""
-    return Rounds(name=call.name, axes=call.axes, groups=call.grouped, algorithm=LAX, dim=dim)
+def _rounds(call: Call, algorithm: Algorithm, dim: int) -> Rounds:
+    """The rounds of a call, before there is a plan."""
+    ranks: dict[str, Any] = {"axes": call.axes, "groups": call.grouped}
+    return Rounds(name=call.name, **ranks, algorithm=LAX, collective=algorithm, dim=dim)
 
 
 def _checked_rows(call: Call, name: str, tree: Any, rows: int | None = None) -> tuple[int, int]:
@@ -342,5 +347,5 @@ def _planned(
         return Plan(LAX, why="only TPUs hide messages under work, and without groups")
     if work is None:
         return Plan(LAX, why="no product was counted; give its work")
-    sizes = _rounds(call, 0).ranks().shape
+    sizes = _rounds(call, LAX, 0).ranks().shape
     return cheapest(plans_on(work, sizes, choice.model_of(sizes)))

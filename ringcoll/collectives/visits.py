@@ -6,7 +6,7 @@ choice of a plan, and the collective matmuls are too.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -53,30 +53,35 @@ class Wanted:
         is_all: whether these are all shards, in order: by "lax" there is only this call.
     """
 
-    origins: Sequence[Array]
-    rows: Sequence[tuple[int, int]]
+    origins: tuple[Array, ...]
+    rows: tuple[tuple[int, int], ...]
     is_all: bool = False
     _of: "_Shards"
 
-    def take(self, x: Array, dim: int | None = None) -> Array:
+    def take(self, x: Any, dim: int | None = None) -> Any:
         """The rows of x that belong to these parts, end to end; x has the rows of all ranks.
 
         Args:
-            x: an array with n or c * n times as many rows as a shard, for a whole number c.
+            x: an array, or a pytree of arrays, with n or c * n times as many rows as a shard, for a
+                whole number c.
             dim: the dimension of the rows; None is that of the call.
 
         Raises:
             ValueError: the number of rows is a different one.
         """
-        dim = (self._of.dim if dim is None else dim) % x.ndim
-        places = self._places(x, dim)
-        if self.is_all:
-            return x
-        parts = [
-            dynamic_slice_in_dim(x, start, length, dim, allow_negative_indices=False)
-            for start, length in places
-        ]
-        return concatenated(parts, dim)
+
+        def taken(x: Array) -> Array:
+            along = (self._of.dim if dim is None else dim) % x.ndim
+            places = self._places(x, along)
+            if self.is_all:
+                return x
+            parts = [
+                dynamic_slice_in_dim(x, start, length, along, allow_negative_indices=False)
+                for start, length in places
+            ]
+            return concatenated(parts, along)
+
+        return jax.tree.map(taken, x)
 
     def _places(self, whole: Array, dim: int) -> list[tuple[Any, int]]:
         """Where the parts are in an array with the rows of all ranks: (start, length) of each."""
@@ -87,7 +92,7 @@ class Wanted:
         if times * ranks * size != length:
             rows = f"{ranks} x {size}" if size else f"{ranks}"
             words = f"dimension {dim} of {type_in_words(whole)} is no multiple of {rows}"
-            raise refused(ValueError, "gather, reduce", words, "pass the rows of all ranks")
+            raise refused(ValueError, "gather, reduce", words, "it has the rows of all ranks")
         return [
             (start_of(origin, times * size, times * first, length), times * rows)
             for origin, (first, rows) in zip(self.origins, parts, strict=True)
@@ -106,27 +111,33 @@ class Arrived(Wanted):
     """
 
     value: Any
-    offsets: Sequence[tuple[int, ...]]
+    offsets: tuple[tuple[int, ...], ...]
 
-    def place(self, whole: Array, rows: Array, dim: int | None = None) -> Array:
+    def place(self, whole: Any, rows: Any, dim: int | None = None) -> Any:
         """`whole`, an array with the rows of all ranks, with `rows` written where they belong.
 
         Args:
             whole: as x of `take`.
-            rows: the rows of the parts, end to end; their dtype becomes that of `whole`.
+            rows: the rows of the parts, end to end; their dtype becomes that of `whole`. A pytree,
+                if `whole` is one.
             dim: the dimension of the rows; None is that of the call.
 
         Raises:
             ValueError: the number of rows, or their shape, is a different one.
         """
-        dim = (self._of.dim if dim is None else dim) % whole.ndim
-        places = self._places(whole, dim)
-        count = sum(length for _, length in places)
-        if rows.shape != (*whole.shape[:dim], count, *whole.shape[dim + 1 :]):
-            words = f"{type_in_words(rows)} are no {count} rows of {type_in_words(whole)}"
-            raise refused(ValueError, "gather", words, "make as many rows as arrived, of its shape")
-        rows = rows.astype(whole.dtype)
-        return rows if self.is_all else placed(whole, rows, dim, places)
+
+        def written(whole: Array, rows: Array) -> Array:
+            along = (self._of.dim if dim is None else dim) % whole.ndim
+            places = self._places(whole, along)
+            count = sum(length for _, length in places)
+            if rows.shape != (*whole.shape[:along], count, *whole.shape[along + 1 :]):
+                words = f"{type_in_words(rows)} are no {count} rows of {type_in_words(whole)}"
+                cure = "make as many rows as arrived, of its shape"
+                raise refused(ValueError, "gather", words, cure)
+            rows = rows.astype(whole.dtype)
+            return rows if self.is_all else placed(whole, rows, along, places)
+
+        return jax.tree.map(written, whole, rows)
 
     def parts(self) -> "Iterator[Arrived]":
         """The parts, one by one. By "lax", this rank's own shard is the first."""
@@ -135,20 +146,26 @@ class Arrived(Wanted):
             values = _split(self.value, dim, [count for _, count in self.rows])
             parts = zip(self.origins, self.offsets, self.rows, values, strict=True)
             for origin, offsets, rows, value in parts:
-                yield replace(self, origins=[origin], offsets=[offsets], rows=[rows], value=value)
+                where: dict[str, Any] = {"origins": (origin,), "offsets": (offsets,)}
+                yield replace(self, **where, rows=(rows,), value=value)
             return
         for offset in range(ranks.size):
-            where: dict[str, Any] = {"origins": [ranks.origin(offset)], "offsets": [(offset,)]}
-            part = replace(self, **where, rows=[(0, size or 0)], is_all=False)
-            yield replace(part, value=jax.tree.map(partial(part.take, dim=dim), self.value))
+            where = {"origins": (ranks.origin(offset),), "offsets": ((offset,),)}
+            part = replace(self, **where, rows=((0, size or 0),), is_all=False)
+            yield replace(part, value=part.take(self.value))
 
     def join(self, of_parts: Sequence[Any]) -> Any:
         """Results of the `parts`, with as many rows, end to end as the rows of `value` are."""
         results = joined(of_parts, self._of.dim)
         if self.is_all:  # the parts were in a different order
             for part, of_part in zip(self.parts(), of_parts, strict=True):
-                results = jax.tree.map(part.place, results, of_part)
+                results = part.place(results, of_part)
         return results
+
+
+for _kind, _data in ((Wanted, ["origins"]), (Arrived, ["origins", "value"])):  # for `checkpoint`
+    _fixed = [field.name for field in fields(_kind) if field.name not in _data]
+    jax.tree_util.register_dataclass(_kind, _data, _fixed)
 
 
 def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arrived], Carry]:
@@ -209,7 +226,7 @@ class Rounds:
     def wanted(self) -> Wanted:
         """This rank's rows, of shards of any size, as `produce` may get them."""
         ranks = self.ranks()
-        return Wanted(origins=[ranks.origin(0)], rows=[], _of=_Shards(ranks, self.dim))
+        return Wanted(origins=(ranks.origin(0),), rows=(), _of=_Shards(ranks, self.dim))
 
     def blocks(self, x: Any, ranks: Ranks) -> list[Any]:
         """The blocks of an exchange: number d is for the rank that is d ahead."""
@@ -296,7 +313,9 @@ class Rounds:
 
             path, own = tour(schedule, self.needed), shards.by_lane(x)
             dim = self.dim if halved else None
-            carry, sums = engine.tour(path, ranks, own, visit_round, carry, PLACED, halved=dim)
+            carry, sums = engine.tour(
+                path, ranks, own, visit_round, carry, PLACED, halves_along=dim
+            )
             return carry, joined(sums, self.dim)
 
     def exchange(self, x: Any, visit: Callable[[Carry, Arrived], Carry], carry: Carry) -> Carry:
@@ -305,7 +324,10 @@ class Rounds:
         with named(self.name, self.algorithm, "all_to_all"):
             if self.algorithm == LAX:
                 value = all_to_all(
-                    *(x, self.axes, self.dim, self.dim),
+                    x,
+                    self.axes,
+                    self.dim,
+                    self.dim,
                     axis_index_groups=self.groups,
                     tiled=True,
                     algorithm=self.collective,
@@ -327,7 +349,8 @@ class Rounds:
     def _gathered(self, x: Any) -> Arrived:
         """The shards of all ranks, by the collective."""
         value = all_gather(
-            *(x, self.axes),
+            x,
+            self.axes,
             axis=self.dim,
             axis_index_groups=self.groups,
             tiled=True,
@@ -339,7 +362,8 @@ class Rounds:
     def _scattered(self, every: Any, size: int) -> Any:
         """This rank's shard of a sum, by the collective."""
         return psum_scatter(
-            *(_checked(every, self.dim, self.ranks().size * size), self.axes),
+            _checked(every, self.dim, self.ranks().size * size),
+            self.axes,
             scatter_dimension=self.dim,
             axis_index_groups=self.groups,
             tiled=True,
@@ -360,13 +384,13 @@ class _Shards(NamedTuple):
 
     def by_lane(self, x: Any) -> list[Any]:
         """The shares of the lanes of a shard."""
-        lanes = [Slot(x, lane) for lane in range(self.lanes)]
-        return _split(x, self.dim, [self._part(lane)[1] for lane in lanes])
+        lengths = [share(self.size or 0, self.lanes, lane)[1] for lane in range(self.lanes)]
+        return _split(x, self.dim, lengths)
 
     def of(self, slots: Sequence[Slot | Shard]) -> dict[str, Any]:
         """Whose rows these are, as `Wanted` has them."""
-        parts = [self._part(slot) for slot in slots]
-        return {"origins": [slot.origin for slot in slots], "rows": parts, "_of": self}
+        origins, rows = (tuple(slot.origin for slot in slots), tuple(map(self._part, slots)))
+        return {"origins": origins, "rows": rows, "_of": self}
 
     def every(self) -> dict[str, Any]:
         """All rows, as `Wanted` has them."""
@@ -376,13 +400,13 @@ class _Shards(NamedTuple):
     def arrived(self, shards: Sequence[Shard], join: Callable[..., Any] = concatenated) -> Arrived:
         """Shards as a visit gets them, end to end."""
         value = joined([shard.value for shard in shards], self.dim, join)
-        offsets = [shard.offsets for shard in shards]
+        offsets = tuple(shard.offsets for shard in shards)
         return Arrived(**self.of(shards), value=value, offsets=offsets)
 
     def arrived_all(self, value: Any) -> Arrived:
         """All shards, as a visit gets them."""
         n = self.ranks.size
-        return Arrived(**self.every(), value=value, offsets=[tuple(range(n))] * n)
+        return Arrived(**self.every(), value=value, offsets=(tuple(range(n)),) * n)
 
     def split(self, rows: Any, slots: Sequence[Slot | Shard]) -> list[Any]:
         """The rows of each slot, of rows that are end to end."""

@@ -6,6 +6,7 @@ from ringcoll.costs.model import Model, Range, Sample, fastest, fit, links, seco
 from ringcoll.costs.places import Place, place_of
 from ringcoll.costs.precision import encodings, error_bound, roundings
 from ringcoll.costs.prediction import predict
+from ringcoll.costs.under_work import Work
 from ringcoll.schedules.tree import check_balanced, tree
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Price",
     "Range",
     "Sample",
+    "Work",
     "check_balanced",
     "encodings",
     "error_bound",

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import Array, lax
 
-from ringcoll.choose.plan import NAMED, Plan
+from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX
 from ringcoll.collectives.visits import Arrived, Rounds, Wanted
 from ringcoll.costs.wire import Wire
@@ -109,7 +109,7 @@ def _rounds(name: str, options: Options, plan: Plan, dim: int, wire: Wire | None
         name=name,
         axes=options.axes,
         algorithm=plan.algorithm,
-        collective=LAX if plan.why == NAMED else "auto",
+        collective=options.algorithm,
         dim=dim,
         wire=wire,
     )

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from ringcoll.choose.plan import SYMBOLIC, Plan, cheapest
+from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import gather_plans, scatter_plans
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds, nbytes
@@ -109,7 +110,8 @@ def to_scatter(
     if not are_known(*(x for pair in pairs for x in pair)):
         return SYMBOLIC if may_be_built_in else _BY_HAND
     plans = scatter_forms(scatter, pairs, sizes, model)
-    return cheapest(plans if may_be_built_in else plans[1:] or [_BY_HAND])
+    by_hand = [plan for plan in plans if plan.algorithm != LAX]
+    return cheapest(plans if may_be_built_in else by_hand or [_BY_HAND])
 
 
 def scatter_forms(

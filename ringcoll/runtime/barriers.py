@@ -23,7 +23,7 @@ class Order:
 
     Attributes:
         has_barriers: whether the work of a round waits for the round before.
-        always_loops: whether any stretch of rounds that only forward is a loop, however short.
+        always_loops: whether every stretch of three rounds or more that only forward is a loop.
     """
 
     has_barriers: bool = False

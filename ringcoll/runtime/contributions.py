@@ -1,6 +1,7 @@
 """The shards and partial results that a rank holds while a schedule runs, and the messages."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -45,8 +46,8 @@ class PlannedRound(NamedTuple):
 
     Attributes:
         moves: the moves of the round.
-        sent: the keys under which the sender has the shards of each move.
-        arrived: the keys under which the receiver keeps the shards of each move.
+        sent: the keys under which the sender has the shards (or sums) of each move.
+        arrived: the keys under which the receiver keeps them.
     """
 
     moves: Round
@@ -55,26 +56,28 @@ class PlannedRound(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def planned(schedule: Schedule) -> tuple[PlannedRound, ...]:
-    """The rounds of a schedule as the engine runs them."""
-    return tuple(
-        PlannedRound(
-            moves,
-            tuple(tuple(Key(m.lane, offset) for offset in m.offsets) for m in moves),
-            tuple(tuple(Key(m.lane, offset) for offset in schedule.arrivals(m)) for m in moves),
-        )
-        for moves in schedule.rounds
-    )
+def planned(schedule: Schedule, *, back: bool = False) -> tuple[PlannedRound, ...]:
+    """The rounds of a schedule as the engine runs them; with `back`, from the last to the first.
 
-
-def message(held: Mapping[Key, Any], keys: Sequence[Any]) -> Any:
-    """The shards under these keys, stacked. Nested keys, those of several messages, nest the stack.
-
-    Shards are arrays, or pytrees whose arrays are stacked. The result has the widest of their
-    dtypes: a partial sum may be wider than a raw contribution.
+    Backward, what arrived is sent, in the other direction.
     """
-    shards = [held[key] if isinstance(key, Key) else message(held, key) for key in keys]
-    stacked = []
+    rounds = []
+    for moves in schedule.rounds:
+        sent = tuple(tuple(Key(m.lane, offset) for offset in m.offsets) for m in moves)
+        arrived = tuple(tuple(Key(m.lane, o) for o in schedule.arrivals(m)) for m in moves)
+        if back:
+            moves = tuple(replace(move, shift=-move.shift) for move in moves)
+            sent, arrived = arrived, sent
+        rounds.append(PlannedRound(moves, sent, arrived))
+    return tuple(rounds[::-1] if back else rounds)
+
+
+def message(held: Mapping[Key, Any], keys: Sequence[Key]) -> Any:
+    """The shards under these keys, stacked: arrays, or pytrees whose arrays are stacked.
+
+    The result has the widest of their dtypes: a partial sum may be wider than a raw contribution.
+    """
+    shards, stacked = [held[key] for key in keys], []
     for xs in zip(*map(jax.tree.leaves, shards), strict=True):
         widest = max((x.dtype for x in xs), key=attrgetter("itemsize"))
         stacked.append(jnp.stack([x.astype(widest) for x in xs]))

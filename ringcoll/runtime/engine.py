@@ -22,7 +22,8 @@ the loop did with a shard is now a function `visit(carry, shards)`:
         held, arrived = held | arriving, arriving
     return visit(carry, arrived)
 
-`reduce` runs the list backward, and calls `produce` for every contribution just before it is sent.
+`reduce` runs the list backward. A rank's contributions to a sum are produced one round ahead, while
+the sums of the round before travel.
 
 What makes programs fast is beside this file: `rolled` runs a long stretch of rounds as a loop,
 `barriers` keep work and messages in order, `turns` computes one half while the other travels.
@@ -128,8 +129,8 @@ def reduce(
     Returns:
         This rank's shard, a share for each lane.
     """
-    steps, sums = planned(schedule), dict[Key, Any]()
-    zero = order.zero()
+    steps, sums = planned(schedule, back=True), dict[Key, Any]()
+    zero, count = order.zero(), len(steps)
 
     def want(keys: Iterable[Key]) -> None:
         missing = [key for key in dict.fromkeys(keys) if key not in sums]
@@ -137,31 +138,29 @@ def reduce(
         values = produce(slots) if slots else []
         sums.update(zip(missing, (_typed(value, ranks) for value in values), strict=True))
 
-    def sent_back(step: PlannedRound) -> list[Any]:
-        sent = [message(sums, keys) for keys in step.arrived]
-        for key in chain(*step.arrived):
+    def messages(step: PlannedRound) -> list[Any]:
+        sent = [message(sums, keys) for keys in step.sent]
+        for key in chain(*step.sent):
             del sums[key]
         return sent
 
     if steps:
-        want(chain(*steps[-1].arrived))
+        want(chain(*steps[0].sent))
         sums, zero = order.tied((sums, zero))
-    runs = stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO)
-    for start, stop in reversed(runs):
-        step, name = steps[stop - 1], f"round {len(steps) - stop + 1}"
-        received = ranks.hops(name, step.moves, sent_back(step), back=True)
-        keys, next_keys = [*chain(*step.sent)], steps[stop - 2].arrived if stop > 1 else ()
-        want([*keys, *chain(*next_keys)])  # while they travel
+    forward = stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO)
+    for start, stop in [(count - stop, count - start) for start, stop in reversed(forward)]:
+        step, following = steps[start], steps[start + 1 : stop]
+        received = ranks.hops(f"round {start + 1}", step.moves, messages(step))
+        keys, ahead = [*chain(*step.arrived)], steps[start + 1].sent if start + 1 < count else ()
+        want([*keys, *chain(*ahead)])  # while they travel
         mine = order.apart({key: sums[key] for key in keys})
         for key, value in zip(keys, unstacked(received), strict=True):
             mine[key] = combine(value, mine[key])
         sums, zero = order.tied((sums | mine, zero))
-        if stop - start > 1:
-            name = f"rounds {len(steps) - stop + 2} to {len(steps) - start}"
-            run = steps[start : stop - 1][::-1]
-            sent = sent_back(run[0])
-            last = rolled.reduce(name, run, ranks, sent, produce, combine, order, zero)
-            sums.update(zip(chain(*run[-1].sent), unstacked(last), strict=True))
+        if following:
+            name, sent = f"rounds {start + 2} to {stop}", messages(following[0])
+            last = rolled.reduce(name, following, ranks, sent, produce, combine, order, zero)
+            sums.update(zip(chain(*following[-1].arrived), unstacked(last), strict=True))
     own = [Key(lane, 0) for lane in range(schedule.lanes)]
     want(own)
     return [sums[key] for key in own]
@@ -175,7 +174,7 @@ def tour(
     carry: Carry,
     order: Order = PLAIN,
     *,
-    halved: int | None = None,
+    halves_along: int | None = None,
 ) -> tuple[Carry, list[Any]]:
     """Gather shards, and bring the sum of all ranks' contributions for a shard to its owner.
 
@@ -184,16 +183,16 @@ def tour(
         ranks, own, carry: as for `gather`.
         visit: `(carry, shards) -> (carry, contributions)`; a contribution for each shard.
         order: as for `gather`.
-        halved: a dimension along which a rank's own shard is cut into halves: one is visited under
-            the first message, and one under the last, which no other work would hide. A
+        halves_along: a dimension along which a rank's own shard is cut into halves: one is visited
+            under the first message, and one under the last, which no other work would hide. A
             contribution has as many rows there. None: the own shard is whole.
 
     Returns:
         The carry of the last visit, and the sum for this rank's shard, a share for each lane.
     """
     held = {Key(lane, 0): _typed(x, ranks) for lane, x in enumerate(own)}
-    mine, latest, sums = [*held], list[Key](), dict[Key, Any]()
-    outward, homeward = planned(path.out), planned(path.back)[::-1]
+    own_keys, latest, sums = [*held], list[Key](), dict[Key, Any]()
+    outward, homeward = planned(path.out), planned(path.back, back=True)
     last = max(path.rounds, 1)
     of_own: list[list[Any]] = [[] for _ in own]
     for time in range(1, last + 1):
@@ -204,16 +203,16 @@ def tour(
             sent = [message(held, keys) for keys in out.sent]
             arriving = ranks.hops(f"round {time}", out.moves, sent)
         if back:
-            partial = [message(sums, keys) for keys in back.arrived]
-            received = ranks.hops(f"round {time}, home", back.moves, partial, back=True)
-            for key in chain(*back.arrived):
+            partial = [message(sums, keys) for keys in back.sent]
+            received = ranks.hops(f"round {time}, home", back.moves, partial)
+            for key in chain(*back.sent):
                 del sums[key]
         shards = _shards(held, latest, ranks)
-        if halved is not None and last > 1 and time in (1, last):
-            of_rank = _shards(held, mine, ranks)
-            shards += [half for x in of_rank for half in _half(x, halved, time == last)]
+        if halves_along is not None and last > 1 and time in (1, last):
+            of_rank = _shards(held, own_keys, ranks)
+            shards += [half for x in of_rank for half in _half(x, halves_along, time == last)]
         elif time == 1:
-            shards += _shards(held, mine, ranks)
+            shards += _shards(held, own_keys, ranks)
         if shards:
             carry, contributions = visit(carry, shards)
             contributions = [_typed(x, ranks) for x in contributions]
@@ -223,13 +222,13 @@ def tour(
         carry, arriving, received, sums, of_own = order.tied(
             (carry, arriving, received, sums, of_own)
         )
-        for key, value in zip(chain(*back.sent) if back else (), unstacked(received), strict=True):
+        home = chain(*back.arrived) if back else ()
+        for key, value in zip(home, unstacked(received), strict=True):
             sums[key] = _sum(value, sums[key]) if key in sums else value
         latest = [*chain(*out.arrived)] if out else []
         held |= zip(latest, unstacked(arriving), strict=True)
-    totals = [joined(contributions, halved or 0) for contributions in of_own]
-    home = [sums.get(key) for key in mine]
-    pairs = zip(home, totals, strict=True)
+    totals = [joined(contributions, halves_along or 0) for contributions in of_own]
+    pairs = zip((sums.get(key) for key in own_keys), totals, strict=True)
     return carry, [total if came is None else _sum(came, total) for came, total in pairs]
 
 

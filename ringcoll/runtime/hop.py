@@ -199,20 +199,12 @@ class Ranks:
             moved.append(multiply_add(digit, stride))
         return functools.reduce(lax.add, moved)
 
-    def hops(
-        self,
-        name: str,
-        moves: Round,
-        messages: Sequence[Any],
-        *,
-        back: bool = False,
-    ) -> list[Any]:
-        """Send the messages of a round, forward or backward; return those that arrive.
+    def hops(self, name: str, moves: Round, messages: Sequence[Any]) -> list[Any]:
+        """Send the messages of a round; return those that arrive.
 
         A message is an array or a pytree of arrays. Profiles show `name`.
         """
-        wire = self.wire
-        shifts = [(move.axis, -move.shift if back else move.shift) for move in moves]
+        wire, shifts = self.wire, [(move.axis, move.shift) for move in moves]
 
         def send(messages: list[Any]) -> list[Any]:
             received = []

@@ -33,16 +33,16 @@ def gather(
 
     It visits what it sends. It returns the carry, and what arrives in the last round.
     """
-    moves, turns = steps[0].moves, zip(*(chain(*step.sent) for step in steps), strict=True)
-    possible = {keys[0]: tuple(key.offset for key in keys) for keys in turns}
+    moves, of_steps = steps[0].moves, zip(*(chain(*step.sent) for step in steps), strict=True)
+    possible = {keys[0]: tuple(key.offset for key in keys) for keys in of_steps}
 
     def body(state: tuple[Carry, list[Any]], i: Array) -> tuple[Any, None]:
         carry, last = state
         arriving = ranks.hops(name, moves, last)
         shards = [
-            Shard(x, ranks.origin(offset, m.axis, i * m.shift), lane, possible[lane, offset])
+            Shard(x, ranks.origin(key.offset, m.axis, i * m.shift), key.lane, possible[key])
             for m, xs, keys in zip(moves, last, steps[0].sent, strict=True)
-            for x, (lane, offset) in zip(unstacked([xs]), keys, strict=True)
+            for x, key in zip(unstacked([xs]), keys, strict=True)
         ]
         return (visit(carry, shards), arriving), None
 
@@ -59,28 +59,26 @@ def reduce(
     order: Order,
     zero: Array | None,
 ) -> list[Any]:
-    """Send the partial sums `sent` back, add to what arrives, until the last round.
+    """Send the partial sums `sent`, and add to what arrives, until the last round.
 
-    `steps` are in the order in which they run, and `sent` are sums: raw contributions, which were
-    sent in the round before, may be of a narrower dtype. `zero` is tied to the sums. It returns the
-    last sums.
+    Raw contributions, which were sent in the round before, may be of a narrower dtype. `zero` is
+    tied to the sums. It returns the last sums.
     """
-    moves, keys = steps[0].moves, [*chain(*steps[0].sent)]
+    moves, mine_of = steps[0].moves, steps[0].arrived
 
     def body(state: Any, i: Array) -> tuple[Any, None]:
         last, zero = state
-        received = ranks.hops(name, moves, last, back=True)
+        received = ranks.hops(name, moves, last)
         slots = [
-            Slot(order.waiting(ranks.origin(offset, m.axis, -i * m.shift), zero), lane)
-            for m, own in zip(moves, steps[0].sent, strict=True)
-            for lane, offset in own
+            Slot(order.waiting(ranks.origin(offset, m.axis, i * m.shift), zero), lane)
+            for m, keys in zip(moves, mine_of, strict=True)
+            for lane, offset in keys
         ]
-        produced = dict(zip(keys, produce(slots), strict=True))
-        mine = [message(produced, own) for own in steps[0].sent]
+        produced = dict(zip(chain(*mine_of), produce(slots), strict=True))
+        mine = [message(produced, keys) for keys in mine_of]
         mine = order.apart(jax.tree.map(partial(varying, axes=ranks.axes), mine))
         summed = [combine(r, x) for r, x in zip(received, mine, strict=True)]
         # The next products wait for these sums; otherwise compilers would merge the products.
         return order.tied((summed, zero)), None
 
-    turns = jnp.arange(len(steps), dtype=jnp.int32)
-    return lax.scan(body, (sent, zero), turns)[0][0]
+    return lax.scan(body, (sent, zero), jnp.arange(len(steps), dtype=jnp.int32))[0][0]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.runtime.contributions import Slot
+from ringcoll.runtime.contributions import Slot, planned
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import varying
 from ringcoll.schedules.schedule import Schedule
@@ -36,13 +36,14 @@ def reduce(schedule: Schedule, ranks: Ranks, add: Add, start: Callable[[Slot], A
     Returns:
         This rank's shard, in twice as many shares as there are lanes.
     """
-    moves, count = schedule.rounds[-1], len(schedule.rounds)
+    steps = planned(schedule, back=True)
+    (moves, sent, _), count = steps[0], len(steps)
 
     def slots(half: int, turn: Array) -> list[Slot]:
         return [
-            Slot(ranks.origin(offset, m.axis, -turn * m.shift), half * schedule.lanes + m.lane)
-            for m in moves
-            for offset in schedule.arrivals(m)
+            Slot(ranks.origin(offset, m.axis, turn * m.shift), half * schedule.lanes + lane)
+            for m, keys in zip(moves, sent, strict=True)
+            for lane, offset in keys
         ]
 
     def typed(sums: Sequence[Any]) -> list[Any]:
@@ -52,7 +53,7 @@ def reduce(schedule: Schedule, ranks: Ranks, add: Add, start: Callable[[Slot], A
         return typed(add(slots(half, turn), received))
 
     def sent_back(sums: list[Any]) -> list[Any]:
-        return ranks.hops(f"rounds 1 to {count}", moves, sums, back=True)
+        return ranks.hops(f"rounds 1 to {count}", moves, sums)
 
     def body(state: Any, turn: Array) -> tuple[Any, None]:
         first, second = state  # sums to send, and sums that have arrived

@@ -39,7 +39,7 @@ FENCED = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
 #: `[text](target)`, `![text](target)` and `[label]: target`.
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$", re.MULTILINE)
 #: A program, and what it prints.
-PAIR = re.compile(r"```python\n((?:(?!```).)*)```\n```text\n(.*?)```", re.DOTALL)
+PAIR = re.compile(r"```python\n((?:(?!```).)*)```\n+```text\n(.*?)```", re.DOTALL)
 PROGRAMS = sorted(name for name, text in PAGES.items() if PAIR.search(text))
 
 
