@@ -111,7 +111,7 @@ def toured(schedule, ranks, x, order, halves=False):
     own, nothing = list(x[0, : schedule.lanes]), jnp.int32(0) + ranks.number() * 0
     checked = tour(schedule)
     carry, sums = engine.tour(
-        checked, ranks, own, visit, nothing, order, halved=0 if halves else None
+        checked, ranks, own, visit, nothing, order, halves_along=0 if halves else None
     )
     return carry, jnp.stack(sums)
 
