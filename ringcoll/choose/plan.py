@@ -60,6 +60,11 @@ class Plan:
 #: The plan where `jax.export` has symbols in place of sizes.
 SYMBOLIC: Final = Plan(LAX, why="sizes are symbols")
 
+#: The plan where the built-in sum cannot run, and nothing has a price.
+BY_HAND: Final = Plan(
+    "bidirectional_ring", why="JAX cannot lower the built-in beside an explicit axis"
+)
+
 
 def cheapest(plans: Iterable[Plan], error: float = ERROR) -> Plan:
     """The plan with the lowest price; the built-in, if it is within the error of the price.

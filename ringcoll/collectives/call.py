@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from jax import lax
 
-from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of
+from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of, check_groups
 from ringcoll.collectives.refusals import REFUSALS, bound_axes, kind_of, refused
 
 T = TypeVar("T")
@@ -86,13 +86,18 @@ class Call:
             words = words or f"not supported by jax.lax.{self.name}"
             raise self.refusal(kind, words, cure) from error
 
-    def check_axes(self) -> None:
-        """Refuse an axis that is not bound, or that is given by its position."""
+    def check_ranks(self) -> None:
+        """Refuse an axis that is not bound or is given by its position, and groups that differ."""
         for axis in self.axes:
             if isinstance(axis, int):
                 words = f"{axis} is not a name; axes by position are lax's own"
                 raise self.refusal(ValueError, words, "name an axis of the mesh")
             self.attempt(lax.axis_size, axis)
+        if self.grouped is not None:
+            self.attempt(check_groups, self.grouped, self.rank_count())
+            if len(set(map(len, self.grouped))) > 1:
+                cure = "give all groups equally many ranks"
+                raise self.refusal(ValueError, "axis_index_groups are of several sizes", cure)
 
     def rank_count(self) -> int:
         """The number of ranks over the axes."""

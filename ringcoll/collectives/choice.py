@@ -93,11 +93,11 @@ def resolve_algorithm(
 
 
 def algorithm_of(call: Call, algorithm: Algorithm, collective: str = "psum_scatter") -> Algorithm:
-    """The algorithm of a call that has work under a collective, with its axes checked.
+    """The algorithm of a call that has work under a collective, with its ranks checked.
 
     A gather and a sum have the same algorithms: a sum is a gather that is run backward.
     """
-    call.check_axes()
+    call.check_ranks()
     if isinstance(algorithm, Table):
         cure = "pass a name, a Schedule, or a function that makes one"
         raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)

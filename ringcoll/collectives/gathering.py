@@ -19,8 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import AxisType
 
-from ringcoll.choose.plan import NAMED, Plan, cheapest
+from ringcoll.choose.plan import BY_HAND, NAMED, Plan, cheapest
 from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
 from ringcoll.collectives import choice
@@ -54,7 +55,7 @@ def gather(
     shards.
 
     Steps and bytes: those of `all_gather` by the algorithm. By "lax" there is one visit, of all
-    shards, after the built-in all_gather.
+    shards, after the all_gather.
 
     Gradient: JAX's, through the rounds. It keeps what the visits keep, in all rounds together as
     much as a gathered x. For a gradient that overlaps, write a `jax.custom_vjp` with a `reduce`.
@@ -63,7 +64,7 @@ def gather(
         x: an array or a pytree of arrays, which all have the same length along `dim`.
         axis_name: a name, or several.
         visit: returns a carry of the same shapes and dtypes. It must not depend on the order of
-            visits: each algorithm has its own.
+            visits: each algorithm has its own. It is traced more often than it runs.
         carry: a pytree of arrays. A `jax.ShapeDtypeStruct` is a buffer that is not filled, for
             visits that `place` every row.
         dim: the dimension along which shards are joined, of each array.
@@ -92,10 +93,13 @@ def gather(
     call = Call("gather", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm)
     _, shard_bytes = _checked_rows(call, "x", x)
-    rounds = _rounds(call, algorithm, dim)
+    rounds, x = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x)
+
+    def checked(carry: Any, arrived: Arrived) -> Any:
+        return _like_carry(call, carry, visit(carry, arrived))
 
     def visit_own(carry: Any, x: Any) -> Any:
-        return visit(carry, rounds.own(x))
+        return checked(carry, rounds.own(x))
 
     carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
@@ -103,7 +107,7 @@ def gather(
     plan = _planned(call, algorithm, work, lambda work, *on: gather_plans([work], shard_bytes, *on))
     x = noted_when_lowered("gather", call.axes, x, lambda platform, hosts: plan)
     adds = work is not None and work.summed > 0
-    return replace(rounds, algorithm=plan.algorithm).gather(x, visit, carry, adds=adds)
+    return replace(rounds, algorithm=plan.algorithm).gather(x, checked, carry, adds=adds)
 
 
 def reduce(
@@ -121,7 +125,7 @@ def reduce(
     before travel: [m, ...] in all, and [m/n, ...] of the sum on each rank.
 
     Steps and bytes: those of `psum_scatter` by the algorithm. By "lax" everything is produced at
-    once, and the built-in psum_scatter follows.
+    once, and the psum_scatter follows.
 
     Gradient: JAX's, through the rounds; see `gather`.
 
@@ -149,11 +153,10 @@ def reduce(
     algorithm = choice.algorithm_of(call, algorithm)
     rounds = _rounds(call, algorithm, dim)
     program, out = jax.make_jaxpr(lambda: produce(rounds.wanted()), return_shape=True)()
-    size, block_bytes = _checked_rows(call, "what is produced", out)
-    if any(jnp.issubdtype(leaf.dtype, jnp.bool_) for leaf in jax.tree.leaves(out)):
-        raise call.refusal(TypeError, "what is produced is bool", "cast it to int32 first")
+    size, block_bytes = _checked_sums(call, "what is produced", out)
     work = work or work_of(program.jaxpr, 0, rounds.ranks().size)
     plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
+    plan = _without_built_in(plan)
     rounds = replace(rounds, algorithm=plan.algorithm)
     total = rounds.reduce(produce, size, by_turns=plan.by_turns)
     return noted_when_lowered("reduce", call.axes, total, lambda platform, hosts: plan)
@@ -178,8 +181,8 @@ def tour(
     the sums of the round before travel. A rank's own shard is visited in two halves: one first, one
     last.
 
-    Steps and bytes: those of an `all_gather` of x and a `psum_scatter` of the results, in one round
-    more than the gather alone. By "lax" these are the built-ins, before and after one visit of all
+    Steps and bytes: those of an `all_gather` of x and a `psum_scatter` of the results, at the same
+    time: two rounds more than a ring alone. By "lax" they run before and after one visit of all
     shards.
 
     Gradient: JAX's, through the rounds; see `gather`.
@@ -205,16 +208,19 @@ def tour(
     call = Call("tour", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm)
     size, shard_bytes = _checked_rows(call, "x", x)
-    rounds, made = _rounds(call, algorithm, dim), 0.0
+    rounds, x, made = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x), 0.0
 
-    def visit_own(carry: Any, x: Any) -> Any:
-        nonlocal made
-        both = visit(carry, rounds.own(x))
+    def checked(carry: Any, arrived: Arrived) -> tuple[Any, Any]:
+        both = visit(carry, arrived)
         if not isinstance(both, tuple) or len(both) != 2:
             words = f"visit returns {type(both).__name__}, and no pair"
             raise call.refusal(TypeError, words, "return (carry, results)")
-        carry, results = both
-        _, made = _checked_rows(call, "what a visit makes", results, size)
+        return _like_carry(call, carry, both[0]), both[1]
+
+    def visit_own(carry: Any, x: Any) -> Any:
+        nonlocal made
+        carry, results = checked(carry, rounds.own(x))
+        _, made = _checked_sums(call, "what a visit makes", results, size)
         return carry
 
     carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
@@ -222,8 +228,9 @@ def tour(
     plan = _planned(
         call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, made, *on)
     )
+    plan = _without_built_in(plan)
     x = noted_when_lowered("tour", call.axes, x, lambda platform, hosts: plan)
-    return replace(rounds, algorithm=plan.algorithm).tour(x, visit, carry, halved=True)
+    return replace(rounds, algorithm=plan.algorithm).tour(x, checked, carry, halved=True)
 
 
 def exchange(
@@ -243,7 +250,7 @@ def exchange(
     blocks travel.
 
     Steps and bytes: those of `all_to_all` by the algorithm. By "lax", and "auto", there is one
-    visit, of all blocks, after the built-in all_to_all.
+    visit, of all blocks, after the all_to_all.
 
     Gradient: JAX's, through the rounds; see `gather`.
 
@@ -266,19 +273,22 @@ def exchange(
     call = Call("exchange", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm, "all_to_all")
     rows, _ = _checked_rows(call, "x", x)
-    rounds = _rounds(call, algorithm, dim)
+    rounds, x = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x)
     if rows % (n := rounds.ranks().size):
         raise call.refusal(ValueError, f"x has {rows} rows, not divisible by {n}", "pad it")
 
+    def checked(carry: Any, arrived: Arrived) -> Any:
+        return _like_carry(call, carry, visit(carry, arrived))
+
     def visit_own(carry: Any, x: Any) -> Any:
-        return visit(carry, rounds.own(rounds.blocks(x, rounds.ranks())[0]))
+        return checked(carry, rounds.own(rounds.blocks(x, rounds.ranks())[0]))
 
     carry, _ = _typed_as_visited(call, visit_own, carry, x)
     plan = Plan(algorithm, why=NAMED)
     if algorithm == "auto":
         plan = Plan(LAX, why="an exchange has no price under work")
     x = noted_when_lowered("exchange", call.axes, x, lambda platform, hosts: plan)
-    return replace(rounds, algorithm=plan.algorithm).exchange(x, visit, carry)
+    return replace(rounds, algorithm=plan.algorithm).exchange(x, checked, carry)
 
 
 def _rounds(call: Call, algorithm: Algorithm, dim: int) -> Rounds:
@@ -304,6 +314,29 @@ def _checked_rows(call: Call, name: str, tree: Any, rows: int | None = None) -> 
     return rows, sum(map(nbytes, leaves))
 
 
+def _checked_sums(call: Call, name: str, tree: Any, rows: int | None = None) -> tuple[int, int]:
+    """As `_checked_rows`, of what will be added."""
+    found = _checked_rows(call, name, tree, rows)
+    if any(jnp.issubdtype(leaf.dtype, jnp.bool_) for leaf in jax.tree.leaves(tree)):
+        raise call.refusal(TypeError, f"{name} is bool", "cast it to int32 first")
+    return found
+
+
+def _like_carry(call: Call, before: Any, after: Any) -> Any:
+    """The carry that a visit returned, with the types of the carry that it got."""
+    after = jax.tree.map(jnp.asarray, after)
+    got, returned = (jax.tree.map(type_in_words, carry) for carry in (before, after))
+    kinds: list[Any] = [jax.tree.structure(carry) for carry in (before, after)]
+    if got != returned or kinds[0] != kinds[1]:
+        words = f"visit returns a carry of {returned}, in place of {got}"
+        raise call.refusal(TypeError, words, "keep its structure, shapes and dtypes")
+
+    def typed(before: Array, after: Array) -> Array:
+        return varying(after, tuple(jax.typeof(before).mat.varying))
+
+    return jax.tree.map(typed, before, after)
+
+
 def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
     """The carry for the first visit, with the types that a visit returns, and the visit's jaxpr."""
 
@@ -315,23 +348,21 @@ def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any)
 
     carry = jax.tree.map(allocated, carry)
     while True:
-        program, out = jax.make_jaxpr(visit, return_shape=True)(carry, x)
-        kinds = [
-            (jax.tree.structure(tree), [*map(type_in_words, jax.tree.leaves(tree))])
-            for tree in (carry, out)
-        ]
-        if kinds[0] != kinds[1]:
-            before, after = (jax.tree.map(type_in_words, tree) for tree in (carry, out))
-            words = f"visit returns a carry of {after}, in place of {before}"
-            raise call.refusal(TypeError, words, "keep its structure, shapes and dtypes")
+        program = jax.make_jaxpr(visit)(carry, x)
         leaves, structure = jax.tree.flatten(carry)
         typed = [
-            varying(leaf, sorted(aval.mat.varying))
+            varying(leaf, tuple(aval.mat.varying))
             for leaf, aval in zip(leaves, program.out_avals, strict=True)
         ]
         if [jax.typeof(leaf) for leaf in typed] == [jax.typeof(leaf) for leaf in leaves]:
             return carry, program.jaxpr
         carry = jax.tree.unflatten(structure, typed)
+
+
+def _without_built_in(plan: Plan) -> Plan:
+    """The plan of a sum. Beside an explicit axis JAX cannot lower the built-in."""
+    is_explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+    return BY_HAND if plan.algorithm == LAX and plan.why != NAMED and is_explicit else plan
 
 
 def _planned(

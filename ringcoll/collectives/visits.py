@@ -49,7 +49,8 @@ class Wanted:
 
     Attributes:
         origins: for each part, the rank to whose shard it belongs.
-        rows: for each part, its first row in the shard, and the number of its rows.
+        rows: for each part, its first row in the shard, and the number of its rows; nothing when
+            `reduce` first asks for the type of what is produced.
         is_all: whether these are all shards, in order: by "lax" there is only this call.
     """
 
@@ -71,7 +72,7 @@ class Wanted:
         """
 
         def taken(x: Array) -> Array:
-            along = (self._of.dim if dim is None else dim) % x.ndim
+            along = self._along(x, dim)
             places = self._places(x, along)
             if self.is_all:
                 return x
@@ -83,6 +84,14 @@ class Wanted:
 
         return jax.tree.map(taken, x)
 
+    def _along(self, x: Array, dim: int | None) -> int:
+        """The dimension of the rows of x, counted from the first."""
+        dim = self._of.dim if dim is None else dim
+        if not -x.ndim <= dim < x.ndim:
+            words = f"{type_in_words(x)} has no dimension {dim}"
+            raise refused(ValueError, "gather, reduce", words, "pass its dimension of rows as dim")
+        return dim % x.ndim
+
     def _places(self, whole: Array, dim: int) -> list[tuple[Any, int]]:
         """Where the parts are in an array with the rows of all ranks: (start, length) of each."""
         length, size, ranks = whole.shape[dim], self._of.size, self._of.ranks.size
@@ -92,7 +101,7 @@ class Wanted:
         if times * ranks * size != length:
             rows = f"{ranks} x {size}" if size else f"{ranks}"
             words = f"dimension {dim} of {type_in_words(whole)} is no multiple of {rows}"
-            raise refused(ValueError, "gather, reduce", words, "it has the rows of all ranks")
+            raise refused(ValueError, "gather, reduce", words, "pass the rows of all ranks")
         return [
             (start_of(origin, times * size, times * first, length), times * rows)
             for origin, (first, rows) in zip(self.origins, parts, strict=True)
@@ -106,7 +115,8 @@ class Arrived(Wanted):
     Attributes:
         value: the parts end to end along the dimension of the call; a pytree, as x.
         origins: for each part, the rank from which it came.
-        offsets: for each part, what its origin is behind this rank; in a loop, all it may be.
+        offsets: for each part, the offsets at which its schedule may have it: in a loop there are
+            several, and by "lax" all. On one axis, mostly, how far its origin is behind this rank.
         rows, is_all: as for `Wanted`.
     """
 
@@ -127,7 +137,7 @@ class Arrived(Wanted):
         """
 
         def written(whole: Array, rows: Array) -> Array:
-            along = (self._of.dim if dim is None else dim) % whole.ndim
+            along = self._along(whole, dim)
             places = self._places(whole, along)
             count = sum(length for _, length in places)
             if rows.shape != (*whole.shape[:along], count, *whole.shape[along + 1 :]):
@@ -155,7 +165,16 @@ class Arrived(Wanted):
             yield replace(part, value=part.take(self.value))
 
     def join(self, of_parts: Sequence[Any]) -> Any:
-        """Results of the `parts`, with as many rows, end to end as the rows of `value` are."""
+        """Results of the `parts`, with as many rows, end to end as the rows of `value` are.
+
+        Raises:
+            ValueError: there are not as many results as parts, or as many rows.
+        """
+        if len(of_parts) != len(self.rows):
+            words = f"{len(of_parts)} results of {len(self.rows)} parts"
+            raise refused(ValueError, "gather, tour", words, "join one for each part")
+        for of_part, (_, count) in zip(of_parts, self.rows, strict=True):
+            _checked(of_part, self._of.dim, count)
         results = joined(of_parts, self._of.dim)
         if self.is_all:  # the parts were in a different order
             for part, of_part in zip(self.parts(), of_parts, strict=True):
@@ -191,14 +210,13 @@ def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arri
 class Rounds:
     """How a caller's function runs in rounds.
 
-    By "lax" it runs once, for all ranks, after (or before) the collective, which runs by
-    `collective`: "lax", or "auto" if nobody named an algorithm.
+    By "lax" it runs once, for all ranks, after (or before) the collective.
 
     Attributes:
         name: the name of the call, for profiles.
         axes, groups: the ranks.
         algorithm: the algorithm of a gather.
-        collective: the algorithm of the collective, if `algorithm` is "lax".
+        collective: the algorithm of the collective; it is read only if `algorithm` is "lax".
         dim: the dimension along which shards are joined.
         wire: what the messages of a gather hold in place of floats.
         needed: the offsets of the shards that some rank needs; None: all. The others are not sent,
@@ -274,7 +292,7 @@ class Rounds:
 
             def contributions(slots: Sequence[Slot], received: Sequence[Any] = ()) -> list[Any]:
                 mine = produce(Wanted(**shards.of(slots)))
-                sums = _added(joined(received, self.dim), mine) if received else mine
+                sums = engine.added(joined(received, self.dim), mine) if received else mine
                 return shards.split(sums, slots)
 
             def start(slot: Slot) -> Any:
@@ -284,7 +302,7 @@ class Rounds:
             if by_turns:
                 parts = turns.reduce(schedule, ranks, contributions, start)
             else:
-                parts = engine.reduce(schedule, ranks, contributions, _added, REDUCED)
+                parts = engine.reduce(schedule, ranks, contributions, engine.added, REDUCED)
             return joined(parts, self.dim)
 
     def tour(
@@ -443,7 +461,3 @@ def _split(tree: Any, dim: int, lengths: Sequence[int]) -> list[Any]:
         return jax.tree.map(lambda x: lax.slice_in_dim(x, start, start + rows, axis=dim), tree)
 
     return [cut(int(start), rows) for start, rows in zip(starts, lengths, strict=True)]
-
-
-def _added(received: Any, mine: Any) -> Any:
-    return jax.tree.map(lax.add, received, mine)

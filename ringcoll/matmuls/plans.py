@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ringcoll.choose.plan import SYMBOLIC, Plan, cheapest
+from ringcoll.choose.plan import BY_HAND, SYMBOLIC, Plan, cheapest
 from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import gather_plans, scatter_plans
 from ringcoll.costs.model import Model
@@ -16,9 +16,6 @@ from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds, nbyt
 from ringcoll.matmuls import exchange
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.work import are_known, ratio, summed, works_of
-
-#: Where the built-in sum cannot run, and nothing has a price.
-_BY_HAND = Plan("bidirectional_ring", why="JAX cannot lower the built-in beside an explicit axis")
 
 
 def to_gather(
@@ -108,10 +105,10 @@ def to_scatter(
 ) -> Plan:
     """The plan of a scattered sum of products on TPUs; arguments as for `to_gather`."""
     if not are_known(*(x for pair in pairs for x in pair)):
-        return SYMBOLIC if may_be_built_in else _BY_HAND
+        return SYMBOLIC if may_be_built_in else BY_HAND
     plans = scatter_forms(scatter, pairs, sizes, model)
     by_hand = [plan for plan in plans if plan.algorithm != LAX]
-    return cheapest(plans if may_be_built_in else by_hand or [_BY_HAND])
+    return cheapest(plans if may_be_built_in else by_hand or [BY_HAND])
 
 
 def scatter_forms(

@@ -224,16 +224,16 @@ def tour(
         )
         home = chain(*back.arrived) if back else ()
         for key, value in zip(home, unstacked(received), strict=True):
-            sums[key] = _sum(value, sums[key]) if key in sums else value
+            sums[key] = added(value, sums[key]) if key in sums else value
         latest = [*chain(*out.arrived)] if out else []
         held |= zip(latest, unstacked(arriving), strict=True)
     totals = [joined(contributions, halves_along or 0) for contributions in of_own]
     pairs = zip((sums.get(key) for key in own_keys), totals, strict=True)
-    return carry, [total if came is None else _sum(came, total) for came, total in pairs]
+    return carry, [total if came is None else added(came, total) for came, total in pairs]
 
 
 def _half(shard: Shard, dim: int, is_second: bool) -> list[Shard]:
-    """The first or second half of the rows of a shard; nothing if it is empty."""
+    """The first half of the rows of a shard; or the second one, or nothing if that is empty."""
     rows = jax.tree.leaves(shard.value)[0].shape[dim]
     middle = (rows + 1) // 2
     start, stop = (middle, rows) if is_second else (0, middle)
@@ -243,7 +243,8 @@ def _half(shard: Shard, dim: int, is_second: bool) -> list[Shard]:
     return [shard._replace(value=value, first=start)]
 
 
-def _sum(received: Any, mine: Any) -> Any:
+def added(received: Any, mine: Any) -> Any:
+    """The sum of two arrays, or of two pytrees of arrays."""
     return jax.tree.map(lax.add, received, mine)
 
 

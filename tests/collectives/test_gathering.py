@@ -267,6 +267,36 @@ def kept(carry, arrived):
     return carry
 
 
+def test_beside_an_explicit_axis():
+    """JAX cannot lower the built-in sum there."""
+    mesh = jax.make_mesh((4, 2), ("x", "y"), (AxisType.Auto, AxisType.Explicit))
+
+    def both(x):
+        mine = reduce(lambda wanted: 2 * wanted.take(x), "x")
+        return mine + tour(mine, "x", lambda c, a: (c, a.value), 0)[1]
+
+    with jax.set_mesh(mesh):
+        mapped = jax.shard_map(both, in_specs=P(), out_specs=P("x"), axis_names={"x"})
+        np.testing.assert_array_equal(jax.jit(mapped)(jnp.arange(8.0)), 40 * np.arange(8.0))
+
+
+@pytest.mark.parametrize("algorithm", ["lax", "ring", "direct"])
+def test_a_carry_that_is_made_anew_and_a_visit_with_a_checkpoint(algorithm):
+    """In a loop, the carry keeps its type."""
+
+    def visit(carry, arrived):
+        return False, carry[1] + arrived.value.T @ arrived.take(jnp.ones((16, 2)))
+
+    def call(x):
+        start = True, jnp.zeros((3, 2))
+        found = gather(np.ones((2, 3), np.float32), "x", visit, start, algorithm=algorithm)
+        again = gather(x, "x", jax.checkpoint(visit), start, algorithm=algorithm)
+        return found[1] + again[1]
+
+    y = jax.jit(mapped(call))(jnp.ones((16, 3)))
+    np.testing.assert_array_equal(y, np.full((24, 2), 32.0))
+
+
 class Pair(NamedTuple):
     own: jax.Array
 
@@ -329,6 +359,32 @@ REFUSED = {
     "a Table is only for collectives": (
         ValueError, lambda x: gather(x, "x", kept, x, algorithm=ringcoll.Table())
     ),
+    "axis_index_groups are of several sizes": (
+        ValueError, lambda x: gather(x, "x", kept, x, axis_index_groups=[[0], [*range(1, 8)]])
+    ),
+    "must cover all indices exactly once": (
+        ValueError, lambda x: exchange(x, "x", kept, x, axis_index_groups=[[0, 1]])
+    ),
+    "visit returns a carry of float32[16,3], in place of float32[2,3]": (
+        TypeError, lambda x: gather(x, "x", lambda c, a: a.value, x, algorithm="lax")
+    ),
+    "float32[16,3] has no dimension 2": (
+        ValueError, lambda x: gather(x, "x", lambda c, a: a.place(c, a.value, 2), jnp.ones((16, 3)))
+    ),
+    "visit returns list, and no pair": (
+        TypeError, lambda x: tour(x, "x", lambda c, a: [c, a.value], x)
+    ),
+    "what a visit makes is bool": (
+        TypeError, lambda x: tour(x, "x", lambda c, a: (c, a.value > 0), x)
+    ),
+    "0 results of 1 parts": (
+        ValueError, lambda x: tour(x, "x", lambda c, a: (c, a.join([])), x, algorithm="ring")
+    ),
+    "1 rows along dimension 0, in place of 2": (
+        ValueError,
+        lambda x: gather(x, "x", lambda c, a: a.join([p.value[:1] for p in a.parts()]), x[:1]),
+    ),
+    "x has 2 rows, not divisible by 8": (ValueError, lambda x: exchange(x, "x", kept, x)),
 }  # fmt: skip
 
 

@@ -169,10 +169,8 @@ class Visits:
         self, origin: Array, at: tuple[Array, Array], rows: Any, masked: bool
     ) -> Array | BlockMask | None:
         """Which keys of a tile each query sees: `[rows or 1, 1, queries, keys]`; None for all."""
-        tile, (causal, window) = (
-            self.plan.tile,
-            (self.options.mask.causal, self.options.mask.window),
-        )
+        tile, limits = self.plan.tile, self.options.mask
+        causal, window = limits.causal, limits.window
         me, (i, j) = self.me(), at
         positions = segments = None
         if masked:

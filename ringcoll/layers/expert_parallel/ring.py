@@ -67,7 +67,7 @@ class _Ring:
         self, x: Array, visit: Callable[[Any, Arrived], tuple[Any, Array]], carry: Any
     ) -> tuple[Any, Array]:
         """Bring the tokens of all ranks to the visit, and the sums of its results home."""
-        rounds = Rounds(name="tour", axes=self.axes, algorithm=self.algorithm, dim=0)
+        rounds = Rounds(name="moe", axes=self.axes, algorithm=self.algorithm, dim=0)
         return rounds.tour(x, visit, carry, halved=True)
 
     def work(self, at: Wanted, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
