@@ -264,11 +264,11 @@ def test_a_shard_travels_with_rows_first_where_tiles_gain(monkeypatch):
     usual = {name: values[0] for name, values in TABLE.items()}
     with jax.enable_x64(True):
         check(usual | {"mesh": "the second of three axes", "algorithm": "bidirectional_ring"})
-    q, k = jnp.ones((1, 4, 4, 2)), jnp.ones((1, 4, 2, 2))  # two rows of two positions on a rank
+    q, k = jnp.ones((1, 4, 4, 3)), jnp.ones((1, 4, 2, 3))  # two rows of two positions on a rank
     attend = over_ranks(make_mesh(2), "x", "contiguous", causal=True, algorithm="ring")
     text = jax.jit(attend).lower(q, k, k).as_text()
     sent = [line for line in text.splitlines() if "stablehlo.collective_permute" in line]
-    assert [line.partition("(tensor<")[2].partition(">")[0] for line in sent] == ["1x4x4xf32"]
+    assert [line.partition("(tensor<")[2].partition(">")[0] for line in sent] == ["1x4x6xf32"]
 
 
 def test_auto_is_what_is_named_around_it():
