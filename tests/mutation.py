@@ -129,7 +129,7 @@ def slips(node: ast.AST) -> Iterator[ast.AST]:
         case ast.IfExp(body=body, orelse=orelse):
             yield body
             yield orelse
-        case ast.Tuple(elts=[first, second], ctx=ast.Load()):
+        case ast.Tuple(elts=[first, second], ctx=ast.Load()) if ast.dump(first) != ast.dump(second):
             yield changed(elts=[second, first])
         case ast.Constant(value=bool(value)):
             yield changed(value=not value)

@@ -188,6 +188,7 @@ def test_equal_rounds_are_described_once():
     assert "rounds 512 to 1022" in text
     assert "holds 1 of 512 sums" in text
     assert "holds 512 of 512 shards" in text
+    assert "holds 64 vectors, and adds them" in as_text(plan("psum", "one_shot", (64,)))
     pairwise = as_text(plan("all_to_all", "pairwise", (64,)))
     assert "rounds 1 to 63" in pairwise
     assert "... last: every rank r sends to r-1" in pairwise

@@ -2,14 +2,15 @@
 
 import re
 from itertools import combinations
-from math import hypot
+from math import dist, hypot, prod
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from ringcoll.algorithms import bruck
+from ringcoll.algorithms import bruck, ring
 from ringcoll.draw import as_svg, frames, plan
+from ringcoll.draw.layout import cell_places, plane_size
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.source import highlight, source
 from ringcoll.draw.style import COLOURS, DARK, DARK_COLOURS, EMPTY, is_dark
@@ -68,32 +69,105 @@ def test_arrows_go_from_sender_to_receiver(collective, algorithm, shape):
         assert tips == [m.receiver for m in frame.messages]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "shape"),
-    [
-        ("bidirectional_ring", (2,)),
-        ("bidirectional_ring", (8,)),
-        ("two_ended", (3,)),
-        ("bruck", (5,)),
-        ("bruck", (8,)),
-        ("halving_doubling", (8,)),
-        ("recursive_doubling", (8,)),
-        ("torus", (4, 2)),
-        ("torus", (4, 4)),
-        ("torus", (2, 2, 2)),
-    ],
-)
+ROUTES = [
+    ("bidirectional_ring", (2,)),
+    ("bidirectional_ring", (8,)),
+    ("two_ended", (3,)),
+    ("bruck", (5,)),
+    ("bruck", (8,)),
+    ("halving_doubling", (8,)),
+    ("recursive_doubling", (8,)),
+    ("torus", (4, 2)),
+    ("torus", (4, 4)),
+    ("torus", (2, 2, 2)),
+    ("direct", (4, 4)),
+    (ring(6), (3, 2)),  # also from (0, 1) to (1, 0)
+]
+
+
+@pytest.mark.parametrize(("algorithm", "shape"), ROUTES)
 def test_messages_overlap_neither_messages_nor_ranks(algorithm, shape):
     picture = Picture(plan("psum", algorithm, shape))
     (width, height), box = picture.layout.box, (picture.corner, picture.extent)
     for routes in picture.routes:
         for one, other in combinations([route.middle for route in routes], 2):
-            assert hypot(one[0] - other[0], one[1] - other[1]) > 11
+            assert dist(one, other) > 11
         for way in (way for route in routes for way in route.ways):
             for x, y in (way.at(t / 12) for t in range(13)):
                 assert all(0 < at - low < size for at, low, size in zip((x, y), *box, strict=True))
                 for left, top in picture.layout.centres:
                     assert abs(x - left) > width / 2 or abs(y - top) > height / 2
+
+
+@pytest.mark.parametrize(("algorithm", "shape"), ROUTES)
+def test_arrows_are_symmetric_and_straight_ones_leave_a_side(algorithm, shape):
+    picture = Picture(plan("psum", algorithm, shape))
+    centres, (width, height) = picture.layout.centres, picture.layout.box
+    for posts, routes in zip(picture.posts, picture.routes, strict=True):
+        for (message, *_), route in zip(posts, routes, strict=True):
+            ends = centres[message.sender], centres[message.receiver]
+            first, last = route.ways[0], route.ways[-1]
+            if first is last:  # it does not wrap round the grid
+                one, other = (dist(end, first.towards) for end in ends)
+                assert one == pytest.approx(other)
+            across, down = np.abs(np.subtract(first.end, first.start))
+            straight = dist(first.start, first.towards) == pytest.approx((across + down) / 2)
+            # Along a column its contents are a column, along a row they are a row.
+            assert (route.upright, route.level) == (straight and not across, straight and not down)
+            if straight:
+                for (x, y), (left, top) in zip((first.start, last.end), ends, strict=True):
+                    assert abs(x - left) < width / 2 or abs(y - top) < height / 2
+
+
+@pytest.mark.parametrize(("algorithm", "shape"), ROUTES)
+def test_a_picture_has_room_for_ranks_arrows_and_contents(algorithm, shape):
+    picture = Picture(plan("psum", algorithm, shape))
+    on, every = picture.layout, [route for routes in picture.routes for route in routes]
+    low, size, centres, box = map(np.array, (picture.corner, picture.extent, on.centres, on.box))
+    ways = [way.at(t / 4) for route in every for way in route.ways for t in range(5)]
+    contents, room = np.array([route.middle for route in every]), (24, 14)
+    boxes = [centres - box / 2, centres + box / 2, contents - room, contents + room]
+    drawn = np.concatenate([*boxes, ways])
+    for margin in (drawn.min(0) - low, low + size - drawn.max(0)):
+        assert all((margin >= 0) & (margin <= 10))
+
+
+@pytest.mark.parametrize(
+    ("shape", "places", "plane"),
+    [
+        ((5,), ["01234"], (5, 1)),
+        ((7,), ["0123", "456"], (7, 1)),  # ranks on a circle are on no grid
+        ((10,), ["0123", "4567", "89"], (10, 1)),
+        ((2, 3), ["012", "345"], (3, 2)),
+        ((3, 2), ["024", "135"], (3, 2)),  # the longer axis is horizontal
+        ((1, 3, 2), ["024", "135"], (3, 2)),
+        ((3, 2, 2), ["014589", "2367ab"], (2, 2)),  # three planes side by side
+    ],
+)
+def test_cells_are_placed_by_rank(shape, places, plane):
+    assert plane_size(shape) == plane
+    assert cell_places(shape) == [
+        (row.index(f"{rank:x}"), down)
+        for rank in range(prod(shape))
+        for down, row in enumerate(places)
+        if f"{rank:x}" in row
+    ]
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "shape"), PLANS)
+def test_a_frame_is_between_its_heading_and_the_legend(collective, algorithm, shape):
+    tag = "{http://www.w3.org/2000/svg}"
+    root = ElementTree.fromstring(as_svg(plan(collective, algorithm, shape), 0))
+    outer, legend = root.findall(f"{tag}g")
+    (inner,) = outer.findall(f"{tag}g")
+    moved = [re.findall(r"[\d.]+", group.get("transform")) for group in (outer, inner, legend)]
+    (ax, ay), (bx, by), (_, bottom) = np.array(moved, float)
+    for box in [box for box in inner.findall(f"{tag}rect") if box.get("rx") == "7"]:
+        x, y, width, height = (float(box.get(side)) for side in ("x", "y", "width", "height"))
+        left, top = ax + bx + x, ay + by + y
+        assert 16 < left < left + width < float(root.get("width")) - 16
+        assert top > ay + 14  # where the heading is
+        assert top + height < bottom
 
 
 def test_boxes_do_not_overlap():

@@ -118,8 +118,9 @@ def test_rounds_are_numbered_through_and_counted():
     assert float(clock) == pytest.approx(8 * 2.4)
 
 
-def test_one_shard_is_followed():
-    svg = as_motion(plan("all_gather", "ring", (4,)), follow=2)
+@pytest.mark.parametrize("collective", ["all_gather", "psum_scatter"])
+def test_one_shard_is_followed(collective):
+    svg = as_motion(plan(collective, "ring", (4,)), follow=2)
     root = ElementTree.fromstring(svg)
     marked = [e for e in root.iter() if e.get("data-of")]
     assert {e.get("class") for e in marked if e.get("data-of") == " 2 "} == {None}

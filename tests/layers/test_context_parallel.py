@@ -218,8 +218,8 @@ def test_a_kernel_keeps_what_is_not_a_number():
 
 @pytest.mark.parametrize("empty", ["heads", "width"])
 def test_of_nothing_there_is_nothing(empty):
-    """With no heads or no features; and with a very wide window."""
-    q, k, v, ids = operands(12)
+    """With no heads, or no features of one position on a rank; and with a very wide window."""
+    q, k, v, ids = operands(12 if empty == "heads" else 2)
     q = q[:, :, :0] if empty == "heads" else q[..., :0]
     k = k if empty == "heads" else k[..., :0]
     options = {"causal": True, "window": 2**40, "scale": 1.0}
@@ -264,4 +264,6 @@ def test_auto_is_what_is_named_around_it():
     attend = over_ranks(make_mesh(4), "x", "contiguous", causal=True)
     with ringcoll.algorithm("two_ended"):
         text = jax.jit(attend).lower(x, x, x).as_text(debug_info=True)
+        told = str(ringcoll.explain(attend)(x, x, x))
     assert "attention(two_ended)" in text
+    assert "two_ended: named by the caller" in told

@@ -14,7 +14,7 @@ from support import make_mesh, mostly_exhaustive, with_gradients
 
 from ringcoll import overlap
 from ringcoll.layers import context_parallel as cp
-from ringcoll.layers.context_parallel.auto import Attention, fastest, plans
+from ringcoll.layers.context_parallel.auto import OF_SCORE, Attention, fastest, plans
 from ringcoll.layers.context_parallel.tiles import Mask
 
 TOPOLOGIES = {2: "v5e:2x1", 4: "v5e:2x2", 8: "v5e:4x2", 16: "v5e:4x4"}
@@ -123,5 +123,8 @@ def test_auto_has_a_plan_for_every_set_of_exchanged_axes():
 def test_auto_prefers_a_ring_to_a_gather_that_costs_as_much():
     """The built-in holds all keys. Compiled with gradients for v5e:4x2, 128k, it takes 1.17."""
     found, chosen = prices(layout="zigzag", length=16384)
+    scores = 32 * 8 * 16384 * 16384 / 2  # of a rank; they hide every message of a ring
+    for name in ("ring", "bidirectional_ring"):
+        assert found[name, ()].seconds == pytest.approx(scores * OF_SCORE, rel=0.01)
     assert found["lax", ()].seconds < 1.05 * chosen.seconds
     assert chosen.algorithm == "ring"

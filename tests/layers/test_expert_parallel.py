@@ -27,6 +27,7 @@ from layer_cases import (
 )
 from support import make_mesh
 
+import ringcoll
 from ringcoll.layers import expert_parallel as ep
 from ringcoll.layers.expert_parallel.auto import Mixture, fastest
 
@@ -36,7 +37,7 @@ FORMS = ["gather", "ring", "bidirectional_ring", "ragged_all_to_all"]
 USUAL = {
     "mesh": ["the second of three axes", "two axes in the other order"],
     "algorithm": ["auto", "ring", "bidirectional_ring", "ragged_all_to_all"],
-    "choice": [("two there", 3, "filled"), ("random", 1, None)],
+    "choice": [("two there", 3, "filled"), ("random", 4, None)],
     "tokens": [(2, 4), (T,), (0,)],
     "way": ["jit", "vmap of tokens"],
 }
@@ -112,6 +113,7 @@ TABLE = {
         ("random", 3, "more"),
         ("to one", 2, "filled"),
         ("two there", 2, None),
+        ("random", 4, None),  # a rank has three
     ],
     "normalize": [True, False],
     "dtype": ["float64", "bfloat16"],
@@ -137,7 +139,8 @@ def no_mixture(case):
         case.get("precision") or case.get("dtype") == "float64" or "vmap" in case.get("way", "")
     )
     uneven = case.get("choice") == ("random", 2, "filled") and "ring" in case.get("algorithm", "")
-    return bool(alone or uneven or (case.get("kernel") and narrow))
+    too_few = case.get("choice") == ("random", 4, None) and name == "one rank"
+    return bool(alone or uneven or too_few or (case.get("kernel") and narrow))
 
 
 def not_usual(case):
@@ -237,6 +240,21 @@ def test_a_ring_that_keeps_its_rows_multiplies_them_once_for_the_weights(
     text = jax.jit(jax.grad(loss)).lower(params).compile().as_text()
     shapes = re.findall(r"= f32\[([\d,]+)\]\S* dot\(", text)
     assert sum(shape in (f"{D},{F}", f"{F},{D}") for shape in shapes) == 3 * often
+
+
+def test_a_token_has_no_more_rows_than_there_are_experts_on_a_rank():
+    """And the plan says who named the algorithm."""
+    rows = []
+
+    def product(x, weights, sizes):
+        rows.append(len(x))
+        return jax.lax.ragged_dot(x, weights, sizes)
+
+    params = arguments(2, "random", "float32")
+    layer = over(make_mesh(2), params, top_k=5, algorithm="gather", kernel=product)
+    told = str(ringcoll.explain(layer)(params))
+    assert set(rows) == {2 * T * 3}
+    assert f"moe over x=2, float32[{T},{D}]: gather: named by the caller" in told.splitlines()
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -21,6 +21,8 @@ def test_specs_go_by_the_last_name_that_is_known():
             "out": {"kernel": np.ones((4, 2, 8)), "bias": np.ones(8)},
         },
         "mlp": Weights(np.ones((8, 6)), np.ones((6, 8))),
+        "others": {"gate": np.ones((8, 6)), "key": np.ones((8, 4, 2)), "value": np.ones((4, 2))},
+        "vocabulary": {"embedding": np.ones((6, 8)), "unembedding": np.ones((8, 6))},
         "norm": {"scale": np.ones(8)},
     }
     specs = {
@@ -29,6 +31,8 @@ def test_specs_go_by_the_last_name_that_is_known():
             "out": {"kernel": P("z", None, None), "bias": P()},
         },
         "mlp": Weights(P(None, "z"), P("z", None)),
+        "others": {"gate": P(None, "z"), "key": P(None, "z", None), "value": P("z", None)},
+        "vocabulary": {"embedding": P("z", None), "unembedding": P(None, "z")},
         "norm": {"scale": P()},
     }
     assert tp.partition_specs(block, "z") == specs
