@@ -64,7 +64,6 @@ REFUSED = {
         ("all_gather_matmul --shape 8x8", "'8x8' does not have three sizes; write MxKxF"),
         ("all_gather_matmul --shape 12x8x8", "--shape 12x8x8: 8 ranks do not divide it; give mult"),
         ("all_gather_matmul --device h100", '--device h100: "auto" runs the built-in there; cho'),
-        ("all_gather_matmul --draw a.svg -n 4,8", "a picture has one number of ranks; give one"),
         ("matmul_reduce_scatter --operand 0", "--operand: matmul_reduce_scatter gathers nothing"),
         ("matmul_reduce_scatter --wire int8", "matmul_reduce_scatter has no wire; leave it out"),
         ("pmax --wire int8", "--wire int8: pmax has no wire; leave it out"),
