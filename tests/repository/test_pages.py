@@ -251,9 +251,9 @@ def test_the_lines_of_the_first_page_are_a_collective_and_a_product(n):
 
     def with_gradients(product, x, w):
         y, pull_back = jax.vjp(product, x, w)
-        return y, pull_back(jnp.cos(y))
+        return y, pull_back(jnp.sign(y - 5))  # exact
 
-    x, w = data((n, 2 * n, 3)), data((n, 3, 4))
+    x, w = data((n, 2 * n, 3)) % 5, data((n, 3, 4)) % 7
     for product, plain in (
         (ring["all_gather_matmul"], gathered),
         (partial(ours["all_gather_matmul"], axis="x"), gathered),
@@ -262,7 +262,7 @@ def test_the_lines_of_the_first_page_are_a_collective_and_a_product(n):
         found, right = (
             per_rank(make_mesh(n), partial(with_gradients, one), x, w) for one in (product, plain)
         )
-        chex.assert_trees_all_close(found, right, rtol=1e-5)
+        chex.assert_trees_all_equal(found, right)
 
 
 @pytest.mark.tpu_aot
