@@ -58,7 +58,7 @@ def gather(
     shards, after the all_gather.
 
     Gradient: JAX's, through the rounds. It keeps what the visits keep, in all rounds together as
-    much as a gathered x. For a gradient that overlaps, write a `jax.custom_vjp` with a `reduce`.
+    much as a gathered x. For one that keeps less, write a `jax.custom_vjp` with a `reduce`.
 
     Args:
         x: an array or a pytree of arrays, which all have the same length along `dim`.
@@ -95,8 +95,7 @@ def gather(
     _, shard_bytes = _checked_rows(call, "x", x)
     rounds, x = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x)
 
-    def checked(carry: Any, arrived: Arrived) -> Any:
-        return _like_carry(call, carry, visit(carry, arrived))
+    checked = _keeping_carry(call, visit)
 
     def visit_own(carry: Any, x: Any) -> Any:
         return checked(carry, rounds.own(x))
@@ -277,8 +276,7 @@ def exchange(
     if rows % (n := rounds.ranks().size):
         raise call.refusal(ValueError, f"x has {rows} rows, not divisible by {n}", "pad it")
 
-    def checked(carry: Any, arrived: Arrived) -> Any:
-        return _like_carry(call, carry, visit(carry, arrived))
+    checked = _keeping_carry(call, visit)
 
     def visit_own(carry: Any, x: Any) -> Any:
         return checked(carry, rounds.own(rounds.blocks(x, rounds.ranks())[0]))
@@ -320,6 +318,11 @@ def _checked_sums(call: Call, name: str, tree: Any, rows: int | None = None) -> 
     if any(jnp.issubdtype(leaf.dtype, jnp.bool_) for leaf in jax.tree.leaves(tree)):
         raise call.refusal(TypeError, f"{name} is bool", "cast it to int32 first")
     return found
+
+
+def _keeping_carry(call: Call, visit: Callable[[Any, Arrived], Any]) -> Callable[..., Any]:
+    """The visit, whose carry is checked and keeps its types."""
+    return lambda carry, arrived: _like_carry(call, carry, visit(carry, arrived))
 
 
 def _like_carry(call: Call, before: Any, after: Any) -> Any:

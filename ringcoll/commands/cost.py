@@ -7,7 +7,6 @@
     python -m ringcoll cost all_gather --device mine.json --algorithm lax,ring --json
     python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule
     python -m ringcoll cost all_gather_matmul --shape 8192x8192x28672 -n 8 --device v5e
-    python -m ringcoll cost matmul_reduce_scatter
 
 B is the size in bytes as nccl-tests counts it: the operand or the result of a rank, whichever is
 larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand of 8M. In formulas,

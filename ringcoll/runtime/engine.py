@@ -49,7 +49,7 @@ from ringcoll.runtime.contributions import (
 )
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.slicing import joined
-from ringcoll.runtime.value_types import varying
+from ringcoll.runtime.value_types import tree_varying
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, stretches
 from ringcoll.schedules.tour import Tour
 
@@ -87,7 +87,7 @@ def gather(
         The carry that the last visit returned.
     """
     steps = planned(schedule)
-    held = {Key(lane, 0): _typed(x, ranks) for lane, x in enumerate(own)}
+    held = {Key(lane, 0): tree_varying(x, ranks.axes) for lane, x in enumerate(own)}
     latest = list(held)
     for start, stop in stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO):
         step = steps[start]
@@ -136,13 +136,9 @@ def reduce(
         missing = [key for key in dict.fromkeys(keys) if key not in sums]
         slots = [Slot(order.waiting(ranks.origin(k.offset), zero), k.lane) for k in missing]
         values = produce(slots) if slots else []
-        sums.update(zip(missing, (_typed(value, ranks) for value in values), strict=True))
-
-    def messages(step: PlannedRound) -> list[Any]:
-        sent = [message(sums, keys) for keys in step.sent]
-        for key in chain(*step.sent):
-            del sums[key]
-        return sent
+        sums.update(
+            zip(missing, (tree_varying(value, ranks.axes) for value in values), strict=True)
+        )
 
     if steps:
         want(chain(*steps[0].sent))
@@ -150,7 +146,7 @@ def reduce(
     forward = stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO)
     for start, stop in [(count - stop, count - start) for start, stop in reversed(forward)]:
         step, following = steps[start], steps[start + 1 : stop]
-        received = ranks.hops(f"round {start + 1}", step.moves, messages(step))
+        received = ranks.hops(f"round {start + 1}", step.moves, _given_away(sums, step))
         keys, ahead = [*chain(*step.arrived)], steps[start + 1].sent if start + 1 < count else ()
         want([*keys, *chain(*ahead)])  # while they travel
         mine = order.apart({key: sums[key] for key in keys})
@@ -158,7 +154,7 @@ def reduce(
             mine[key] = combine(value, mine[key])
         sums, zero = order.tied((sums | mine, zero))
         if following:
-            name, sent = f"rounds {start + 2} to {stop}", messages(following[0])
+            name, sent = f"rounds {start + 2} to {stop}", _given_away(sums, following[0])
             last = rolled.reduce(name, following, ranks, sent, produce, combine, order, zero)
             sums.update(zip(chain(*following[-1].arrived), unstacked(last), strict=True))
     own = [Key(lane, 0) for lane in range(schedule.lanes)]
@@ -190,7 +186,7 @@ def tour(
     Returns:
         The carry of the last visit, and the sum for this rank's shard, a share for each lane.
     """
-    held = {Key(lane, 0): _typed(x, ranks) for lane, x in enumerate(own)}
+    held = {Key(lane, 0): tree_varying(x, ranks.axes) for lane, x in enumerate(own)}
     own_keys, latest, sums = [*held], list[Key](), dict[Key, Any]()
     outward, homeward = planned(path.out), planned(path.back, back=True)
     last = max(path.rounds, 1)
@@ -203,10 +199,8 @@ def tour(
             sent = [message(held, keys) for keys in out.sent]
             arriving = ranks.hops(f"round {time}", out.moves, sent)
         if back:
-            partial = [message(sums, keys) for keys in back.sent]
+            partial = _given_away(sums, back)
             received = ranks.hops(f"round {time}, home", back.moves, partial)
-            for key in chain(*back.sent):
-                del sums[key]
         shards = _shards(held, latest, ranks)
         if halves_along is not None and last > 1 and time in (1, last):
             of_rank = _shards(held, own_keys, ranks)
@@ -215,7 +209,7 @@ def tour(
             shards += _shards(held, own_keys, ranks)
         if shards:
             carry, contributions = visit(carry, shards)
-            contributions = [_typed(x, ranks) for x in contributions]
+            contributions = [tree_varying(x, ranks.axes) for x in contributions]
             sums |= zip(latest, contributions[: len(latest)], strict=True)
             for shard, x in zip(shards[len(latest) :], contributions[len(latest) :], strict=True):
                 of_own[shard.lane].append(x)
@@ -230,6 +224,14 @@ def tour(
     totals = [joined(contributions, halves_along or 0) for contributions in of_own]
     pairs = zip((sums.get(key) for key in own_keys), totals, strict=True)
     return carry, [total if came is None else added(came, total) for came, total in pairs]
+
+
+def _given_away(sums: dict[Key, Any], step: PlannedRound) -> list[Any]:
+    """The messages of partial sums that a round sends; the rank does not keep these."""
+    sent = [message(sums, keys) for keys in step.sent]
+    for key in chain(*step.sent):
+        del sums[key]
+    return sent
 
 
 def _half(shard: Shard, dim: int, is_second: bool) -> list[Shard]:
@@ -268,7 +270,7 @@ def exchange(
         The carry that the last visit returned.
     """
     steps = planned(schedule)
-    held = {Key(0, d): _typed(block, ranks) for d, block in enumerate(blocks)}
+    held = {Key(0, d): tree_varying(block, ranks.axes) for d, block in enumerate(blocks)}
     last = {key: number for number, step in enumerate(steps) for key in chain(*step.sent)}
     latest = [key for key in held if key not in last]
     for number, step in enumerate(steps):
@@ -285,8 +287,3 @@ def exchange(
 def _shards(held: Mapping[Key, Any], keys: Iterable[Key], ranks: Ranks) -> list[Shard]:
     """The shards under these keys, as a visit gets them."""
     return [Shard(held[k], ranks.origin(k.offset), k.lane, (k.offset,)) for k in keys]
-
-
-def _typed(tree: Any, ranks: Ranks) -> Any:
-    """The arrays, typed as varying over the axes of the ranks."""
-    return jax.tree.map(lambda x: varying(x, ranks.axes), tree)

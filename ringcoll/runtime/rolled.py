@@ -5,18 +5,16 @@ In the rounds of a stretch every move sends what it brought in the round before 
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.runtime.barriers import Order
 from ringcoll.runtime.contributions import PlannedRound, Shard, Slot, message, unstacked
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.value_types import varying
+from ringcoll.runtime.value_types import tree_varying
 
 Carry = TypeVar("Carry")
 
@@ -76,7 +74,7 @@ def reduce(
         ]
         produced = dict(zip(chain(*mine_of), produce(slots), strict=True))
         mine = [message(produced, keys) for keys in mine_of]
-        mine = order.apart(jax.tree.map(partial(varying, axes=ranks.axes), mine))
+        mine = order.apart(tree_varying(mine, ranks.axes))
         summed = [combine(r, x) for r, x in zip(received, mine, strict=True)]
         # The next products wait for these sums; otherwise compilers would merge the products.
         return order.tied((summed, zero)), None

@@ -6,16 +6,14 @@ product and its addition, and the sums of the other half travel under that matmu
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.runtime.contributions import Slot, planned
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.value_types import varying
+from ringcoll.runtime.value_types import tree_varying
 from ringcoll.schedules.schedule import Schedule
 
 #: `(slots, received) -> sums`: this rank's contributions, added to the partial sums received.
@@ -46,11 +44,8 @@ def reduce(schedule: Schedule, ranks: Ranks, add: Add, start: Callable[[Slot], A
             for lane, offset in keys
         ]
 
-    def typed(sums: Sequence[Any]) -> list[Any]:
-        return [jax.tree.map(partial(varying, axes=ranks.axes), x) for x in sums]
-
     def added(half: int, turn: Array, received: Sequence[Any]) -> list[Any]:
-        return typed(add(slots(half, turn), received))
+        return tree_varying([*add(slots(half, turn), received)], ranks.axes)
 
     def sent_back(sums: list[Any]) -> list[Any]:
         return ranks.hops(f"rounds 1 to {count}", moves, sums)
@@ -63,7 +58,7 @@ def reduce(schedule: Schedule, ranks: Ranks, add: Add, start: Callable[[Slot], A
 
     before, after = jnp.int32(0), jnp.int32(count)
     first = added(0, before, [start(slot) for slot in slots(0, before)])
-    second = typed([start(slot) for slot in slots(1, before)])
+    second = tree_varying([start(slot) for slot in slots(1, before)], ranks.axes)
     (first, second), _ = lax.scan(body, (first, second), jnp.arange(count, dtype=jnp.int32))
     sums = [*first, *added(1, after, second)]
     lanes = [half * schedule.lanes + move.lane for half in (0, 1) for move in moves]

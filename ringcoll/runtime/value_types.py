@@ -44,6 +44,11 @@ def varying(x: Array, axes: Sequence[Hashable]) -> Array:
     return lax.pcast(x, typed, to="varying") if typed else x
 
 
+def tree_varying(tree: Any, axes: Sequence[Hashable]) -> Any:
+    """A pytree of arrays, each typed as `varying` over the axes."""
+    return jax.tree.map(lambda x: varying(x, axes), tree)
+
+
 def typed_alike(xs: Sequence[Array], axes: Sequence[Hashable]) -> list[Array]:
     """The arrays, typed as varying over `axes` and every axis over which any of them varies."""
     types = [jax.typeof(x).mat.varying for x in xs]
