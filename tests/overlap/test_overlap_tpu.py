@@ -78,14 +78,13 @@ def test_claims_of_the_headline_hold(models):
         ("scatters auto", "scatters lax", 0.02),
         ("gathers both auto", "gathers both lax", 0.02),
         ("scatters both auto", "scatters both lax", 0.02),
-        # In the gradient the first parts of five products wait for their messages.
-        ("gated_mlp auto", "gated_mlp lax", 0.07),
+        ("gated_mlp auto", "gated_mlp lax", 0.05),
         ("stack linear", "stack plain", 0.05),
     ],
 )
 def test_ours_hide_their_messages_and_the_built_in_forms_do_not(models, ours, plain, share):
     assert models[ours]["exposed_share"] <= share, models[ours]["text"]
-    assert (models[ours]["verdict"] == "green") == (share <= 0.05)  # the default of a budget
+    assert models[ours]["verdict"] == "green", models[ours]["text"]
     assert models[plain]["verdict"].startswith("red: "), models[plain]["text"]
 
 
