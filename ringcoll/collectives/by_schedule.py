@@ -18,7 +18,7 @@ from jax import Array, lax
 
 from ringcoll import algorithms
 from ringcoll.choose import collectives
-from ringcoll.choose.plan import NAMED, SYMBOLIC, Plan
+from ringcoll.choose.plan import BY_HAND, NAMED, SYMBOLIC, Plan
 from ringcoll.choose.table import LAX, Algorithm, Table, default_table
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.hosts import Where, on_hosts
@@ -92,6 +92,8 @@ class ScheduledCollective(Collective):
             )
         else:
             decided = Plan(algorithm, why=NAMED)
+        if decided.algorithm == LAX and algorithm != LAX and not self.has_built_in(xs[0]):
+            decided = BY_HAND
         call = self.primitive.name.removeprefix("ringcoll_")
         noted(call, self.axes, xs, decided, self.groups)
         return decided
@@ -128,6 +130,10 @@ class ScheduledCollective(Collective):
     def exchanged(self, x: Array) -> Array:
         """Exchange raw contributions by built-in collectives, and add them by the tree."""
         raise NotImplementedError
+
+    def has_built_in(self, x: Array) -> bool:
+        """Whether JAX can lower its own collective of x."""
+        return True
 
     def builtin(self, x: Array, platform: str) -> Array:
         """Run the built-in collective of the platform."""

@@ -19,9 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import AxisType
 
-from ringcoll.choose.plan import BY_HAND, NAMED, Plan, cheapest
+from ringcoll.choose.plan import NAMED, Plan, cheapest
 from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
 from ringcoll.collectives import choice
@@ -155,7 +154,6 @@ def reduce(
     size, block_bytes = _checked_sums(call, "what is produced", out)
     work = work or work_of(program.jaxpr, 0, rounds.ranks().size)
     plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
-    plan = _without_built_in(plan)
     rounds = replace(rounds, algorithm=plan.algorithm)
     total = rounds.reduce(produce, size, by_turns=plan.by_turns)
     return noted_when_lowered("reduce", call.axes, total, lambda platform, hosts: plan)
@@ -227,7 +225,6 @@ def tour(
     plan = _planned(
         call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, made, *on)
     )
-    plan = _without_built_in(plan)
     x = noted_when_lowered("tour", call.axes, x, lambda platform, hosts: plan)
     return replace(rounds, algorithm=plan.algorithm).tour(x, checked, carry, halved=True)
 
@@ -360,12 +357,6 @@ def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any)
         if [jax.typeof(leaf) for leaf in typed] == [jax.typeof(leaf) for leaf in leaves]:
             return carry, program.jaxpr
         carry = jax.tree.unflatten(structure, typed)
-
-
-def _without_built_in(plan: Plan) -> Plan:
-    """The plan of a sum. Beside an explicit axis JAX cannot lower the built-in."""
-    is_explicit = AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
-    return BY_HAND if plan.algorithm == LAX and plan.why != NAMED and is_explicit else plan
 
 
 def _planned(

@@ -145,12 +145,8 @@ def multiply_and_scatter(
     call, run = "einsum_reduce_scatter", partial(scattered_sum, options, scatter)
     if options.algorithm != "auto":
         return _run(call, options, Plan(options.algorithm, why=NAMED), run, pairs, everywhere=True)
-    # If the mesh has an explicit axis, JAX cannot lower lax.psum_scatter on any platform.
-    is_explicit = any(explicit_spec(x) is not None for pair in pairs for x in pair)
-    plan = plans.to_scatter(scatter, pairs, options.sizes(), options.model(), not is_explicit)
-    if is_explicit:  # which runs on every platform, and turns gain on TPUs alone
-        plan = replace(plan, by_turns=plan.by_turns and device_kind() in KINDS)
-    return _run(call, options, plan, run, pairs, everywhere=is_explicit)
+    plan = plans.to_scatter(scatter, pairs, options.sizes(), options.model())
+    return _run(call, options, plan, run, pairs)
 
 
 def _multiply_and_scatter_forward(options, scatter, pairs):

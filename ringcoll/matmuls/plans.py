@@ -8,8 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ringcoll.choose.plan import BY_HAND, SYMBOLIC, Plan, cheapest
-from ringcoll.choose.table import LAX
+from ringcoll.choose.plan import SYMBOLIC, Plan, cheapest
 from ringcoll.choose.under_work import gather_plans, scatter_plans
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds, nbytes
@@ -101,14 +100,11 @@ def to_scatter(
     pairs: Sequence[tuple[Any, Any]],
     sizes: tuple[int, ...],
     model: Model,
-    may_be_built_in: bool = True,
 ) -> Plan:
     """The plan of a scattered sum of products on TPUs; arguments as for `to_gather`."""
     if not are_known(*(x for pair in pairs for x in pair)):
-        return SYMBOLIC if may_be_built_in else BY_HAND
-    plans = scatter_forms(scatter, pairs, sizes, model)
-    by_hand = [plan for plan in plans if plan.algorithm != LAX]
-    return cheapest(plans if may_be_built_in else by_hand or [BY_HAND])
+        return SYMBOLIC
+    return cheapest(scatter_forms(scatter, pairs, sizes, model))
 
 
 def scatter_forms(

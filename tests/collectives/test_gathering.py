@@ -273,11 +273,13 @@ def test_beside_an_explicit_axis():
 
     def both(x):
         mine = reduce(lambda wanted: 2 * wanted.take(x), "x")
+        mine += ringcoll.psum_scatter(x, "x", tiled=True)
+        mine += jax.grad(lambda x: ringcoll.all_gather(x, "x", tiled=True).sum())(mine)
         return mine + tour(mine, "x", lambda c, a: (c, a.value), 0)[1]
 
     with jax.set_mesh(mesh):
         mapped = jax.shard_map(both, in_specs=P(), out_specs=P("x"), axis_names={"x"})
-        np.testing.assert_array_equal(jax.jit(mapped)(jnp.arange(8.0)), 40 * np.arange(8.0))
+        np.testing.assert_array_equal(jax.jit(mapped)(jnp.arange(8.0)), 20 + 60 * np.arange(8.0))
 
 
 @pytest.mark.parametrize("algorithm", ["lax", "ring", "direct"])

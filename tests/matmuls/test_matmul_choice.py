@@ -216,13 +216,3 @@ def test_of_symbolic_sizes_nothing_is_guessed():
 def test_ranks_beside_others_are_a_plane_of_a_small_slice(kind, ranks, of, axes):
     assert machine(kind, ranks, of).axes == axes
     assert machine(None) is machine(H100) is DEVICES["v6e"]
-
-
-def test_beside_an_explicit_axis_a_sum_is_never_the_built_in():
-    """JAX cannot lower it. Some meshes have no schedule with a price, and symbols have none."""
-    symbolic, w = SimpleNamespace(shape=("b", 64), size="64*b", dtype=TWO_BYTES), array(64, 64)
-    pair, v5e = (array(8192, 64), array(64, 64)), DEVICES["v5e"]
-    assert plans.to_scatter(SUM, [pair], (64, 64), v5e).algorithm == "lax"
-    for sizes, factors in (((8,), pair), ((64, 64), pair), ((8,), (symbolic, w))):
-        plan = plans.to_scatter(SUM, [factors], sizes, v5e, may_be_built_in=False)
-        assert plan.algorithm != "lax"
