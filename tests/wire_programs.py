@@ -34,7 +34,7 @@ def both(x):
 
 def sent(topology):
     """The dtypes of each message, and the bytes that a rank sends."""
-    mesh = overlap.mesh(topology)
+    mesh = ringcoll.mesh(topology)
     shape = (SHAPE[0] * mesh.size, *SHAPE[1:])
     x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P("x")))
     mapped = jax.shard_map(both, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)

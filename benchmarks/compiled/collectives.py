@@ -19,8 +19,8 @@ import ringcoll
 from benchmarks.collectives.cases import name_and_options
 from benchmarks.compiled import compiling
 from benchmarks.measuring import options
-from ringcoll import overlap
 from ringcoll.commands.arguments import shape, size
+from ringcoll.commands.overlap import mesh_on
 
 COLLECTIVES: Mapping[str, Callable] = {
     "psum_scatter": partial(ringcoll.psum_scatter, tiled=True),
@@ -68,7 +68,7 @@ def program_of(
     """The program that the flags of the command name, and its operand."""
     sizes = shape(axes)
     names = tuple("xyz"[: len(sizes)])
-    mesh = overlap.mesh(topology, **dict(zip(names, sizes, strict=True)))
+    mesh = mesh_on(topology, dict(zip(names, sizes, strict=True)))
     whole = P() if collective == "psum" else P(names)
 
     name, options = name_and_options(algorithm)

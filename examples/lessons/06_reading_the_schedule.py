@@ -77,7 +77,7 @@ nothing.
 # %%
 mesh: Mesh | None = None
 try:
-    mesh = overlap.mesh("v5e:4x2")
+    mesh = ringcoll.mesh("v5e:4x2")
 except ModuleNotFoundError as missing:
     print(missing)
 reports = {}

@@ -14,24 +14,27 @@ as --max-exposed, is broken. An example that overlaps is compared with its plain
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from ringcoll.commands import arguments, overlap_limits
 from ringcoll.commands.overlap_examples import NAMES, PLAIN, SIZES, Example, example
 from ringcoll.io import files
-from ringcoll.overlap import gpus, topology
 from ringcoll.overlap.chips import CHIPS, Chip, chip
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
+from ringcoll.placement import gpus
+from ringcoll.placement.meshes import mesh
+from ringcoll.placement.topology import devices
 
 _CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
 
@@ -59,6 +62,12 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
         metavar="x=4,y=2",
         help="axes of the mesh (default: one axis x)",
     )
+
+
+def mesh_on(topology: str, axes: Mapping[str, int] = MappingProxyType({})) -> Mesh:
+    """A mesh of the topology whose axes are left to the compiler."""
+    named: dict[str, Any] = dict(axes or {"x": len(devices(topology))})
+    return mesh(topology, axis_types=(AxisType.Auto,) * len(named), **named)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,14 +174,14 @@ def run(args: argparse.Namespace) -> int:
         if not args.saved or isinstance(before, str):
             if sys.stderr.isatty():
                 print(f"compiling for {args.topology}: seconds, or minutes", file=sys.stderr)
-            mesh = topology.mesh(args.topology, **args.mesh)
-            _check_chip(args, mesh)
+            chips = mesh_on(args.topology, args.mesh)
+            _check_chip(args, chips)
         if isinstance(before, str):
-            _, before = _compile_and_report(args, *example(before, mesh, args.shape))
+            _, before = _compile_and_report(args, *example(before, chips, args.shape))
         if args.example:
-            program, last = _compile_and_report(args, *example(args.example, mesh, args.shape))
+            program, last = _compile_and_report(args, *example(args.example, chips, args.shape))
         elif args.function:
-            program, last = _compile_and_report(args, *program_on(args.function, mesh))
+            program, last = _compile_and_report(args, *program_on(args.function, chips))
         compared = compare(before, last) if before else ""
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))

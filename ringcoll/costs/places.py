@@ -10,6 +10,7 @@ from operator import index
 from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
 from ringcoll.costs.machines import MACHINES, Device, find
 from ringcoll.costs.model import seconds, seconds_on_hosts
+from ringcoll.costs.routes import Places
 from ringcoll.costs.slices import closed as closed_sides
 from ringcoll.costs.slices import rings
 from ringcoll.io.strict_json import shown
@@ -35,6 +36,8 @@ class Place:
         hosts: the number of hosts.
         network: the shape of the torus or grid; None is a switch.
         closed: which axes of the network are rings; None: all.
+        places: the place of each rank on the network, for each group of ranks that communicates at
+            the same time; None: the ranks fill the network in order.
         between: the network between hosts; None if there is none.
         ports: the number of ports of a host to that network; 0: one for each of its ranks.
         built_in: the place for a built-in collective, if it is a different one. Hosts may then have
@@ -47,6 +50,7 @@ class Place:
     hosts: int = 1
     network: tuple[int, ...] | None = None
     closed: tuple[bool, ...] | None = None
+    places: Places | None = None
     between: Device | None = None
     ports: int = 0
     built_in: "Place | None" = None
@@ -77,7 +81,7 @@ class Place:
         """
         if self.between and 1 < self.hosts < self.ranks:
             return price_on_hosts(collective, algorithm, self.shape, self.hosts)
-        where = self.shape, self.network, self.closed
+        where = self.shape, self.network, self.closed, self.places
         return counted(collective, algorithm, *where)
 
     def seconds(self, paid: Price | HostsPrice) -> Seconds:

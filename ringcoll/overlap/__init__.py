@@ -38,7 +38,6 @@ from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import assert_overlapped, report
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
-from ringcoll.overlap.topology import hops, mesh
 
 __all__ = [
     "CHIPS",
@@ -53,7 +52,5 @@ __all__ = [
     "compare",
     "compile_for",
     "gpu",
-    "hops",
-    "mesh",
     "report",
 ]

@@ -13,8 +13,8 @@ from jax import tree
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
-from ringcoll.overlap.network import Network
-from ringcoll.overlap.topology import network
+from ringcoll.placement.network import Network
+from ringcoll.placement.topology import network
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def program_of(
         )
     changes: dict[str, Any] = {}
     if mesh is not None:
-        changes = {"network": network(mesh), "kind": mesh.devices.flat[0].device_kind}
+        changes = {"network": network(mesh.devices.flat), "kind": mesh.devices.flat[0].device_kind}
     if profile is not None:
         changes["profile"] = profile if isinstance(profile, Mapping) else read_profile(profile)
     return Program(**{**program.__dict__, **changes})

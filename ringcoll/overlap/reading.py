@@ -9,12 +9,12 @@ from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
 from ringcoll.overlap.lines import Lines
-from ringcoll.overlap.network import Network
 from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
 from ringcoll.overlap.transfers import source_target_pairs
+from ringcoll.placement.network import Network
 
 
 def report(

@@ -8,7 +8,7 @@ import numpy as np
 
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, HloError, Instruction
-from ringcoll.overlap.network import Link, Network
+from ringcoll.placement.network import Link, Network
 
 RAGGED = "ragged-all-to-all"
 #: The compiler's collectives; each also exists as -start and -done.

@@ -10,7 +10,7 @@ from support import HERE, make_mesh
 from ringcoll.__main__ import main
 from ringcoll.commands.explain import LISTS, about
 from ringcoll.draw.source import paragraphs
-from ringcoll.overlap import topology
+from ringcoll.placement import topology
 
 pytestmark = pytest.mark.quick
 
