@@ -14,12 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from ringcoll.costs.embedding import embed
 from ringcoll.costs.machines import find
 from ringcoll.costs.places import Place
 from ringcoll.costs.prediction import predict
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 from ringcoll.placement import topology as topologies
-from ringcoll.placement.embedding import embed
 from ringcoll.placement.topology import network
 
 #: The bytes of the all-gather whose time `describe` prints.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ringcoll import overlap
+from ringcoll.costs.embedding import embed, ring_order
 from ringcoll.placement import gpus, topology
-from ringcoll.placement.embedding import embed, ring_order
 from ringcoll.placement.network import Network
 
 
