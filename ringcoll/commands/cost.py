@@ -248,9 +248,9 @@ def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
     }
     for (name, ports), model in known.items():
         yield f"{ports} port{'s' * (ports > 1)} of a host to {name}: {_constants(model)}"
-    if slices := {place.network: None for place in places if place.network and place.places}:
-        shapes = ", ".join("x".join(map(str, network)) for network in slices)
-        yield f"the ranks are the last axis of a mesh on {shapes} chips, as ringcoll.mesh orders it"
+    for network in dict.fromkeys(place.network or () for place in places if place.places):
+        chips = "x".join(map(str, network))
+        yield f"the ranks are the last axis of a mesh on {chips} chips, as ringcoll.mesh orders it"
     networks = [place.network or () for place in places if not (place.is_torus or place.places)]
     if networks:
         shapes = dict.fromkeys("x".join(map(str, network)) for network in networks)
