@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll import algorithms
+from ringcoll.costs.prediction import LAX as LAX
 from ringcoll.io.bounds import Bounds, checked, within
 from ringcoll.io.files import write
 from ringcoll.io.strict_json import (
@@ -43,9 +44,6 @@ from ringcoll.schedules.schedule import SizeError
 #: The environment variable that names another file for `default_table`.
 VARIABLE = "RINGCOLL_TABLE"
 PLATFORMS = ("cpu", "gpu", "tpu", "*")
-
-#: The name of the built-in collective.
-LAX = "lax"
 
 
 def choices(collective: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from ringcoll.costs.places import MOST_RANKS
 from ringcoll.costs.wire import CODES, ENCODED, Wire
 from ringcoll.io import files
-from ringcoll.io.text import choose, columns
+from ringcoll.io.text import columns
 from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR, in_lax
 from ringcoll.schedules.schedule import ScheduleError
 
@@ -36,12 +36,6 @@ class Parser(argparse.ArgumentParser):
         """Print the command and what is wrong, with the cure after a semicolon; status 2."""
         cure = "" if ";" in message else "; -h explains the arguments"  # argparse names no cure
         self.exit(2, f"{self.prog}: error: {message}{cure}\n")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse an unknown name; argparse does not name the nearest known one."""
-        if action.choices is not None and value not in action.choices:
-            cure = choose(value, map(str, action.choices))
-            raise argparse.ArgumentError(action, f"no {value!r}; {cure}")
 
 
 class File(str):
@@ -66,13 +60,13 @@ def collective(text: str) -> str:
     return text.replace("-", "_")
 
 
-def add_collective(parser: argparse.ArgumentParser) -> None:
-    """Declare the argument COLLECTIVE."""
-    known = [*COLLECTIVES, TOUR, *(f"{alias} ({name})" for alias, name in ALIASES.items())]
+def add_collective(parser: argparse.ArgumentParser, *more: str) -> None:
+    """Declare the argument COLLECTIVE: a collective that has schedules, or one of `more`."""
+    known = [*COLLECTIVES, TOUR, *(f"{alias} ({name})" for alias, name in ALIASES.items()), *more]
     parser.add_argument(
         "collective",
         type=collective,
-        choices=[*COLLECTIVES, TOUR, *ALIASES],
+        choices=[*COLLECTIVES, TOUR, *ALIASES, *more],
         metavar="COLLECTIVE",
         help=", ".join(known),
     )

@@ -4,10 +4,9 @@ A built-in collective is priced as it is run: on GPUs by measured curves (of NCC
 along all axes of the slice, as XLA runs it, and on hosts over gloo by a ring.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, log2
-from typing import Any
 
 from ringcoll.costs import encoding
 from ringcoll.costs.curves import Curve, Way, across, rising
@@ -26,6 +25,7 @@ from ringcoll.schedules.registry import (
     in_lax,
 )
 
+#: The name of the built-in collective.
 LAX = "lax"
 PERMUTE = "ppermute"
 #: If a machine has no curve of a collective, the curves of these are used: they send as much, in
@@ -81,19 +81,15 @@ def predict(
     >>> print(f"{costs.predict('all_gather', 2**26, h100, 'ring'):.1e}")
     8.9e-04
     """
-    is_text = isinstance(collective, str)
-    name = in_lax(collective) if is_text and collective != PERMUTE else collective
-    if not is_text or name not in (*COLLECTIVES, TOUR, PERMUTE):
+    name = in_lax(collective)
+    if name not in (*COLLECTIVES, TOUR, PERMUTE):
         cure = choose(collective, (*COLLECTIVES, TOUR, PERMUTE))
         raise ValueError(f"predict: collective {shown(collective)} is not known; {cure}")
     if not isinstance(place, Place):
         raise ValueError(
             f"predict: place {shown(place)} is not a Place; pass place_of(8, 'h100') or the like"
         )
-    if not isinstance(algorithm, Hashable):
-        words = "is not 'lax', a name, a schedule or a function"
-        raise ValueError(f"predict: algorithm {shown(algorithm)} {words}")
-    if not _is_size(nbytes):
+    if not 0 <= nbytes <= 2**63:
         raise ValueError(
             f"predict: nbytes {shown(nbytes)} is not a number of bytes; give 0 or more, up to 2^63"
         )
@@ -134,22 +130,17 @@ def seconds_of(
         return lambda _: 0.0
     if name in EXCHANGES:  # slices that are all of one size
         name = "all_to_all"
+    elif name in ALL_REDUCES:
+        name = "psum"
     if algorithm == LAX and place.device.model.axes and place.network is None:
         raise ValueError(f"the built-in of {place.device.name} runs on a slice")
     if wire is not None:
-        return _encoded("psum" if name in ALL_REDUCES else name, algorithm, itemsize, place, wire)
+        return _encoded(name, algorithm, itemsize, place, wire)
     if algorithm == LAX:
         return lambda nbytes: _built_in(name, nbytes, place)
     if name == PERMUTE:
         raise ValueError(f"a ppermute is one message: algorithm {algorithm!r} is not 'lax'")
     return place.seconds(place.price(name, algorithm))
-
-
-def _is_size(nbytes: Any) -> bool:
-    try:
-        return bool(0 <= nbytes <= 2**63)
-    except (TypeError, ValueError):  # no number; several
-        return False
 
 
 def _encoded(name: str, algorithm: Algorithm, itemsize: int, place: Place, wire: Wire) -> Seconds:
@@ -199,8 +190,6 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
         return model.alpha + model.hop + device.model.beta * nbytes
     if name == "psum_scatter" and 0 < model.all_reduces <= n and len(set(place.shape)) == 1:
         name = "psum"
-    if name == "pbroadcast":
-        name = "psum"
     # Messages start together; each link carries its share. (A matmul that exchanges rows does not
     # have the slice: see `model.all_to_all_seconds`.)
     if name == "all_to_all":
@@ -226,8 +215,6 @@ def _measured(
     name: str, nbytes: float, ranks: int, several_hosts: bool, device: Device
 ) -> float | None:
     """Seconds by the curves of a machine, or of the one it is based on; None without curves."""
-    if name in ALL_REDUCES:
-        name = "psum"
     way, local = (_WAYS[name], device.ranks_a_host) if several_hosts else (Way.SWITCH, 1)
     for candidate in (name, *_ALIKE.get(name, ())):
         own = device.curves.get((candidate, several_hosts), {})
