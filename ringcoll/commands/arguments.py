@@ -22,7 +22,6 @@ from ringcoll.schedules.schedule import ScheduleError
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 #: Which units `size` reads, for the help of an option.
 SIZES = "K, M, G are powers of 1024, also as MB or MiB"
-_MOST_BYTES = 2**60
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,11 +103,11 @@ def size(text: str) -> int:
     "64MB" and "64MiB" are the same as "64M".
 
     Raises:
-        argparse.ArgumentTypeError: it is not a size, it is 0, or it is above `_MOST_BYTES`.
+        argparse.ArgumentTypeError: it is not a size, or it is 0.
     """
     found = re.fullmatch(r"([0-9]{1,19})(?:([KMG])I?)?B?", text.upper())
     number = int(found[1]) * _UNITS[found[2] or ""] if found else 0
-    if not 0 < number <= _MOST_BYTES:
+    if not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 512, 1K, 64M or 1G")
     return number
 

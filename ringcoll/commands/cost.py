@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ringcoll.commands import arguments, cost_matmul
-from ringcoll.costs import encoding, machines
+from ringcoll.costs import machines
 from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import Model, fastest
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     lines = [*_machine_lines(places)]
     if wire:
         lines.append(
-            f"messages hold {args.wire} and scales: {encoding.ratio(wire, _ITEMSIZE):.3f} of the "
+            f"messages hold {args.wire} and scales: {wire.ratio(_ITEMSIZE):.3f} of the "
             "bytes of bfloat16. Multiply B in a formula by this. Times include the work to encode, "
             "decode and add"
         )

@@ -2,7 +2,6 @@
 
     python -m ringcoll explain
     python -m ringcoll explain ring
-    python -m ringcoll explain --markdown
     python -m ringcoll explain --function my.module:program --topology v5e:4x2
 
 `my.module:program` is called with the mesh, as by `overlap`; nothing is compiled.
@@ -82,18 +81,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="your own program: print its plans",
     )
     overlap.add_mesh(parser)
-    parser.add_argument("--markdown", action="store_true", help="the tables of docs/algorithms.md")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print, and return the exit status."""
-    if args.function and (args.name or args.markdown):
-        args.error("--function: a program has plans, not an algorithm; leave out the rest")
+    if args.function and args.name:
+        args.error("--function: a program has plans, not an algorithm; leave out the NAME")
     if args.function:
         _print_plans(args)
         return 0
-    lines = in_full(args.name) if args.name else markdown() if args.markdown else index()
-    print(*(lines if args.markdown else wrapped(lines)), sep="\n")
+    print(*wrapped(in_full(args.name) if args.name else index()), sep="\n")
     return 0
 
 
@@ -128,7 +125,7 @@ def index() -> Iterator[str]:
 
 
 def markdown() -> Iterator[str]:
-    """The tables of docs/algorithms.md."""
+    """The tables of docs/algorithms.md, which `python -m benchmarks claims --write` writes."""
     for title, (served, kind) in LISTS.items():
         yield f"| {title} | rounds | bytes | when |"
         yield "|---|---|---|---|"

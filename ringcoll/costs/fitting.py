@@ -19,8 +19,6 @@ from ringcoll.costs.prediction import LAX, PERMUTE
 from ringcoll.io.strict_json import shown
 from ringcoll.schedules.registry import COLLECTIVES, EXCHANGES, build, in_lax
 
-__all__ = ["ENOUGH", "Timing", "curve_of", "fit_machine", "read_timings"]
-
 #: The fewest sizes from which both the cost of a start and the cost of a byte can be found.
 ENOUGH = 4
 #: The network between hosts: no table of times names it.
@@ -180,10 +178,7 @@ def _as_a_ring(one: Timing) -> str:
 
 def _sample(one: Timing, algorithm: str = "") -> Sample:
     """A measurement with the counts of its algorithm, or of the one that is given."""
-    try:
-        paid = price(one.collective, algorithm or one.algorithm, (one.ranks,))
-    except ValueError as error:
-        raise ValueError(f"line {one.line}: {error}") from None
+    paid = price(one.collective, algorithm or one.algorithm, (one.ranks,))
     shard = one.bytes / one.ranks
     added = float(paid.additions) * shard
     return Sample(paid.startups, float(paid.link) * shard, added, one.seconds)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, log2
 
-from ringcoll.costs import encoding
 from ringcoll.costs.curves import Curve, Way, across, rising
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import Model, seconds
@@ -28,6 +27,7 @@ from ringcoll.schedules.registry import (
 #: The name of the built-in collective.
 LAX = "lax"
 PERMUTE = "ppermute"
+_WIDE = 4  # bytes of a float32, in which decoded values are added
 #: If a machine has no curve of a collective, the curves of these are used: they send as much, in
 #: the same steps.
 _ALIKE: Mapping[str, Sequence[str]] = {
@@ -145,7 +145,7 @@ def seconds_of(
 
 def _encoded(name: str, algorithm: Algorithm, itemsize: int, place: Place, wire: Wire) -> Seconds:
     """Seconds with a wire: fewer bytes to send, and the work to encode, decode and add."""
-    model, ratio = place.device.model, encoding.ratio(wire, itemsize)
+    model, ratio = place.device.model, wire.ratio(itemsize)
     if algorithm != LAX:
         no_sums = replace(model, gamma=0.0)  # the work includes the additions
         still = replace(place, device=replace(place.device, model=no_sums))
@@ -155,10 +155,33 @@ def _encoded(name: str, algorithm: Algorithm, itemsize: int, place: Place, wire:
         sent = [seconds_of(part, place, LAX) for part in parts.get(name, (name,))]
 
     def taken(nbytes: float) -> float:
-        work = encoding.seconds(name, place.ranks, nbytes, itemsize, wire, model)
+        work = encoding_seconds(name, place.ranks, nbytes, itemsize, wire, model)
         return work + sum(seconds(nbytes * ratio) for seconds in sent)
 
     return taken
+
+
+def encoding_seconds(
+    name: str, ranks: int, nbytes: float, itemsize: int, wire: Wire, model: Model
+) -> float:
+    """The seconds that one rank takes to encode, decode and add; its main memory is the limit.
+
+    If the memory next to the core holds the codes and a shard's sum, the main memory is read once
+    for the operand and written once for the result. (So XLA compiles "hamiltonian"; "torus" takes
+    twice as long on v5e.) If not, this assumes that nothing is fused with other work: a gather
+    encodes a shard and decodes all shards; a sum or an exchange encodes and decodes a vector; an
+    all-reduce does both. An all-reduce by stages encodes more often, which is left out.
+    """
+    shard, ratio = nbytes / ranks, wire.ratio(itemsize)
+    if model.holds(ratio * nbytes + shard * _WIDE / itemsize):
+        read = shard if name == "all_gather" else nbytes
+        written = shard if name == "psum_scatter" else nbytes
+        return model.memory * (read + written)
+    vectors = {"all_gather": 1 + 1 / ranks, "psum": 3 + 1 / ranks}.get(name, 2.0)
+    moved = vectors * nbytes * (1 + ratio)
+    adds = name in ("psum", "psum_scatter")
+    added = adds * nbytes * (1 - 1 / ranks) * _WIDE / itemsize
+    return model.memory * moved + model.gamma * added
 
 
 # -- the built-in --

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Wire"]
-
 #: Bytes of a scale, a float32.
 SCALE = 4
 #: Codes are computed in float32, and some platforms round twice on the way to a float8.
@@ -114,3 +112,7 @@ class Wire:
         """
         number, size = self.blocks(count)
         return number * (size + SCALE)
+
+    def ratio(self, itemsize: int) -> float:
+        """The bytes of a long message over those of its values, which have `itemsize` bytes."""
+        return (1 + SCALE / self.block) / itemsize

@@ -71,7 +71,7 @@ REFUSED = {
         ("psum -n 1024x1024", TOO_MANY),
         *(
             (f"psum --bytes={text}", f"{text!r} is not a size; write 512, 1K, 64M or 1G")
-            for text in ("64MBB", "64iB", "iB", "B", "1TB", "-1MB", "2000000000GiB", "9" * 99)
+            for text in ("64MBB", "64iB", "iB", "B", "1TB", "-1MB", "0", "9" * 99)
         ),
     ],
     "draw": [

@@ -20,8 +20,6 @@ from ringcoll.costs.model import Model
 from ringcoll.io.strict_json import parsed
 from ringcoll.io.text import choose
 
-__all__ = ["DEVICES", "KINDS", "MACHINES", "SWITCHES", "Device", "Matmuls", "find"]
-
 #: The bytes of an element, for the dtypes of measured matmuls.
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float8": 1}
 
