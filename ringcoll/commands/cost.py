@@ -41,7 +41,7 @@ LEAST, MOST = 2**10, 2**32
 #: The sizes, if none are given.
 _BYTES = [2**26]
 #: The options that a matmul does not take.
-_NOT_OF_MATMULS = (*("bytes", "algorithm", "function", "hosts", "network", "closed", "formulas"),)
+_NOT_OF_MATMULS = "bytes", "algorithm", "function", "hosts", "network", "closed", "formulas"
 #: Bytes of an element of bfloat16, which --wire replaces by codes.
 _ITEMSIZE = 2
 
