@@ -13,7 +13,7 @@ A table has a `page`, a `run` (the command) and a `cell` (a format). It may have
 compiled) and `headline` (flags of the programs that CI compiles again).
 
 A page of `docs` may also have, up to `<!-- end -->`, the tables of algorithms after
-`<!-- algorithms -->` (as `python -m ringcoll explain --markdown` prints them), and a drawing after
+`<!-- algorithms -->` (as `ringcoll.commands.explain.markdown` makes them), and a drawing after
 `<!-- draw COLLECTIVE ALGORITHM N -->` (as `draw` prints it). A page with
 `<!-- rooms -->` has a line for each room of the package, in its own order.
 """

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ringcoll import algorithms
+from ringcoll.costs.prediction import LAX as LAX
 from ringcoll.io.bounds import Bounds, checked, within
 from ringcoll.io.files import write
 from ringcoll.io.strict_json import (
@@ -43,9 +44,6 @@ from ringcoll.schedules.schedule import SizeError
 #: The environment variable that names another file for `default_table`.
 VARIABLE = "RINGCOLL_TABLE"
 PLATFORMS = ("cpu", "gpu", "tpu", "*")
-
-#: The name of the built-in collective.
-LAX = "lax"
 
 
 def choices(collective: str) -> tuple[str, ...]:
@@ -108,31 +106,6 @@ class TableRow:
             check_dtype("dtypes", dtype)
         object.__setattr__(self, "dtypes", tuple(self.dtypes))
 
-    def covers(
-        self,
-        collective: str,
-        platform: str,
-        ranks: int,
-        nbytes: int,
-        dtype: str,
-        jax: str,
-        *,
-        hosts: int = 1,
-        ranks_a_host: int | None = None,
-    ) -> bool:
-        """Whether the row covers a call; the arguments are those of `Table.row`."""
-        local = -(-ranks // hosts) if ranks_a_host is None else ranks_a_host
-        return (
-            self.collective == collective
-            and self.platform in (platform, "*")
-            and within(ranks, self.ranks, number)
-            and within(hosts, self.hosts, number)
-            and within(local, self.ranks_a_host, number)
-            and within(nbytes, self.bytes, number)
-            and within(jax, self.jax, version)
-            and (not self.dtypes or dtype.startswith(self.dtypes))
-        )
-
 
 @dataclass(frozen=True)
 class Table:
@@ -184,10 +157,19 @@ class Table:
             ValueError: there is no such collective.
         """
         names(collective)  # a misspelt name would match no row, and silently give LAX
-        call = collective, platform, ranks, nbytes, dtype, jax
+        local = -(-ranks // hosts) if ranks_a_host is None else ranks_a_host
         for row in self.rows:
-            covers = row.covers(*call, hosts=hosts, ranks_a_host=ranks_a_host)
-            if covers and runs(collective, row.algorithm, (ranks,)):
+            if (
+                row.collective == collective
+                and row.platform in (platform, "*")
+                and within(ranks, row.ranks, number)
+                and within(hosts, row.hosts, number)
+                and within(local, row.ranks_a_host, number)
+                and within(nbytes, row.bytes, number)
+                and within(jax, row.jax, version)
+                and (not row.dtypes or dtype.startswith(row.dtypes))
+                and runs(collective, row.algorithm, (ranks,))
+            ):
                 return row
         return None
 
@@ -200,8 +182,6 @@ class Table:
             OSError: the file cannot be read.
         """
         try:
-            if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-                raise ValueError("is not a regular file")  # reading a pipe may block for ever
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error

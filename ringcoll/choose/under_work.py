@@ -11,7 +11,7 @@ from math import prod
 from types import MappingProxyType
 
 from ringcoll.choose.plan import Plan
-from ringcoll.choose.table import LAX, Algorithm
+from ringcoll.choose.table import LAX
 from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.model import Model, links, scatter_links
 from ringcoll.costs.slices import SIDES, rings
@@ -119,6 +119,10 @@ def scatter_plans(
 ) -> list[Plan]:
     """Plans of a sum of matmuls, of which each rank keeps a block; the built-in is the first.
 
+    An algorithm runs each block at once or, if possible, in two halves by turns. By turns, a matmul
+    reads and writes the sum that arrived, and only half of the first one hides nothing. But twice
+    as many matmuls read what is not cut.
+
     Args:
         work: the work of all matmuls together.
         block_bytes: the bytes of a rank's block of the sum.
@@ -127,27 +131,15 @@ def scatter_plans(
     n = prod(sizes)
     whole = built_in_seconds([work], block_bytes, n, model, scatter_links(n, model), gathers=False)
     plans = [Plan(LAX, whole)]
+    adding = (n - 1) * model.gamma * block_bytes
+    halved = replace(work, summed=block_bytes / 2)
     for name, schedule in neighbours(sizes).items():
-        plans += reduce_plans(name, schedule, work, block_bytes, model)
-    return plans
-
-
-def reduce_plans(
-    algorithm: Algorithm, schedule: Schedule, work: Work, block_bytes: float, model: Model
-) -> list[Plan]:
-    """Plans of a sum of matmuls by one algorithm: each block at once or, if possible, by turns.
-
-    By turns, a matmul reads and writes the sum that arrived, and only half of the first one hides
-    nothing. But twice as many matmuls read what is not cut.
-    """
-    of_rounds = rounds_on(schedule, model.axes)
-    adding = (schedule.size - 1) * model.gamma * block_bytes
-    at_once = overlapped_seconds([work], block_bytes, model, of_rounds)
-    plans = [Plan(algorithm, at_once + adding)]
-    if only_forwards(schedule):
-        adds = [replace(work, summed=block_bytes / 2)]
-        halves = overlapped_seconds(adds, block_bytes, model, by_turns(of_rounds))
-        plans.append(Plan(algorithm, halves, by_turns=True))
+        of_rounds = rounds_on(schedule, model.axes)
+        at_once = overlapped_seconds([work], block_bytes, model, of_rounds)
+        plans.append(Plan(name, at_once + adding))
+        if only_forwards(schedule):
+            halves = overlapped_seconds([halved], block_bytes, model, by_turns(of_rounds))
+            plans.append(Plan(name, halves, by_turns=True))
     return plans
 
 

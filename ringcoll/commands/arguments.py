@@ -15,14 +15,13 @@ from typing import Any, NoReturn
 from ringcoll.costs.places import MOST_RANKS
 from ringcoll.costs.wire import CODES, ENCODED, Wire
 from ringcoll.io import files
-from ringcoll.io.text import choose, columns
+from ringcoll.io.text import columns
 from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR, in_lax
 from ringcoll.schedules.schedule import ScheduleError
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 #: Which units `size` reads, for the help of an option.
 SIZES = "K, M, G are powers of 1024, also as MB or MiB"
-_MOST_BYTES = 2**60
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,12 +35,6 @@ class Parser(argparse.ArgumentParser):
         """Print the command and what is wrong, with the cure after a semicolon; status 2."""
         cure = "" if ";" in message else "; -h explains the arguments"  # argparse names no cure
         self.exit(2, f"{self.prog}: error: {message}{cure}\n")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse an unknown name; argparse does not name the nearest known one."""
-        if action.choices is not None and value not in action.choices:
-            cure = choose(value, map(str, action.choices))
-            raise argparse.ArgumentError(action, f"no {value!r}; {cure}")
 
 
 class File(str):
@@ -66,13 +59,13 @@ def collective(text: str) -> str:
     return text.replace("-", "_")
 
 
-def add_collective(parser: argparse.ArgumentParser) -> None:
-    """Declare the argument COLLECTIVE."""
-    known = [*COLLECTIVES, TOUR, *(f"{alias} ({name})" for alias, name in ALIASES.items())]
+def add_collective(parser: argparse.ArgumentParser, *more: str) -> None:
+    """Declare the argument COLLECTIVE: a collective that has schedules, or one of `more`."""
+    known = [*COLLECTIVES, TOUR, *(f"{alias} ({name})" for alias, name in ALIASES.items()), *more]
     parser.add_argument(
         "collective",
         type=collective,
-        choices=[*COLLECTIVES, TOUR, *ALIASES],
+        choices=[*COLLECTIVES, TOUR, *ALIASES, *more],
         metavar="COLLECTIVE",
         help=", ".join(known),
     )
@@ -110,11 +103,11 @@ def size(text: str) -> int:
     "64MB" and "64MiB" are the same as "64M".
 
     Raises:
-        argparse.ArgumentTypeError: it is not a size, it is 0, or it is above `_MOST_BYTES`.
+        argparse.ArgumentTypeError: it is not a size, or it is 0.
     """
     found = re.fullmatch(r"([0-9]{1,19})(?:([KMG])I?)?B?", text.upper())
     number = int(found[1]) * _UNITS[found[2] or ""] if found else 0
-    if not 0 < number <= _MOST_BYTES:
+    if not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 512, 1K, 64M or 1G")
     return number
 

@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ringcoll.commands import arguments, cost_matmul
-from ringcoll.costs import encoding, machines
+from ringcoll.costs import machines
 from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import Model, fastest
@@ -34,25 +34,14 @@ from ringcoll.costs.places import SWITCH, Place, Seconds, counted, place_of
 from ringcoll.costs.prediction import LAX, PERMUTE, seconds_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.text import WIDTH, aligned, bytes_in_words, seconds_in_words, wrapped
-from ringcoll.schedules.registry import (
-    ALIASES,
-    COLLECTIVES,
-    TOUR,
-    Algorithm,
-    in_lax,
-    listed_name,
-    names,
-    unknown,
-)
+from ringcoll.schedules.registry import TOUR, Algorithm, in_lax, listed_name, names, unknown
 
 #: The range of bytes over which the fastest algorithm is printed.
 LEAST, MOST = 2**10, 2**32
 #: The sizes, if none are given.
 _BYTES = [2**26]
 #: The options that a matmul does not take.
-_NOT_OF_MATMULS = (
-    *("bytes", "algorithm", "function", "hosts", "network", "closed", "ports", "formulas"),
-)
+_NOT_OF_MATMULS = "bytes", "algorithm", "function", "hosts", "network", "closed", "formulas"
 #: Bytes of an element of bfloat16, which --wire replaces by codes.
 _ITEMSIZE = 2
 
@@ -77,14 +66,7 @@ class Priced(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
-    known = [*COLLECTIVES, TOUR, PERMUTE, *ALIASES, *cost_matmul.NAMES]
-    add(
-        "collective",
-        type=arguments.collective,
-        choices=known,
-        metavar="COLLECTIVE",
-        help=", ".join(known),
-    )
+    arguments.add_collective(parser, PERMUTE, *cost_matmul.NAMES)
     add(
         "--bytes",
         type=arguments.sizes,
@@ -111,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "8) (default: %(default)s)",
     )
     names_of = f"{', '.join(MACHINES)}; or a machine's file (v5e)"
-    add("--device", type=_device, default="v5e", metavar="NAME", help=names_of)
+    add("--device", default="v5e", metavar="NAME", help=names_of)
     where = "hosts of GPUs (default: the fewest, or the first size of --ranks)"
     add("--hosts", type=arguments.count, metavar="N", help=where)
     add(
@@ -125,8 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="whether all axes of a slice are rings, or none is (default: as on a real slice)",
     )
-    what = "ports of a host to the network between hosts (default: one for each of its ranks)"
-    add("--ports", type=arguments.count, metavar="N", help=what)
     for name, constant in _CONSTANTS.items():
         add(
             f"--{name}",
@@ -141,30 +121,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cost_matmul.add_arguments(parser)
 
 
-def _device(name: str) -> Device:
-    """A machine by its name, or by the path of its file.
-
-    Raises:
-        argparse.ArgumentTypeError: there is no such machine.
-    """
-    try:
-        return machines.find(name)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def run(args: argparse.Namespace) -> int:
     """Print the tables, and return the exit status."""
     collective = in_lax(args.collective)
     refused: dict[str, None] = {}
     try:
         _check_options(args)
+        device = _device(args)
         if args.collective in cost_matmul.NAMES:
-            return cost_matmul.run(args, _device_with_options(args))
+            return cost_matmul.run(args, device)
         algorithms = _algorithms(args, collective)
         wire = arguments.wire(args.wire, args.collective)
-        options = {name: getattr(args, name) for name in ("hosts", "network", "closed", "ports")}
-        places = [place_of(shape, _device_with_options(args), **options) for shape in args.ranks]
+        options = {name: getattr(args, name) for name in ("hosts", "network", "closed")}
+        places = [place_of(shape, device, **options) for shape in args.ranks]
         rows = [_price_all(place, collective, algorithms, refused, wire) for place in places]
         if not any(row.seconds for row in rows):
             raise ValueError("; ".join(refused))
@@ -176,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     lines = [*_machine_lines(places)]
     if wire:
         lines.append(
-            f"messages hold {args.wire} and scales: {encoding.ratio(wire, _ITEMSIZE):.3f} of the "
+            f"messages hold {args.wire} and scales: {wire.ratio(_ITEMSIZE):.3f} of the "
             "bytes of bfloat16. Multiply B in a formula by this. Times include the work to encode, "
             "decode and add"
         )
@@ -225,16 +194,21 @@ def _algorithms(args: argparse.Namespace, collective: str) -> dict[str, Algorith
     return algorithms
 
 
-def _device_with_options(args: argparse.Namespace) -> Device:
-    """The device, with the constants that the options give in place of what was measured."""
+def _device(args: argparse.Namespace) -> Device:
+    """The device, with the constants that the options give in place of what was measured.
+
+    Raises:
+        ValueError: there is no such machine.
+    """
+    device = machines.find(args.device)
     given = {name: getattr(args, name) for name in _CONSTANTS}
     changes = {name: value for name, value in given.items() if value is not None}
     if not changes:
-        return args.device
+        return device
     if "alpha" in changes or "beta" in changes:
         changes["wire"] = None
-    model = replace(args.device.model, **changes)
-    return replace(args.device, model=model, curves=MappingProxyType({}), based_on="")
+    model = replace(device.model, **changes)
+    return replace(device, model=model, curves=MappingProxyType({}), based_on="")
 
 
 def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
@@ -242,7 +216,7 @@ def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
     device = places[0].device
     yield f"modelled on {device.name}: {_constants(device.model)}"
     known = {
-        (place.between.name, place.ports or place.ranks // place.hosts): place.between.model
+        (place.between.name, place.ranks // place.hosts): place.between.model
         for place in places
         if place.between and place.hosts > 1
     }
@@ -298,7 +272,7 @@ def _as_json(args: argparse.Namespace, rows: Sequence[Priced]) -> Iterator[dict[
                     "collective": args.collective,
                     "bytes": nbytes,
                     "ranks": row.place.shape,
-                    "device": args.device.name,
+                    "device": row.place.device.name,
                     "algorithm": name,
                     "wire": args.wire,
                     "seconds": seconds(nbytes),

@@ -17,7 +17,7 @@ from ringcoll.choose.plan import Plan
 from ringcoll.choose.under_work import neighbours
 from ringcoll.commands import arguments
 from ringcoll.commands.overlap_examples import SIZES
-from ringcoll.costs.machines import Device
+from ringcoll.costs.machines import DEVICES, Device
 from ringcoll.costs.model import Model
 from ringcoll.costs.wire import Wire
 from ringcoll.io.text import aligned, seconds_in_words, wrapped
@@ -29,8 +29,6 @@ GATHER, SUM = "all_gather_matmul", "matmul_reduce_scatter"
 NAMES = GATHER, SUM
 #: The options that only matmuls take.
 OPTIONS = "shape", "operand", "dimension"
-#: The chips that have prices of matmuls.
-CHIPS = "v5e", "v5p", "v6e", "tpu7x"
 
 _DTYPE = jnp.dtype(jnp.bfloat16)
 _LEGEND = (
@@ -167,7 +165,7 @@ def run(args: argparse.Namespace, device: Device) -> int:
         ValueError: the device is no TPU, or the arguments do not fit together.
     """
     if not device.model.axes:
-        cure = f"choose from {', '.join(CHIPS)}"
+        cure = f"choose from {', '.join(DEVICES)}"
         raise ValueError(f'--device {device.name}: "auto" runs the built-in there; {cure}')
     if args.collective == SUM and args.operand is not None:
         raise ValueError(f"--operand: {SUM} gathers nothing; leave it out")

@@ -2,8 +2,6 @@
 
     python -m ringcoll explain
     python -m ringcoll explain ring
-    python -m ringcoll explain ring --wire int8
-    python -m ringcoll explain --markdown
     python -m ringcoll explain --function my.module:program --topology v5e:4x2
 
 `my.module:program` is called with the mesh, as by `overlap`; nothing is compiled.
@@ -23,8 +21,6 @@ import jax
 from ringcoll.collectives.explaining import explain
 from ringcoll.commands import arguments, overlap
 from ringcoll.costs.closed_forms import closed_form, prices, recognised
-from ringcoll.costs.wire import ENCODED, Wire
-from ringcoll.draw.captions import wire_note
 from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.registry import (
@@ -77,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=", ".join(known),
     )
-    arguments.add_wire(parser)
     parser.add_argument(
         "--function",
         type=arguments.program,
@@ -85,20 +80,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="your own program: print its plans",
     )
     overlap.add_mesh(parser)
-    parser.add_argument("--markdown", action="store_true", help="the tables of docs/algorithms.md")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print, and return the exit status."""
-    if args.wire and not args.name:
-        args.error(f"--wire {args.wire} needs an algorithm; give its NAME")
-    if args.function and (args.name or args.markdown):
-        args.error("--function: a program has plans, not an algorithm; leave out the rest")
+    if args.function and args.name:
+        args.error("--function: a program has plans, not an algorithm; leave out the NAME")
     if args.function:
         _print_plans(args)
         return 0
-    lines = in_full(args.name, args.wire) if args.name else markdown() if args.markdown else index()
-    print(*(lines if args.markdown else wrapped(lines)), sep="\n")
+    print(*wrapped(in_full(args.name) if args.name else index()), sep="\n")
     return 0
 
 
@@ -133,7 +124,7 @@ def index() -> Iterator[str]:
 
 
 def markdown() -> Iterator[str]:
-    """The tables of docs/algorithms.md."""
+    """The tables of docs/algorithms.md, which `python -m benchmarks claims --write` writes."""
     for title, (served, kind) in LISTS.items():
         yield f"| {title} | rounds | bytes | when |"
         yield "|---|---|---|---|"
@@ -144,11 +135,8 @@ def markdown() -> Iterator[str]:
         yield ""
 
 
-def in_full(name: str, codes: str | None = None) -> Iterator[str]:
-    """All about the algorithms of a name: their docstrings, schedules and prices.
-
-    With `codes`, also what changes if messages hold these codes.
-    """
+def in_full(name: str) -> Iterator[str]:
+    """All about the algorithms of a name: their docstrings, schedules and prices."""
     for title, (served, kind) in LISTS.items():
         its_name = listed_name(served[0], name)
         if its_name not in kind:
@@ -164,10 +152,6 @@ def in_full(name: str, codes: str | None = None) -> Iterator[str]:
         yield "Seconds for B bytes of the full vector (on a ring, if n > 2):"
         yield from aligned([row for name in served for row in _prices(name, algorithm)], left=3)
         yield ""
-        for collective in served:
-            if codes and collective in ENCODED:
-                encoded = wire_note(Wire(codes), collective, algorithm, (SHOWN,))
-                yield from (f"{collective}, with a wire, at n = {SHOWN}: {encoded}", "")
 
 
 def _additions(schedule: Schedule | Stages) -> str:

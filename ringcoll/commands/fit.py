@@ -1,7 +1,7 @@
 """Fit a machine to measurements: print the fit and its error, and write the machine's file.
 
     python -m ringcoll machine --fit nccl.txt
-    python -m ringcoll machine --fit nccl.txt --name mine --output mine.json
+    python -m ringcoll machine --fit nccl.txt --output mine.json
     python -m ringcoll cost all_gather --ranks 8 --device mine.json
 
 The measurements are the output of nccl-tests, or the file that `python -m benchmarks --json`
@@ -22,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
     add("--fit", metavar="FILE", help="measurements: nccl-tests' output, or JSON of our benchmarks")
-    add("--name", metavar="NAME", help="the name of the machine (default: the name of the file)")
     add("--output", type=arguments.File, metavar="FILE", help="the .json file to write")
     add("--show", metavar="NAME", help="print a known machine: its figures and their sources")
 
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         for device in machines.MACHINES.values():
             print(f"{device.name}: {device.what}")
         return 0
-    name = args.name or Path(args.fit).stem
+    name = Path(args.output or args.fit).stem
     try:
         text = Path(args.fit).read_text(encoding="utf-8")
         data, lines = fit_machine(name, read_timings(text))

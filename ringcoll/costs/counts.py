@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from ringcoll.costs.routes import HostRound, Load, Places, UnevenRounds, on_hosts, on_torus
 from ringcoll.costs.wire import Wire
-from ringcoll.schedules.phases import Carries, Phase, of_tour, phases
+from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import TOUR, Algorithm, build
 from ringcoll.schedules.schedule import Schedule, ScheduleError
-from ringcoll.schedules.tour import Tour, tour
+from ringcoll.schedules.tour import tour
 
 Counted = TypeVar("Counted")
 
@@ -66,8 +66,9 @@ def price(
     A psum (and pmean, pmax, pmin, pbroadcast) costs a reduce-scatter and an
     all-gather, or for its stages: in a stage over p ranks, each gathers whole vectors and adds
     p-1 of them to its own. A ragged_all_to_all costs the exchange of its blocks; the exchange of
-    its offsets is not counted. A "tour" costs its shards, and its sums, of
-    as many numbers.
+    its offsets is not counted. A "tour" costs its shards, and its sums, of as many numbers. They
+    travel at the same time and share ports, so their times add up. (On a ring both have the same
+    busiest link: a sum takes the way of its shard, one round later.)
 
     Args:
         collective: one of `algorithms.COLLECTIVES`, or "tour".
@@ -89,26 +90,11 @@ def price(
     >>> paid.startups, paid.hops  # 1 + 2 + 4 links
     (3, 7)
     """
-
-    def backward(schedule: Schedule) -> Price:
-        return price_backward(schedule, network, closed, places)
-
-    if collective == TOUR:
-        return _tour_price(tour(build(TOUR, algorithm, tuple(shape))), backward)
-    run = phases(collective, build(collective, algorithm, tuple(shape)))
-    alone = _count_each(run, backward)
-    return _total(*(_phase_price(run[i], one, i == 0) for i, one in enumerate(alone)))
-
-
-def _tour_price(path: Tour, backward: Callable[[Schedule], Price]) -> Price:
-    """The cost of a tour: shards go out, and sums go home, at the same time.
-
-    Their messages share ports, so their times add up. On a ring both have the same busiest link: a
-    sum takes the way of its shard, one round later. Shards are raw; sums may be wider.
-    """
-    out, home = backward(path.out), backward(path.back)
-    shards = replace(out, raw=out.sent, additions=Fraction(0))
-    return replace(_total(shards, replace(home, raw=Fraction(0))), rounds=path.rounds)
+    built = build(collective, algorithm, tuple(shape))
+    run = phases(collective, built)
+    alone = _count_each(run, lambda schedule: price_backward(schedule, network, closed, places))
+    paid = _total(*(_phase_price(run[i], one, i == 0) for i, one in enumerate(alone)))
+    return replace(paid, rounds=tour(built).rounds) if collective == TOUR else paid
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +126,7 @@ def price_on_hosts(
         ValueError: as `price`; or the hosts do not divide the ranks.
     """
     rounds, additions = [], Fraction(0)
-    built = build(collective, algorithm, tuple(shape))
-    run = of_tour(tour(built)) if collective == TOUR else phases(collective, built)
+    run = phases(collective, build(collective, algorithm, tuple(shape)))
     routed, alone = (
         _count_each(run, lambda schedule: on_hosts(schedule, hosts)),
         _count_each(run, price_backward),
@@ -168,10 +153,8 @@ def _phase_price(phase: Phase, alone: Price, is_first: bool) -> Price:
     """The price of a phase; `alone` is the price of its schedule run backward."""
     shards = phase.shards
     adds = phase.carries in (Carries.SUMS, Carries.VECTORS)
-    raw = alone.sent
-    if phase.carries is Carries.SUMS:
-        raw = alone.raw
-    elif phase.carries is Carries.VECTORS and not is_first:  # they are sums of an earlier stage
+    raw = alone.raw if phase.carries is Carries.SUMS else alone.sent
+    if adds and not is_first:  # sums of an earlier stage; in a tour, a rank adds before it sends
         raw = Fraction(0)
     return replace(
         alone,
@@ -228,11 +211,10 @@ def wire_bytes(
     >>> costs.wire_bytes("psum", "direct", (4,), 1024, itemsize=2, wire=ringcoll.Wire("int8"))
     6336.0
     """
-    if wire is not None:
-        sent = price(collective, algorithm, shape).sent
-        return float(sent * wire.nbytes(ceil(shard_elements)))
-    wide = itemsize if accumulate_itemsize is None else accumulate_itemsize
     paid = price(collective, algorithm, shape)
+    if wire is not None:
+        return float(paid.sent * wire.nbytes(ceil(shard_elements)))
+    wide = itemsize if accumulate_itemsize is None else accumulate_itemsize
     return float((paid.raw * itemsize + (paid.sent - paid.raw) * wide) * shard_elements)
 
 

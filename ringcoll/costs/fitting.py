@@ -15,23 +15,21 @@ from ringcoll.costs.counts import price
 from ringcoll.costs.curves import fit_curve
 from ringcoll.costs.model import Sample, fit
 from ringcoll.costs.places import MOST_RANKS
+from ringcoll.costs.prediction import LAX, PERMUTE
 from ringcoll.io.strict_json import shown
 from ringcoll.schedules.registry import COLLECTIVES, EXCHANGES, build, in_lax
 
-__all__ = ["ENOUGH", "Timing", "curve_of", "fit_machine", "read_timings"]
-
 #: The fewest sizes from which both the cost of a start and the cost of a byte can be found.
 ENOUGH = 4
-_PERMUTE = "ppermute"
 #: The network between hosts: no table of times names it.
 _BETWEEN = "ethernet100"
-_KNOWN = (*COLLECTIVES, _PERMUTE)
+_KNOWN = (*COLLECTIVES, PERMUTE)
 #: Lines of nccl-tests' output: the test, a rank, where ranks are cut off, the columns.
 _TEST = re.compile(r"#(?: Collective test starting:)?\s+(\w+?)_perf\w*\s*$")
 _RANK = re.compile(r"#\s+Rank\s+(\d+)(?:.*?\bon\s+(\S+))?")
 _CUT = re.compile(r"(#.*)?\.\.\.\s*$")
 _COLUMNS = re.compile(r"(.*?)#\s+size\s+count\s+type")
-_NAMES = {"alltoall": "all_to_all", "sendrecv": _PERMUTE, "broadcast": "pbroadcast"}
+_NAMES = {"alltoall": "all_to_all", "sendrecv": PERMUTE, "broadcast": "pbroadcast"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +40,9 @@ class Timing:
     bytes: float
     ranks: int
     seconds: float
-    algorithm: str = "lax"
-    hosts: int = 1
-    line: int = 0
+    algorithm: str
+    hosts: int
+    line: int
 
 
 def read_timings(text: str) -> list[Timing]:
@@ -99,7 +97,7 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
                 f"line {group[0].line}: {collective} by {algorithm} on {ranks} ranks has "
                 f"{len(sizes)} sizes; measure {ENOUGH} or more, to tell a start from a rate"
             )
-        if algorithm != "lax":
+        if algorithm != LAX:
             ours += group
             continue
         points = [(one.bytes, one.seconds) for one in group]
@@ -154,8 +152,8 @@ def _whole(size: float) -> int | float:
 
 def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, float, str]:
     """Seconds per message, seconds per byte, and what they were fitted to, in words."""
-    permutes = [one for one in timings if one.collective == _PERMUTE]
-    counted = [one for one in ours if one.collective != _PERMUTE]
+    permutes = [one for one in timings if one.collective == PERMUTE]
+    counted = [one for one in ours if one.collective != PERMUTE]
     if permutes:
         samples = [Sample(1, one.bytes, 0, one.seconds) for one in permutes]
         what = "permutes"
@@ -180,10 +178,7 @@ def _as_a_ring(one: Timing) -> str:
 
 def _sample(one: Timing, algorithm: str = "") -> Sample:
     """A measurement with the counts of its algorithm, or of the one that is given."""
-    try:
-        paid = price(one.collective, algorithm or one.algorithm, (one.ranks,))
-    except ValueError as error:
-        raise ValueError(f"line {one.line}: {error}") from None
+    paid = price(one.collective, algorithm or one.algorithm, (one.ranks,))
     shard = one.bytes / one.ranks
     added = float(paid.additions) * shard
     return Sample(paid.startups, float(paid.link) * shard, added, one.seconds)
@@ -230,7 +225,7 @@ def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
             in_table = True
             if int(cells[0]):  # nccl-tests prints 0 for sizes of fewer bytes than ranks
                 time, places = cells[columns.index("time")], str(len(set(hosts)))
-                yield _timing(number, name, cells[0], str(len(hosts)), time, 1e-6, "lax", places)
+                yield _timing(number, name, cells[0], str(len(hosts)), time, 1e-6, LAX, places)
 
 
 def _check_nccl_tests(
@@ -332,7 +327,7 @@ def _timing(
         raise ValueError(f"line {line}: {timing.ranks} rank sends nothing; measure two or more")
     if timing.ranks > MOST_RANKS:
         raise ValueError(f"line {line}: {timing.ranks} ranks: at most {MOST_RANKS} can be priced")
-    if algorithm != "lax" and name != _PERMUTE:
+    if algorithm != LAX and name != PERMUTE:
         try:
             build(name, algorithm, (timing.ranks,))
         except ValueError as error:

@@ -69,33 +69,29 @@ class Model:
         return size <= self.near_bytes
 
 
-def seconds(paid: Price, shard_bytes: float, model: Model, accumulate_ratio: float = 1) -> float:
+def seconds(paid: Price, shard_bytes: float, model: Model) -> float:
     """The seconds that a price takes on a machine.
 
     Args:
         paid: what `costs.price` counted.
         shard_bytes: bytes in 1/n of the full vector.
         model: the rates of the machine.
-        accumulate_ratio: the width of a partial sum over the width of the operand. This assumes
-            that sums are the same share of the busiest link's load as of what a rank sends.
 
     >>> paid = costs.price("all_gather", "ring", (8,), network=(8,))
     >>> print(f"{costs.seconds(paid, 2**20, costs.DEVICES['v5e']):.1e}")
     1.8e-04
     """
-    raw = float(paid.raw / paid.sent) if paid.sent else 1.0
-    link_bytes = float(paid.link) * shard_bytes * (raw + (1 - raw) * accumulate_ratio)
-    added_bytes = float(paid.additions) * shard_bytes * accumulate_ratio
     load = Load(paid.startups, paid.hops, paid.link, paid.uneven)
-    return _message_seconds(load, link_bytes, model) + model.gamma * added_bytes
+    added_bytes = float(paid.additions) * shard_bytes
+    return _message_seconds(load, shard_bytes, model) + model.gamma * added_bytes
 
 
-def _message_seconds(load: Load, link_bytes: float, model: Model) -> float:
+def _message_seconds(load: Load, shard_bytes: float, model: Model) -> float:
     """The seconds of messages. With a measured wire, this assumes that all have the same size."""
+    link_bytes = float(load.link) * shard_bytes
     if model.wire and load.startups:
         return load.startups * model.wire(link_bytes / load.startups)
     in_turn = model.alpha * load.startups + model.hop * load.hops + model.beta * link_bytes
-    shard_bytes = link_bytes / float(load.link) if load.link else 0.0
     return in_turn - sum(_overlap_seconds(kind, shard_bytes, model) for kind in load.uneven)
 
 
@@ -127,7 +123,7 @@ def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: 
     """
 
     def sending(load: Load, model: Model) -> float:
-        return _message_seconds(load, float(load.link) * shard_bytes, model)
+        return _message_seconds(load, shard_bytes, model)
 
     rounds = (n * max(sending(near, inner), sending(far, outer)) for n, near, far in paid.rounds)
     return sum(rounds) + inner.gamma * float(paid.additions) * shard_bytes

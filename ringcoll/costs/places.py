@@ -108,7 +108,6 @@ def place_of(
     hosts: int | None = None,
     network: str | None = None,
     closed: bool | None = None,
-    ports: int | None = None,
 ) -> Place:
     """Where the ranks of a collective are on a machine.
 
@@ -125,8 +124,6 @@ def place_of(
             shape). Or "switch".
         closed: whether all axes of the slice are rings, or none is; None: as a slice of this size
             is.
-        ports: the ports of a host to the network between hosts, for an algorithm of ringcoll; None:
-            one for each rank of the host.
 
     Raises:
         ValueError: the machine or the network is not known, or the ranks do not fit it.
@@ -147,18 +144,15 @@ def place_of(
             "minutes and gigabytes to build; give fewer"
         )
     machine = device if isinstance(device, Device) else find(device)
-    for name, count in (("hosts", hosts), ("ports", ports)):
-        if count is None:
-            continue
-        if machine.model.axes:
-            raise ValueError(f"{name}={count!r}: {machine.name} is on a slice; leave it out")
-        if not isinstance(count, Integral) or count < 1:
-            raise ValueError(f"{name}={count!r} is not a number of {name}; give 1 or more")
     if machine.model.axes:
+        if hosts is not None:
+            raise ValueError(f"hosts={hosts!r}: {machine.name} is on a slice; leave it out")
         return _on_a_slice(shape, machine, network, closed)
+    if hosts is not None and (not isinstance(hosts, Integral) or hosts < 1):
+        raise ValueError(f"hosts={hosts!r} is not a number of hosts; give 1 or more")
     if closed is not None:
         raise ValueError(f"closed={closed!r}: {machine.name} has no axes; leave it out")
-    return replace(_on_hosts(shape, machine, hosts, network), ports=ports or 0)
+    return _on_hosts(shape, machine, hosts, network)
 
 
 def _on_hosts(
@@ -169,7 +163,7 @@ def _on_hosts(
         hosts, fewest = device.hosts(shape[0]), -(-shape[0] // (device.ranks_a_host or shape[0]))
     elif hosts is None:
         hosts = shape[0]
-    if hosts < 1 or prod(shape) % hosts:
+    if prod(shape) % hosts:
         raise ValueError(f"{prod(shape)} ranks do not divide among {hosts} hosts")
     between = _network_of(network) if network else MACHINES.get(device.between)
     is_needed = device.between or (hosts > 1 and device.ranks_a_host != 1)

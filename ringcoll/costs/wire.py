@@ -5,10 +5,6 @@ from dataclasses import dataclass
 from operator import index
 from typing import NamedTuple
 
-import numpy as np
-
-__all__ = ["Wire"]
-
 #: Bytes of a scale, a float32.
 SCALE = 4
 #: Codes are computed in float32, and some platforms round twice on the way to a float8.
@@ -66,16 +62,9 @@ class Wire:
     block: int = 128
 
     def __post_init__(self) -> None:
-        name = self.dtype
-        if not isinstance(name, str):
-            try:
-                name = np.dtype(name).name
-            except TypeError:
-                name = repr(name)
-        if name not in CODES:
+        if self.dtype not in CODES:
             known = ", ".join(map(repr, CODES))
             raise ValueError(f"dtype={self.dtype!r} has no codes; choose from {known}")
-        object.__setattr__(self, "dtype", name)
         try:
             object.__setattr__(self, "block", index(self.block))
         except TypeError as error:
@@ -114,3 +103,7 @@ class Wire:
         """
         number, size = self.blocks(count)
         return number * (size + SCALE)
+
+    def ratio(self, itemsize: int) -> float:
+        """The bytes of a long message over those of its values, which have `itemsize` bytes."""
+        return (1 + SCALE / self.block) / itemsize

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ringcoll.costs import encoding
 from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Gather, Scatter
@@ -47,7 +46,7 @@ def summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tu
 
 def ratio(wire: Wire | None, dtype: Any) -> float:
     """The bytes of messages over the bytes of their values; 1 without a wire."""
-    return encoding.ratio(wire, dtype.itemsize) if wire else 1.0
+    return wire.ratio(dtype.itemsize) if wire else 1.0
 
 
 def are_known(*arrays: Any) -> bool:

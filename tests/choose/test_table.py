@@ -1,7 +1,6 @@
 """The table behind "auto": what it answers, and how it refuses a bad file."""
 
 import json
-import os
 import re
 from importlib.resources import files
 
@@ -71,9 +70,8 @@ def test_a_row_may_be_of_some_versions_of_jax():
         version: table.pick("psum", "cpu", 8, 8, "float32", version)
         for version in ("0.9", "0.9.1", "0.10.1", "0.10.2", "0.11.9", "0.12.0.1", "0.12.1.dev5")
     }
-    assert TableRow("psum", "*", "ring", jax=("0.12.0", None)).covers(
-        "psum", "cpu", 8, 8, "float32", "0.12"
-    )
+    later = Table((TableRow("psum", "*", "ring", jax=("0.12.0", None)),))
+    assert later.pick("psum", "cpu", 8, 8, "float32", "0.12") == "ring"
     assert list(picked.values()) == ["lax", "bruck", "bruck", "lax", "lax", "ring", "ring"]
 
 
@@ -225,15 +223,11 @@ def test_a_bad_table_says_what_is_wrong(text, message):
         (b"\xff\xfe{}", "'utf-8' codec can't decode byte 0xff in position 0"),
         (b'\xef\xbb\xbf{"rows": []}', "Unexpected UTF-8 BOM"),
         (b"", "Expecting value: line 1 column 1"),
-        (None, "is not a regular file"),  # a pipe, of which nobody writes the other end
     ],
 )
 def test_a_file_that_is_not_text(tmp_path, content, message):
     path = tmp_path / "mine.json"
-    if content is None:
-        os.mkfifo(path)
-    else:
-        path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")):
         Table.load(path)
 

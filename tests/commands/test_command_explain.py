@@ -68,15 +68,6 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_a_wire_prints_how_often_values_are_encoded(capsys):
-    assert main(["explain", "ring", "--wire", "int8"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    for collective, times in ("all_gather", "1 time;"), ("psum_scatter", "3 times;"):
-        told = f"{collective}, with a wire, at n = 4: A message holds int8 codes"
-        assert printed.partition(told)[2].partition("at most ")[2].startswith(times)
-    assert "tour, with a wire" not in printed
-
-
 OWN = """
 import jax
 import jax.numpy as jnp

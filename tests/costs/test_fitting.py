@@ -100,7 +100,7 @@ def test_outputs_of_nccl_tests_may_follow_each_other_and_have_prefixes_of_a_laun
 def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
     table, machine = tmp_path / "rows.json", tmp_path / "mine.json"
     table.write_text(ours(GATHERS + PERMUTES))
-    assert main(["machine", "--fit", str(table), "--name", "mine", "--output", str(machine)]) == 0
+    assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
     printed = capsys.readouterr().out
     assert "all_gather on 8 ranks: 11 points" in printed
     assert "fitted to permutes, median error 0%: 10 us a message, 100 GB/s" in printed

@@ -43,10 +43,10 @@ def test_axes_of_ranks_may_be_a_part_of_a_slice():
 
 def test_aliases_of_machines_networks_and_collectives():
     same = predict("psum", MIB, place_of(4, "v5e"))
-    for device in ("v5litepod-4", "v5e-4", "TPU v5 lite", "TPU v5e (v5litepod)"):
+    for device in ("v5litepod-4", "v5e-4", "TPU v5 lite", "tpu-v5e"):
         assert predict("psum", MIB, place_of(4, device)) == same
     same = predict("psum", MIB, place_of(8, "h100"))
-    for device in ("H100 SXM5", "NVIDIA H100 80GB HBM3", "nvidia-h100", "HGX H100-SXM5-80GB"):
+    for device in ("H100 SXM5", "NVIDIA H100 80GB HBM3", "nvidia-h100"):
         assert predict("all_reduce", MIB, place_of(np.int64(8), device)) == same
     assert predict("pmax", MIB, place_of([1, 8], "h100", hosts=1)) == same
     alps, same = (place_of(16, "h100", network=n) for n in ("Slingshot ALPS", "slingshot200"))
@@ -67,7 +67,6 @@ def test_aliases_of_machines_networks_and_collectives():
         (("psum", 8, 8, "missing.json"), "missing.json: No such file"),
         (("psum", 10**400, 8, "h100"), "is not a number of bytes; give 0 or more, up to 2^63"),
         (("psum", 8, 10**9, "v5p"), "a schedule of more than 65536 ranks takes minutes"),
-        (("psum", 8, 8, "v5e", ["ring"]), "algorithm ['ring'] is not 'lax', a name, a schedule"),
         (("pmax", 8, 8, "v5e", "lax", "float32", "int8"), "pmax has no wire"),
         (("psum", 8, 8, "v5e", "lax", "int4", "int8"), "dtype 'int4' with a wire, which c"),
     ],
@@ -91,8 +90,6 @@ def test_a_place_is_needed():
         ("h100", {"hosts": 3}, "64 ranks do not divide among 3 hosts"),
         ("h100", {"closed": True}, "closed=True: h100 has no axes; leave it out"),
         ("v5p", {"hosts": 2}, "hosts=2: v5p is on a slice; leave it out"),
-        ("v5p", {"ports": 2}, "ports=2: v5p is on a slice; leave it out"),
-        ("h100", {"ports": -1}, "ports=-1 is not a number of ports; give 1 or more"),
         ("h100", {"hosts": "2"}, "hosts='2' is not a number of hosts; give 1 or more"),
         ("v5p", {"network": "8x4"}, "64 ranks do not fit on a slice of 32"),
         ("v5p", {"network": "0x4"}, "network '0x4' is no slice ('4x4'), nor 'switch'"),

@@ -5,7 +5,7 @@ from math import log2
 
 import pytest
 
-from ringcoll.costs import Model, encoding, place_of, predict, prediction
+from ringcoll.costs import Model, place_of, predict, prediction
 from ringcoll.costs.counts import price_on_hosts
 from ringcoll.costs.curves import Curve
 from ringcoll.costs.machines import Device
@@ -199,14 +199,15 @@ def test_curves_of_the_machine_that_another_is_based_on(monkeypatch, collective,
 def test_the_work_of_a_wire(collective, kept, moved, added):
     # 528 bytes of codes and 128 float32 of a sum are 1040.
     model = Model(0, 0, 3, near_bytes=1040 if kept else 1039)
-    assert encoding.seconds(collective, 4, 1024, 2, Wire("int8"), model) == moved + 3 * added
+    taken = prediction.encoding_seconds(collective, 4, 1024, 2, Wire("int8"), model)
+    assert taken == moved + 3 * added
 
 
 def test_a_wire_sends_its_codes_and_scales():
     """Of 1280 bytes of float32, a block of 32 is 36 bytes: 360 in all, on a ring of four."""
     ring = machine(Model(0, 1, 0, axes=0), 4, "ethernet100")
     wire = Wire("int8", 32)
-    assert encoding.ratio(wire, 4) == 36 / 128
+    assert wire.ratio(4) == 36 / 128
     by_ring = predict("all_gather", 1280, place_of(4, ring), "ring", wire=wire)
     assert by_ring == predict("all_gather", 1280, place_of(4, ring), wire=wire) == 3 / 4 * 360
     # The built-in exchanges, then gathers.

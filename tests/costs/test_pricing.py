@@ -6,7 +6,7 @@ from math import prod
 import pytest
 
 from ringcoll.algorithms import GATHERS, names, ring
-from ringcoll.costs import Model, place_of, predict, price, seconds, wire_bytes
+from ringcoll.costs import place_of, predict, price, wire_bytes
 from ringcoll.costs.counts import price_on_hosts
 from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
 
@@ -69,8 +69,6 @@ def test_a_tour_pays_for_shards_and_for_the_sums_that_follow_them():
     full = price("tour", "bidirectional_ring", (8,), (8,))
     assert (full.rounds, full.link) == (9, 7)
     assert (full.sent, full.raw, full.additions) == (14, 7, 7)
-    line = Model(0, 1, 0)
-    assert seconds(full, 2, line, accumulate_ratio=3) == 2 * (F(7, 2) * (1 + 3))
     on_hosts = price_on_hosts("tour", "ring", (8,), 2)
     assert sum(times * far.link for times, _, far in on_hosts.rounds) == 14
     for rank_count in (1, 2, 3, 5):

@@ -267,7 +267,7 @@ def raises(n):
     ("arguments", "message"),
     [
         ("all_gather --algorithm rign", "no algorithm 'rign'; did you mean 'ring'? choose from"),
-        ("all_gatter", "argument COLLECTIVE: no 'all_gatter'; did you mean 'all_gather'? choose"),
+        ("all_gatter", "argument COLLECTIVE: invalid choice: 'all_gatter' (choose from"),
         ("psum --rank 4 --size 2", "error: unknown arguments: --size 2; -h lists those that it"),
         ("-n 4", "the following arguments are required: COLLECTIVE; -h explains the arguments"),
         ("psum --algorithm halving_doubling -n 6", "need a power of two, got 6"),

@@ -105,7 +105,7 @@ def test_infinities_and_nans_of_a_block(codes):
 def test_a_wire_says_what_is_wrong_with_it():
     for arguments, words in {
         ("int4",): "dtype='int4' has no codes; choose from 'int8'",
-        (jnp.float32,): "has no codes",
+        (jnp.int8,): "has no codes; choose from 'int8'",
         ("int8", 0): "block=0 holds no value; pass 1 or more",
     }.items():
         with pytest.raises(ValueError, match=words):
@@ -115,7 +115,7 @@ def test_a_wire_says_what_is_wrong_with_it():
 
 
 def test_wires_are_equal_if_they_are_the_same():
-    assert Wire(jnp.float8_e4m3fn) == Wire("float8_e4m3fn") != Wire("int8")
+    assert Wire("float8_e4m3fn") != Wire("int8")
     assert hash(Wire("int8", 64)) == hash(Wire("int8", np.int32(64)))
     assert Wire("int8", 64) != Wire("int8")
     assert Wire("int8").nbytes(129) == 2 * (65 + 4)

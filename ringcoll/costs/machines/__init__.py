@@ -20,8 +20,6 @@ from ringcoll.costs.model import Model
 from ringcoll.io.strict_json import parsed
 from ringcoll.io.text import choose
 
-__all__ = ["DEVICES", "KINDS", "MACHINES", "SWITCHES", "Device", "Matmuls", "find"]
-
 #: The bytes of an element, for the dtypes of measured matmuls.
 _WIDTHS = {"float32": 4, "bfloat16": 2, "float8": 1}
 
@@ -78,9 +76,8 @@ class Device:
         """The rates of matmuls on elements of `width` bytes.
 
         If this width was not measured, they are those of the next wider one, or else of the widest.
-        If no matmul was measured, they come from the model.
         """
-        known = self.matmuls or {2: Matmuls(self.model.start, self.model.delta, 0.0, 0)}
+        known = self.matmuls
         return known[min((w for w in known if w >= width), default=max(known))]
 
     def hosts(self, ranks: int) -> int:
@@ -224,18 +221,10 @@ def _plain(name: str) -> str:
 _NAMES = {_plain(n): one.name for one in MACHINES.values() for n in (one.name, *one.aliases)}
 
 
-#: Words that may stand beside the name of a machine and mean nothing more.
-_MORE = {"nvidia", "google", "tpu", "gpu", "sxm", "sxm4", "sxm5", "sxm6", "hgx", "dgx", "nvl72"}
-
-
 def _named(name: str) -> str:
     """The machine that a name means, in any spelling; "" if there is none."""
     name = re.sub(r"\b(v\d\w*)-\d+\b", r"\1", name.lower())  # v5p-8 is a slice of v5p
-    known = _NAMES.get(_plain(name), "")
-    rest = {word for word in re.findall(r"[a-z0-9]+", name) if word not in _MORE}
-    rest = {word for word in rest if not re.fullmatch(r"\d+gb|hbm\d\w*", word)}
-    spelled = {_NAMES.get(word, "") for word in rest}
-    return known or (spelled.pop() if len(spelled) == 1 else "")
+    return _NAMES.get(_plain(name), "")
 
 
 def find(name: str) -> Device:
