@@ -90,7 +90,7 @@ PLAIN = {
 }
 
 
-def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Example:
+def example(name: str, mesh: Mesh, sizes: tuple[int, int, int]) -> Example:
     """An example on a mesh, over all of its axes.
 
     Args:
@@ -100,12 +100,7 @@ def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Examp
 
     Returns:
         A function and its operands in bf16, as `compile_for` takes them.
-
-    Raises:
-        ValueError: no such example.
     """
-    if name not in _FORMS:
-        raise ValueError(f"example: there is none named {name!r}, only {', '.join(NAMES)}")
     axes = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]
     function, sharded = _FORMS[name]
     *taken, out = sharded(axes)
