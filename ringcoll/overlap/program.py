@@ -48,7 +48,7 @@ def program_of(compiled: object, mesh: object = None) -> Program:
     elif isinstance(compiled, str):
         program = Program(compiled)
     elif isinstance(compiled, Compiled):
-        program = from_compiled(compiled)
+        program = _from_compiled(compiled)
         mesh = mesh or mesh_of(_shardings(compiled))
     else:
         raise TypeError(
@@ -61,7 +61,7 @@ def program_of(compiled: object, mesh: object = None) -> Program:
     return replace(program, network=network(mesh), kind=kind)
 
 
-def from_compiled(compiled: Compiled) -> Program:
+def _from_compiled(compiled: Compiled) -> Program:
     """The text and the sizes of a compiled program."""
     memory = compiled.memory_analysis()
     platforms = {

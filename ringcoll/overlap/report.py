@@ -137,9 +137,9 @@ class Report:
         del fields["segments"]
         return {**fields, **{name: getattr(self, name) for name in _DERIVED}}
 
-    def to_json(self, indent: int | None = 2) -> str:
+    def to_json(self) -> str:
         """All figures as JSON, without the segments."""
-        return json.dumps(self.to_dict(), indent=indent)
+        return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> "Report":

@@ -10,20 +10,10 @@ from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, HloError, Instruction
 from ringcoll.overlap.network import Link, Network
 
-RAGGED = "ragged-all-to-all"
-#: The compiler's collectives; each also exists as -start and -done.
-BUILT_IN = (
-    "all-gather",
-    "reduce-scatter",
-    "all-reduce",
-    "all-to-all",
-    RAGGED,
-    "collective-broadcast",
-)
-PERMUTE = "collective-permute"
-COLLECTIVES = (*BUILT_IN, PERMUTE)
-#: Their names in `ringcoll.costs.predict`.
-_NAMES: Mapping[str, str] = {
+RAGGED, PERMUTE = "ragged-all-to-all", "collective-permute"
+#: The compiler's collectives, which also exist as -start and -done, and their names in
+#: `ringcoll.costs.predict`.
+COLLECTIVES: Mapping[str, str] = {
     "all-gather": "all_gather",
     "reduce-scatter": "psum_scatter",
     "all-reduce": "psum",
@@ -118,14 +108,14 @@ def _price_on_gpus(
     """Price a collective on GPUs by measurements; if it has several groups, the slowest counts."""
     if kind == PERMUTE:
         ranks = {rank for pair in pairs for rank in pair if pair[0] != pair[1]}
-        seconds = gpu.collective(_NAMES[kind], sent, ranks) if ranks else 0.0
+        seconds = gpu.collective(COLLECTIVES[kind], sent, ranks) if ranks else 0.0
         return Transfer(kind, sent, int(bool(ranks)), seconds, frozenset({PORT}))
     leaving = max((_sent(kind, sent, len(group)) for group in members), default=0.0)
     seconds = 0.0
     for group in members:
         whole = sent * len(group) if kind == "all-gather" else sent
         if len(group) > 1:
-            seconds = max(seconds, gpu.collective(_NAMES[kind], whole, group))
+            seconds = max(seconds, gpu.collective(COLLECTIVES[kind], whole, group))
     return Transfer(kind, leaving, 0, seconds, frozenset({PORT}))
 
 
