@@ -7,8 +7,8 @@
     python -m ringcoll overlap new.json --against old.json
 
 `my.module:program` is called with the mesh. It returns a function and its operands, which are
-`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if a limit, such
-as --max-exposed, is broken. An example that overlaps is compared with its plain form.
+`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if more is exposed
+than --max-exposed allows. An example that overlaps is compared with its plain form.
 """
 
 import argparse
@@ -269,8 +269,7 @@ def _read_report(text: str) -> Report:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", "it holds something else")
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no report that --json wrote: {why}; name its file, which --json > FILE "
-            "writes, or an example"
+            f"{text!r} is no report that --json wrote: {why}; name a file that --json > FILE wrote"
         ) from error
 
 

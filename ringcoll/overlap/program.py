@@ -92,7 +92,7 @@ def versions(platforms: Iterable[str]) -> dict[str, str]:
 
 
 #: Names of packages that contain a compiler; `*` stands for a version of CUDA or ROCm.
-_COMPILERS = {"tpu": ("libtpu", "libtpu-nightly"), "gpu": ("jax-cuda*", "jax-rocm*")}
+_COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda*", "jax-rocm*")}
 
 
 def _shardings(compiled: Compiled) -> list[Any]:

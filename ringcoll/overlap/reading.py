@@ -14,7 +14,6 @@ from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
-from ringcoll.overlap.transfers import source_target_pairs
 
 
 def report(
@@ -60,7 +59,7 @@ def report(
             f"report: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (or v5p, v6e, "
             "tpu7x), or the compiled program in place of its text"
         )
-    network = program.network or Network.ring(_ranks(module))
+    network = program.network or Network.ring(module.ranks)
     timeline = Timeline(module, network, chip, program.profile).run()
     return _build_report(program, module, network, chip, timeline)
 
@@ -91,7 +90,7 @@ def _build_report(
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
-    sources = {source: tally["source", source] for source in SOURCES}
+    sources = {source: used for source in SOURCES if (used := tally["source", source])}
     return Report(
         name=module.name,
         chip=chip,
@@ -103,7 +102,7 @@ def _build_report(
         exposed=tally["exposed",],
         communication=max((v for k, v in tally.items() if k[0] == "busy"), default=0.0),
         flops=tally["flops",],
-        sources={source: seconds for source, seconds in sources.items() if seconds},
+        sources=sources,
         temporaries=program.temporaries,
         program_bytes=program.program_bytes,
         assumptions=tuple(_assumptions(program, module, network, chip, sources, timeline)),
@@ -173,22 +172,9 @@ def _measured_on(chip: Gpu) -> str:
 
 
 def _source_shares(sources: Mapping[str, float], chip: Chip | Gpu) -> Iterable[str]:
-    used = sum(sources.values()) or 1.0
+    used = sum(sources.values())
     for source, seconds in sources.items():
-        if seconds:
-            yield f"{seconds / used:.0%} of the compute time from {source_in_words(source, chip)}"
-
-
-def _ranks(module: Module) -> int:
-    """The number of ranks that a program names."""
-    named = [
-        max(pair, default=0)
-        for computation in module.computations.values()
-        for instruction in computation.instructions
-        if instruction.attribute("source_target_pairs")
-        for pair in source_target_pairs(instruction)
-    ]
-    return max(module.ranks, 1 + max(named, default=0))
+        yield f"{seconds / used:.0%} of the compute time from {source_in_words(source, chip)}"
 
 
 def assert_overlapped(

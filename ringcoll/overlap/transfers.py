@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -77,12 +78,12 @@ def transfer(
         )
     if isinstance(chip, Gpu):
         return _price_on_gpus(kind, sent, pairs, members, chip)
-    rate = chip.link if chip else 1.0
+    rate, latency = (chip.link, chip.hop) if chip else (inf, 0.0)
     if kind == PERMUTE:
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
-        seconds = max(hops, *load.values(), 0) * sent / rate + (hops * chip.hop if chip else 0)
-        return Transfer(kind, sent, hops, seconds if chip else 0.0, frozenset(load))
+        seconds = max(hops, *load.values(), 0) * sent / rate + hops * latency
+        return Transfer(kind, sent, hops, seconds, frozenset(load))
     links = frozenset[Link]().union(*(network.group_links(group) for group in members))
     leaving = [_sent(kind, sent, len(group)) for group in members]
     least = max(
@@ -95,7 +96,7 @@ def transfer(
     if kind.endswith("all-to-all"):  # each block is for one rank, and takes its own route
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
-    return Transfer(kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, links)
+    return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links)
 
 
 def _price_on_gpus(
