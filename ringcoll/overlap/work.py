@@ -38,11 +38,9 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
     if instruction.opcode == "convolution":
         return 2.0 * _multiply_adds(computation, instruction)
     if instruction.opcode == "dot" or _is_gemm(instruction):
-        lhs = computation.by_name.get(instruction.operands[0])
+        lhs = computation.by_name[instruction.operands[0]].shapes[0]
         contracted = instruction.attribute("lhs_contracting_dim(?:ension)?s") or ""
-        if lhs is None:
-            return 0.0
-        size = prod(lhs.shapes[0].dims[int(d)] for d in re.findall(r"\d+", contracted))
+        size = prod(lhs.dims[int(d)] for d in re.findall(r"\d+", contracted))
         return 2.0 * instruction.shapes[0].elements * size
     inside = module.within(instruction)
     return sum(flops(module, c, i) for c, i in inside if i.opcode in _MATMULS or _is_gemm(i))
