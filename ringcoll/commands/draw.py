@@ -50,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--svg", type=arguments.File, metavar="FILE", help="all rounds as one picture"
     )
-    parser.add_argument("--round", type=int, metavar="K", help="draw only this round (with --svg)")
     parser.add_argument(
         "--animate",
         type=arguments.File,
@@ -100,13 +99,11 @@ def run(args: argparse.Namespace) -> int:
         if args.order:
             print(_as_tree(args, drawn_plan))
             return 0
-        if args.round is not None and not args.svg:
-            raise ValueError("--round selects a round of a picture: give --svg too")
         if args.follow is not None and not (args.animate or args.html):
             raise ValueError("--follow is for what moves: give --animate or --html too")
         drawings = {}
         if args.svg:
-            drawings["svg"] = as_svg(drawn_plan, args.round)
+            drawings["svg"] = as_svg(drawn_plan)
         if args.animate:
             drawings["animate"] = as_motion(drawn_plan, args.follow)
         if args.html:

@@ -93,9 +93,7 @@ class Picture:
         """The number of a frame and its phase, in words."""
         if number == 0:
             return "before the first round"
-        phase = self.frames[number].phase
-        running = dict(self.plan.numbered())[number]
-        name = phase.name if phase else round_words(self.plan, running)[0]
+        name, *_ = round_words(self.plan, dict(self.plan.numbered())[number])
         return f"round {number} of {len(self.frames) - 1} · {name}"
 
     def draw(self, into: Element, number: int) -> None:

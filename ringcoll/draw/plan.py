@@ -63,11 +63,7 @@ class Plan:
     @cached_property
     def paid(self) -> Price:
         """The cost on a switch."""
-        return self.price()
-
-    def price(self, network: Sequence[int] | None = None) -> Price:
-        """The cost, as `costs.price` counts it."""
-        return price(in_lax(self.collective), self.made, self.shape, network)
+        return price(in_lax(self.collective), self.made, self.shape)
 
     @property
     def title(self) -> str:

@@ -40,13 +40,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A round: its phase, its messages, and what every rank holds after it. Round 0 is the start.
+    """The messages of a round, and what every rank holds after it. The first frame is the start."""
 
-    The phase of a round of a tour is None, because two phases run in step.
-    """
-
-    number: int
-    phase: Phase | None
     messages: tuple[Message, ...]
     held: Held
 
@@ -78,13 +73,13 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
     for rank in range(plan.size):
         started = _start(plan, first, rank)
         state.append([dict(started) for _ in range(first.schedule.lanes if first else 1)])
-    result = [Frame(0, first, (), _by_column(plan, state))]
+    result = [Frame((), _by_column(plan, state))]
     for phase in plan.phases:
         if phase.carries is Carries.VECTORS:
             state = _add_vectors(state, phase.schedule.lanes)
         for moves in phase.rounds:
             messages = tuple(_deliver(phase, moves, state))
-            result.append(Frame(len(result), phase, messages, _by_column(plan, state)))
+            result.append(Frame(messages, _by_column(plan, state)))
     return tuple(result)
 
 
@@ -100,7 +95,7 @@ def _tour_frames(plan: Plan, tour: Tour) -> Iterator[Frame]:
     ]
     arrived = [(lane, 0) for lane in range(lanes)]
     sent = {(m.lane, o): number for number, m in tour.out.numbered_moves() for o in m.offsets}
-    yield Frame(0, None, (), _by_column(plan, state))
+    yield Frame((), _by_column(plan, state))
     for number, running in plan.numbered():
         messages: list[Message] = []
         arriving: list[tuple[int, int]] = []
@@ -121,7 +116,7 @@ def _tour_frames(plan: Plan, tour: Tour) -> Iterator[Frame]:
                 if offset and max(sent.get((lane, offset), 0), number) == number:
                     state[rank][lane].pop(plan.phases[0].along(rank, offset, -1), None)
         arrived = arriving
-        yield Frame(number, None, tuple(messages), _by_column(plan, state))
+        yield Frame(tuple(messages), _by_column(plan, state))
 
 
 def _start(plan: Plan, phase: Phase | None, rank: int) -> _Store:

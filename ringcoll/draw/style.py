@@ -28,11 +28,6 @@ DARK = {
 }
 
 
-def dark() -> str:
-    """CSS that gives a picture dark colours if the reader's device asks for them."""
-    return svg.dark(DARK)
-
-
 def outline(parent: Element, box: Box) -> None:
     """Mark a box as new in its round."""
     rect(parent, box, "none", stroke=INK, stroke_width=1.8)

@@ -7,7 +7,7 @@ from itertools import groupby
 from ringcoll.draw.captions import name_notes, price_line, round_words, sentence
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import Frame, RankSet, frames
-from ringcoll.io.text import wrapped
+from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, Round
 
@@ -96,8 +96,7 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
             rows += [[f"{rank} {name}", *row] for name, row in zip(names, of_lanes, strict=True)]
         else:
             rows.append([str(rank), *map(_join_lanes, zip(*of_lanes, strict=True))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return [*aligned(rows, left=len(rows[0]))]
 
 
 def _has_blocks(plan: Plan) -> bool:

@@ -47,8 +47,10 @@ def test_the_last_frame_is_the_result_and_messages_match_the_price(collective, s
             for cells in lanes:
                 assert cells == (wanted(collective, rank, n) or (frozenset(range(n)),) * len(cells))
         assert len(run) - 1 == drawn.paid.rounds
+        rounds = zip(run[1:], drawn.numbered(), strict=True)
+        sent_in = [(phase, m) for frame, (_, ((phase, _),)) in rounds for m in frame.messages]
         for rank in range(n):
-            mine = [(m, f.phase) for f in run for m in f.messages if m.sender == rank]
+            mine = [(m, phase) for phase, m in sent_in if m.sender == rank]
             assert len(mine) == drawn.paid.messages
             sent = sum(Fraction(len(m.pieces), phase.schedule.lanes) for m, phase in mine)
             assert sent * (n if drawn.whole else 1) == drawn.paid.sent
@@ -208,7 +210,7 @@ def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
     assert "all_reduce by bidirectional_ring on 4 ranks" in capsys.readouterr().out
     svg, html = tmp_path / "a.svg", tmp_path / "a.html"
     mine = ["--function", f"{__name__}:my_star", "--ranks", "4", "--html", str(html)]
-    assert main(["draw", "all_gather", *mine, "--svg", str(svg), "--round", "2"]) == 0
+    assert main(["draw", "all_gather", *mine, "--svg", str(svg)]) == 0
     assert capsys.readouterr().out == ""
     assert "round 2 of 3" in svg.read_text(encoding="utf-8")
     page = html.read_text(encoding="utf-8")
@@ -273,8 +275,6 @@ def raises(n):
         ("psum --algorithm halving_doubling -n 6", "need a power of two, got 6"),
         ("psum --function test_draw:raises -n 4", "(4,), the sizes of the axes: KeyError: 4 ("),
         ("psum --function test_draw:nothing -n 4", "takes an instance of Schedule, got None"),
-        ("psum --algorithm ring -n 4 --round 2", "give --svg too"),
-        ("psum --algorithm ring -n 4 --svg /dev/null --round 7", "round 7: there are 0 (the start"),
         ("psum --algorithm ring -n 16 --svg /dev/null", "31 frames in one picture: at most 24"),
         ("psum --follow 1", "--follow is for what moves: give --animate or --html too"),
         ("psum -n 2 --animate /dev/null --follow 2", "follow 2: there are shards 0 to 1"),
