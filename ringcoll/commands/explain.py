@@ -23,8 +23,8 @@ import jax
 from ringcoll.collectives.explaining import explain
 from ringcoll.commands import arguments, overlap
 from ringcoll.costs.closed_forms import closed_form, prices, recognised
+from ringcoll.costs.precision import encodings, error_bound
 from ringcoll.costs.wire import ENCODED, Wire
-from ringcoll.draw.captions import wire_note
 from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned, wrapped
 from ringcoll.overlap import topology
@@ -167,8 +167,21 @@ def in_full(name: str, codes: str | None = None) -> Iterator[str]:
         yield ""
         for collective in served:
             if codes and collective in ENCODED:
-                encoded = wire_note(Wire(codes), collective, algorithm, (SHOWN,))
+                encoded = _wire_note(Wire(codes), collective, algorithm)
                 yield from (f"{collective}, with a wire, at n = {SHOWN}: {encoded}", "")
+
+
+def _wire_note(wire: Wire, collective: str, algorithm: Callable[..., Any]) -> str:
+    """What a wire changes: the bytes, how often a value is encoded, and the error bound."""
+    times = encodings(collective, algorithm, (SHOWN,))
+    bound = error_bound(collective, algorithm, (SHOWN,), 2.0**-7, wire=wire)
+    sent = wire.nbytes(wire.block) / wire.block
+    return (
+        f"A message holds {wire.dtype} codes and a scale for each {wire.block}: {sent:.3f} bytes a "
+        f"value, {sent / 2:.3f} of bfloat16. A value is encoded at most {times} "
+        f"time{'s' * (times != 1)}; of bfloat16, the error is at most {bound:.2g} of the largest "
+        "magnitude in its block, summed over the ranks that contribute."
+    )
 
 
 def _additions(schedule: Schedule | Stages) -> str:

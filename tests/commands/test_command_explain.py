@@ -74,6 +74,7 @@ def test_a_wire_prints_how_often_values_are_encoded(capsys):
     for collective, times in ("all_gather", "1 time;"), ("psum_scatter", "3 times;"):
         told = f"{collective}, with a wire, at n = 4: A message holds int8 codes"
         assert printed.partition(told)[2].partition("at most ")[2].startswith(times)
+    assert "1.031 bytes a value, 0.516 of bfloat16" in printed
     assert "tour, with a wire" not in printed
 
 

@@ -278,7 +278,6 @@ def raises(n):
         ("psum --algorithm ring -n 16 --svg /dev/null", "31 frames in one picture: at most 24"),
         ("psum --follow 1", "--follow is for what moves: give --animate or --html too"),
         ("psum -n 2 --animate /dev/null --follow 2", "follow 2: there are shards 0 to 1"),
-        ("pmax --wire int8", "--wire int8: pmax has no wire; leave it out"),
         ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
     ],
 )
@@ -288,10 +287,3 @@ def test_bad_arguments_of_draw_end_with_one_line(arguments, message, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("python -m ringcoll draw: error: ")
     assert message in line
-
-
-def test_a_wire_is_in_the_title_and_the_captions(capsys):
-    assert main(["draw", "psum", "--algorithm", "direct", "-n", "4", "--wire", "int8"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert printed.startswith("psum by direct on 4 ranks, int8 codes in messages")
-    assert "1.031 bytes a value, 0.516 of bfloat16. A value is encoded at most 2 times;" in printed
