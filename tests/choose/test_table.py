@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.choose.table import PLATFORMS, VARIABLE, Table, TableRow, choices, default_table
-from ringcoll.io.strict_json import DTYPES
 
 TABLE = Table(
     (
@@ -181,8 +180,10 @@ BAD_ROWS = [
     ({"jax": ["0.12", "0.12.0"]}, "jax: 0.12 to 0.12.0 is an empty range; the end is not included"),
     ({"dtypes": "bfloat16"}, "dtypes: 'bfloat16' is not a list of names"),
     ({"why": 3}, "why: 3 is not a string"),
-    ({"dtypes": ["blfoat16"]}, "dtypes: 'blfoat16' matches no dtype of JAX; choose from bool, "),
-    ({"bytes": [10**30, None]}, f"bytes: {10**30} is too large; write null for no bound"),
+    (
+        {"dtypes": ["blfoat16"]},
+        "dtypes: 'blfoat16' matches no dtype of JAX; they begin with bool, ",
+    ),
     ({"jax": ["1" * 60_000, None]}, f"jax: '{'1' * 119}... (60002 characters) is neither null nor"),
 ]
 
@@ -238,11 +239,9 @@ def test_a_file_that_is_not_text(tmp_path, content, message):
         Table.load(path)
 
 
-def test_dtypes_are_those_of_jax():
-    known = {
-        jnp.dtype(kind).name for kind in vars(jnp).values() if isinstance(kind, type(jnp.int8))
-    }
-    assert {"bool", "bfloat16", "float8_e4m3fn", "int4", "complex128"} <= known <= set(DTYPES)
+def test_a_row_may_be_of_any_dtype_of_jax():
+    known = [jnp.dtype(kind) for kind in vars(jnp).values() if isinstance(kind, type(jnp.int8))]
+    assert TableRow("psum", "*", "ring", dtypes=[dtype.name for dtype in known]).dtypes
 
 
 @pytest.fixture
