@@ -81,10 +81,9 @@ def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
 def name_notes(plan: Plan) -> list[str]:
     """Sentences that explain the names of ranks, and the lanes, where needed."""
     shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
-    lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
     lines = [Names(shape).explanation() for shape in shapes]
-    if lanes > 1:
-        lines.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
+    if plan.lanes > 1:
+        lines.append(f"A lane carries 1/{plan.lanes} of everything; the lanes run side by side.")
     return list(filter(None, lines))
 
 

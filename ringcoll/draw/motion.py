@@ -148,7 +148,7 @@ class Film:
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
         """When a column changes: the time, what the rank holds then, and whether that is new."""
         held_after = [self.picture.stripes_held(f, rank, column) for f in self.picture.frames]
-        shown: tuple[Sequence[RankSet], bool] = _merge_equal_lanes(held_after[0]), False
+        shown: tuple[Sequence[RankSet], bool] = held_after[0], False
         yield 0.0, *shown
         for number, (was, now) in enumerate(pairwise(held_after), 1):
             # What is not sent away. A tour drops a shard only after the addition of the round.
@@ -160,7 +160,7 @@ class Film:
                 (number + LEAVE, kept, False),
                 (number + ARRIVE, now, is_more(now, was)),
             ):
-                state = _merge_equal_lanes(held), is_new
+                state = held, is_new
                 if state != shown:
                     shown = state
                     yield time, *state
@@ -245,11 +245,6 @@ class Film:
 
     def _key_time(self, time: float) -> str:
         return f"{time / self.lasts:.5f}".rstrip("0")
-
-
-def _merge_equal_lanes(lanes: Sequence[RankSet]) -> tuple[RankSet, ...]:
-    """Lanes; only one of them if all hold the same."""
-    return tuple(lanes[:1] if len(set(lanes)) == 1 else lanes)
 
 
 def _still(picture: Picture, into: Element, size: tuple[float, float]) -> None:

@@ -53,6 +53,16 @@ class Plan:
         return all(phase.carries is Carries.VECTORS for phase in self.phases)
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether ranks hold blocks: it is an exchange."""
+        return any(phase.carries is Carries.BLOCKS for phase in self.phases)
+
+    @property
+    def lanes(self) -> int:
+        """The most lanes of a phase."""
+        return max((phase.schedule.lanes for phase in self.phases), default=1)
+
+    @property
     def adds(self) -> bool:
         """Whether the result has data of every rank in each element."""
         return in_lax(self.collective) != "all_gather"

@@ -20,6 +20,17 @@ RankSet = frozenset[int]
 Held = tuple[tuple[tuple[RankSet, ...], ...], ...]
 
 
+def ranges(ranks: RankSet) -> list[range]:
+    """Ranks in order; neighbours are one range."""
+    found: list[range] = []
+    for rank in sorted(ranks):
+        if found and found[-1].stop == rank:
+            found[-1] = range(found[-1].start, rank + 1)
+        else:
+            found.append(range(rank, rank + 1))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A shard, partial sum, block or vector: its column, and whose data is in it."""
@@ -44,10 +55,6 @@ class Frame:
 
     messages: tuple[Message, ...]
     held: Held
-
-    def of(self, rank: int, column: int) -> tuple[RankSet, ...]:
-        """Whose data a rank holds in a column, one set for each lane."""
-        return tuple(lane[column] for lane in self.held[rank])
 
 
 #: The pieces of a rank in a lane, by key. The key of a block is its slot; the key of a shard, sum

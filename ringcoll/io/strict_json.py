@@ -3,9 +3,12 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
 
+#: Bounds of numbers; None is no bound.
+Bounds = tuple[int | None, int | None]
 #: What the names of JAX's dtypes begin with.
 _KINDS = ("bool", "int", "uint", "float", "bfloat16", "complex")
 #: Numbers, perhaps with a suffix.
@@ -18,11 +21,11 @@ def parsed(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON (the error has the line), it has NaN or Infinity, an object has
-            a name twice, or lists and objects are nested too deeply.
+        ValueError: it is not JSON (the error has the line), an object has a name twice, or lists
+            and objects are nested too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=_named_once, parse_constant=_no_number)
+        return json.loads(text, object_pairs_hook=_named_once)
     except RecursionError:
         raise ValueError("lists and objects are nested too deeply") from None
 
@@ -42,10 +45,6 @@ def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return named
 
 
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is not a number in JSON")
-
-
 def number(value: Any) -> int:
     """The value, which must be a whole number from 0."""
     if type(value) is not int or value < 0:
@@ -62,6 +61,45 @@ def version(value: Any) -> tuple[int, ...]:
     while len(numbers) > 1 and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
+
+
+def within(value: Any, bounds: tuple[Any, Any], order: Callable[[Any], Any]) -> bool:
+    """Whether a value lies within half-open bounds: the first is included, the last is not.
+
+    Args:
+        value: the value.
+        bounds: as `checked` returns them.
+        order: makes a value comparable: `number` or `version`.
+    """
+    first, end = bounds
+    return (first is None or order(first) <= order(value)) and (
+        end is None or order(value) < order(end)
+    )
+
+
+def checked(name: str, bounds: Any, order: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Check bounds, and return them as a tuple.
+
+    Args:
+        name: the name of the field, for errors.
+        bounds: a pair; None in it is no bound.
+        order: as for `within`.
+
+    Raises:
+        ValueError: they are not a pair, `order` refuses a value, or no value lies within them.
+    """
+    if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+        raise ValueError(f"{name}: {shown(bounds)} is not a pair; write [first, end], null if open")
+    try:
+        places = [order(bound) for bound in bounds if bound is not None]
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    first, end = bounds
+    if len(places) == 2 and places[0] >= places[1]:
+        raise ValueError(
+            f"{name}: {first!s:.60} to {end!s:.60} is an empty range; the end is not included"
+        )
+    return first, end
 
 
 def check_string(name: str, value: Any) -> None:
