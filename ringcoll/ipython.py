@@ -9,10 +9,11 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-#: For each type: what a notebook shows, the type's module and name, and the function that makes it.
+#: For each type: what a notebook shows, the type's module and name, and the function that makes it,
+#: as `ringcoll.draw.notebook` knows it.
 _FORMATS = (
     ("image/svg+xml", "ringcoll.schedules.schedule", "Schedule", "schedule_svg"),
-    ("image/svg+xml", "ringcoll.draw.plan", "Plan", "plan_svg"),
+    ("image/svg+xml", "ringcoll.draw.plan", "Plan", "as_svg"),
     ("text/html", "ringcoll.costs.counts", "Price", "price_html"),
 )
 
@@ -25,7 +26,11 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def _formatted(function: str, value: object) -> str | None:
-    return getattr(import_module("ringcoll.draw.notebook"), function)(value)
+    """The picture or table of a value; None if it is wrong or too large to draw."""
+    try:
+        return getattr(import_module("ringcoll.draw.notebook"), function)(value)
+    except ValueError:
+        return None
 
 
 def register() -> None:

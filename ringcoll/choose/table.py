@@ -26,17 +26,19 @@ from typing import Any
 
 from ringcoll import algorithms
 from ringcoll.costs.prediction import LAX as LAX
-from ringcoll.io.bounds import Bounds, checked, within
 from ringcoll.io.files import write
 from ringcoll.io.strict_json import (
+    Bounds,
     check_choice,
     check_dtype,
     check_fields,
     check_string,
+    checked,
     number,
     parsed,
     shown,
     version,
+    within,
 )
 from ringcoll.schedules.registry import build, listed_name, names
 from ringcoll.schedules.schedule import SizeError

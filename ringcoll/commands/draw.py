@@ -6,7 +6,6 @@
     python -m ringcoll draw all_reduce --animate ring.svg
     python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
     python -m ringcoll draw tour
-    python -m ringcoll draw all_reduce --wire int8
     python -m ringcoll draw psum --algorithm halving_doubling -n 8 --order tree
     python -m ringcoll draw all_gather --function my.module:schedule -n 5
 
@@ -46,11 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the number of ranks (4); for several axes 4x2, major first",
     )
-    arguments.add_wire(parser)
     parser.add_argument(
         "--svg", type=arguments.File, metavar="FILE", help="all rounds as one picture"
     )
-    parser.add_argument("--round", type=int, metavar="K", help="draw only this round (with --svg)")
     parser.add_argument(
         "--animate",
         type=arguments.File,
@@ -95,18 +92,15 @@ def run(args: argparse.Namespace) -> int:
     first, *_ = names(in_lax(args.collective))  # the ring, if there is one
     algorithm = args.function or (first if args.algorithm is None else args.algorithm)
     try:
-        wire = arguments.wire(args.wire, args.collective)
-        drawn_plan = plan(args.collective, algorithm, args.ranks, wire)
+        drawn_plan = plan(args.collective, algorithm, args.ranks)
         if args.order:
             print(_as_tree(args, drawn_plan))
             return 0
-        if args.round is not None and not args.svg:
-            raise ValueError("--round selects a round of a picture: give --svg too")
         if args.follow is not None and not (args.animate or args.html):
             raise ValueError("--follow is for what moves: give --animate or --html too")
         drawings = {}
         if args.svg:
-            drawings["svg"] = as_svg(drawn_plan, args.round)
+            drawings["svg"] = as_svg(drawn_plan)
         if args.animate:
             drawings["animate"] = as_motion(drawn_plan, args.follow)
         if args.html:

@@ -7,15 +7,13 @@
     python -m ringcoll overlap new.json --against old.json
 
 `my.module:program` is called with the mesh. It returns a function and its operands, which are
-`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if a limit, such
-as --max-exposed, is broken. An example that overlaps is compared with its plain form.
+`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if more is exposed
+than --max-exposed allows. An example that overlaps is compared with its plain form.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,21 +21,18 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, Mesh
 
-from ringcoll.commands import arguments, overlap_limits
+from ringcoll.commands import arguments
 from ringcoll.commands.overlap_examples import NAMES, PLAIN, SIZES, Example, example
 from ringcoll.io import files
-from ringcoll.overlap.chips import CHIPS, Chip, chip
+from ringcoll.overlap.budget import TOTAL, breaches, limits
+from ringcoll.overlap.chips import CHIPS, chip
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
-from ringcoll.placement import gpus
 from ringcoll.placement.meshes import mesh
 from ringcoll.placement.topology import devices
-
-_CONSTANTS = [field.name for field in fields(Chip) if field.name != "name"]
-
 
 #: How the file of each option is written. Several reports are drawn one above the other.
 _FILES: dict[str, Callable[..., None]] = {
@@ -104,14 +99,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_option(parser)
     parser.add_argument(
-        "--constant",
-        type=_constant,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help=f"a constant of the chip: {', '.join(_CONSTANTS)}; may be repeated",
-    )
-    parser.add_argument(
         "--draw",
         type=arguments.File,
         metavar="FILE",
@@ -131,11 +118,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--against",
-        type=lambda text: text if text in NAMES else _read_report(text),
+        type=_read_report,
         metavar="FILE",
-        help="print what changed since this: a report that --json wrote, or an example, which "
-        "pictures, pages and traces then show above the other (default for an example that "
-        "overlaps: its plain form)",
+        help="print what changed since this report, which --json wrote (default for an example "
+        "that overlaps: its plain form, which pictures, pages and traces then show above it)",
     )
     parser.add_argument(
         "--details", action="store_true", help="print MB, hops and GFLOP of each line, too"
@@ -144,9 +130,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", type=arguments.File, metavar="FILE", help="write the scheduled program to FILE"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print JSON instead of a table; with --against, a list"
+        "--json", action="store_true", help="print JSON instead of a table and a comparison"
     )
-    overlap_limits.add_arguments(parser)
+    parser.add_argument(
+        "--max-exposed",
+        type=share,
+        action="append",
+        default=[],
+        metavar="[KIND=]SHARE",
+        help="the share of the time that may be exposed, such as 0.05, or the exit status is 1; "
+        "all-gather=0.01 limits one kind; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-unread",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --max-exposed: an instruction that the report need not be able to read, such as "
+        "'while*'; may be repeated",
+    )
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -164,69 +166,61 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw, and return the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
-    budget = overlap_limits.budget(args)
     if args.saved and args.text:
         args.error("--text: a saved report has no program; name an --example or a --function")
+    if args.allow_unread and not args.max_exposed:
+        args.error("--allow-unread: nothing is limited; give --max-exposed, too")
     program, last, before = None, args.saved, args.against
-    if args.example and not (before or args.json):
-        before = PLAIN.get(args.example)
     try:
-        if not args.saved or isinstance(before, str):
+        shares = limits("--max-exposed", dict(args.max_exposed) or None)
+        if not last:
             if sys.stderr.isatty():
                 print(f"compiling for {args.topology}: seconds, or minutes", file=sys.stderr)
-            chips = mesh_on(args.topology, args.mesh)
-            _check_chip(args, chips)
-        if isinstance(before, str):
-            _, before = _compile_and_report(args, *example(before, chips, args.shape))
-        if args.example:
-            program, last = _compile_and_report(args, *example(args.example, chips, args.shape))
-        elif args.function:
-            program, last = _compile_and_report(args, *program_on(args.function, chips))
+            chips = _mesh(args)
+            if args.example in PLAIN and not (before or args.json):
+                _, before = _compile_and_report(
+                    args, *example(PLAIN[args.example], chips, args.shape)
+                )
+            if args.example:
+                program, last = _compile_and_report(args, *example(args.example, chips, args.shape))
+            else:
+                program, last = _compile_and_report(args, *program_on(args.function, chips))
         compared = compare(before, last) if before else ""
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))
-    reports = [report for report in (before, last) if report]
     if args.json:
-        dicts = [report.to_dict() for report in reports]
-        print(json.dumps(dicts if before else dicts[0], indent=2))
+        print(last.to_json())
     else:
         print(last.details() if args.details else last)
         if compared:
             print(f"\n{compared}")
     if args.text and program:
         files.write(args.text, program.text)
+    reports = [report for report in (before, last) if report and report.segments] or [last]
     for name, write in _FILES.items():
         if file := getattr(args, name):
             try:
-                write(file, *([report for report in reports if report.segments] or [last]))
+                write(file, *reports)
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
-    try:
-        breaches = budget.breaches(last) if budget else []
-    except ValueError as error:  # seconds are limited, but there are no times
-        args.error(str(error))
-    print(*breaches, sep="\n", end="\n" * bool(breaches), file=sys.stderr)
-    return 1 if breaches else 0
+    broken = breaches(last, shares, {}, 1, args.allow_unread) if shares else []
+    print(*broken, sep="\n", end="\n" * bool(broken), file=sys.stderr)
+    return 1 if broken else 0
 
 
-def _check_chip(args: argparse.Namespace, mesh: Mesh) -> None:
-    """Refuse a chip whose constants are not known, before anything is compiled.
+def _mesh(args: argparse.Namespace) -> Mesh:
+    """The mesh of --topology and --mesh.
 
     Raises:
-        ValueError: they are not known; or --constant is given for GPUs, whose times are measured.
+        ValueError: the constants of its chips are not known; or as `ringcoll.mesh`.
     """
-    if gpus.is_named(args.topology):
-        if args.constant:
-            raise ValueError(f"--constant: {args.topology} is priced by measurements; leave it out")
-        return
-    try:
-        chip(mesh.devices.flat[0].device_kind)
-    except ValueError as error:
-        known = ", ".join(CHIPS)
+    chips = mesh_on(args.topology, args.mesh)
+    if chip(chips.devices.flat[0].device_kind) is None:
         raise ValueError(
             f"--topology {args.topology}: the constants of this chip are not known, only those of "
-            f"{known}; name one of these, such as v5e:4x2"
-        ) from error
+            f"{', '.join(CHIPS)}; name one of these, such as v5e:4x2"
+        )
+    return chips
 
 
 def program_on(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
@@ -269,9 +263,7 @@ def _compile_and_report(
         if args.function and isinstance(error, TypeError):
             words += "; let --function return operands that fit its function"
         raise ValueError(words) from error
-    constants = dict(args.constant)
-    changed = replace(chip(program.kind or ""), **constants) if constants else None
-    return program, report(program, chip=changed)
+    return program, report(program)
 
 
 def _read_report(text: str) -> Report:
@@ -285,8 +277,7 @@ def _read_report(text: str) -> Report:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", "it holds something else")
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no report that --json wrote: {why}; name its file, which --json > FILE "
-            "writes, or an example"
+            f"{text!r} is no report that --json wrote: {why}; name a file that --json > FILE wrote"
         ) from error
 
 
@@ -314,15 +305,7 @@ def _option(text: str) -> tuple[str, Any]:
     return name, {"true": True, "false": False}.get(value.lower(), value)
 
 
-def _constant(text: str) -> tuple[str, float]:
-    """Read NAME=VALUE, a constant of the chip."""
-    name, _, value = text.partition("=")
-    if name not in _CONSTANTS:
-        raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(_CONSTANTS)}")
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: {value!r} is not a number above 0")
-    return name, number
+def share(text: str) -> tuple[str, float]:
+    """Read KIND=SHARE, a limit of `assert_overlapped`, or one share, which limits all kinds."""
+    kind, _, value = text.rpartition("=")
+    return kind or TOTAL, float(value)

@@ -1,6 +1,6 @@
 """Example programs: an all-gather or a reduce-scatter with a matmul, in several forms."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
@@ -61,26 +61,9 @@ def _overlapping() -> str:
     return "ring" if (device_kind() or "").startswith("NVIDIA") else "auto"
 
 
-def _up(axes: Axes) -> tuple:
-    """Dimensions and sharding of each operand, then the sharding of the result.
-
-    Dimensions are indices into (m, k, f).
-    """
-    return ((0, 1), P(axes, None)), ((1, 2), P(None, axes)), P(None, axes)
-
-
-def _down(axes: Axes) -> tuple:
-    """The same for the second layer."""
-    return ((0, 2), P(None, axes)), ((2, 1), P(axes, None)), P(axes, None)
-
-
-_FORMS: Mapping[str, tuple[Callable, Callable[[Axes], tuple]]] = {
-    "all_gather_then_matmul": (all_gather_then_matmul, _up),
-    "ring_matmul": (ring_matmul, _up),
-    "all_gather_matmul": (all_gather_matmul, _up),
-    "matmul_then_psum_scatter": (matmul_then_psum_scatter, _down),
-    "matmul_reduce_scatter": (matmul_reduce_scatter, _down),
-}
+_GATHERS = all_gather_then_matmul, ring_matmul, all_gather_matmul
+_SCATTERS = matmul_then_psum_scatter, matmul_reduce_scatter
+_FORMS = {form.__name__: form for form in (*_GATHERS, *_SCATTERS)}
 NAMES = tuple(_FORMS)
 #: The form without overlap of each example that overlaps.
 PLAIN = {
@@ -90,7 +73,7 @@ PLAIN = {
 }
 
 
-def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Example:
+def example(name: str, mesh: Mesh, sizes: tuple[int, int, int]) -> Example:
     """An example on a mesh, over all of its axes.
 
     Args:
@@ -100,21 +83,17 @@ def example(name: str, mesh: Mesh, sizes: tuple[int, int, int] = SIZES) -> Examp
 
     Returns:
         A function and its operands in bf16, as `compile_for` takes them.
-
-    Raises:
-        ValueError: no such example.
     """
-    if name not in _FORMS:
-        raise ValueError(f"example: there is none named {name!r}, only {', '.join(NAMES)}")
     axes = mesh.axis_names if len(mesh.axis_names) > 1 else mesh.axis_names[0]
-    function, sharded = _FORMS[name]
-    *taken, out = sharded(axes)
+    (m, k, f), function = sizes, _FORMS[name]
+    rows, columns = P(axes, None), P(None, axes)
+    if function in _GATHERS:
+        shapes, specs, out = ((m, k), (k, f)), (rows, columns), columns
+    else:
+        shapes, specs, out = ((m, f), (f, k)), (columns, rows), rows
     operands = tuple(
-        jax.ShapeDtypeStruct(
-            tuple(sizes[d] for d in dims), jnp.bfloat16, sharding=NamedSharding(mesh, spec)
-        )
-        for dims, spec in taken
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
+        for shape, spec in zip(shapes, specs, strict=True)
     )
-    specs = tuple(spec for _, spec in taken)
     named = wraps(function)(partial(function, axes=axes))
     return jax.shard_map(named, mesh=mesh, in_specs=specs, out_specs=out), operands

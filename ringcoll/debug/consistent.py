@@ -101,7 +101,7 @@ def described(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> _Description
 
 def environment() -> list[str]:
     """What a program is compiled with, in lines."""
-    options = [f"{name}={getattr(jax.config, f'jax_{name}', None)}" for name in _OPTIONS]
+    options = [f"{name}={getattr(jax.config, f'jax_{name}')}" for name in _OPTIONS]
 
     def flags(name: str) -> str:
         set_flags = os.environ.get(name, "").split()

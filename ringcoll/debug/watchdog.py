@@ -18,7 +18,6 @@ from ringcoll.runtime.scopes import around_messages
 
 #: The exit status of a process that a deadline has ended, like that of `timeout`.
 STATUS = 124
-_SILENT = 1.0  # a rank counts as stuck if it notes nothing for this many seconds
 _JAX = os.path.dirname(jax.__file__)
 
 
@@ -34,9 +33,9 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
     program that waits for a message cannot be interrupted.
 
     An exception may leave the block, for example because another process has ended. If a rank is
-    then still in a collective, and no rank makes progress for `grace` (at least a second), the
-    process writes the same text. When Python exits, JAX may wait for the other processes, but only
-    until the deadline, or for `grace` if that is later. Other exit hooks run to their end.
+    then still in a collective, and no rank makes progress for `grace`, the process writes the same
+    text. When Python exits, JAX may wait for the other processes, but only until the deadline, or
+    for `grace` if that is later. Other exit hooks run to their end.
 
     Before ranks of several processes exchange a message, they tell each other the round, the
     collective, the dtype and the shape. If these differ, nothing is exchanged: every process
@@ -76,7 +75,7 @@ def deadline(seconds: float, *, grace: float = 5.0) -> Iterator[None]:
             jax.block_until_ready(jax.live_arrays())
             jax.effects_barrier()
     except BaseException as error:
-        if watch.log.stays_stuck(watch.silence):
+        if watch.log.stays_stuck(watch.grace):
             watch.say(f"is left by {type(error).__name__}")
             watch.limit_leaving()
             watch.log.clear()  # its content has been written
@@ -89,7 +88,7 @@ class _Watch:
     """A thread that ends the process, unless it is stopped in time."""
 
     def __init__(self, seconds: float, grace: float) -> None:
-        self.seconds, self.grace, self.silence = seconds, grace, max(grace, _SILENT)
+        self.seconds, self.grace = seconds, grace
         self.log = progress.LOG  # when Python exits, it clears modules before it closes generators
         self.end = time.monotonic() + seconds
         self.owner = threading.get_ident()

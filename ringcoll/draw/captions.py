@@ -5,11 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
-from ringcoll.costs.precision import encodings, error_bound
-from ringcoll.costs.wire import Wire
 from ringcoll.draw.plan import Plan, Running
 from ringcoll.schedules.phases import Carries, Phase
-from ringcoll.schedules.registry import Algorithm, in_lax
 from ringcoll.schedules.schedule import Move, digits
 
 _MOST = 4  # names in a list before it is shortened
@@ -82,29 +79,12 @@ def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
 
 
 def name_notes(plan: Plan) -> list[str]:
-    """Sentences that explain the names of ranks, the lanes and the wire, where needed."""
+    """Sentences that explain the names of ranks, and the lanes, where needed."""
     shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
-    lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
     lines = [Names(shape).explanation() for shape in shapes]
-    if lanes > 1:
-        lines.append(f"A lane carries 1/{lanes} of everything; the lanes run side by side.")
-    if plan.wire:
-        lines.append(wire_note(plan.wire, plan.collective, plan.made, plan.shape))
+    if plan.lanes > 1:
+        lines.append(f"A lane carries 1/{plan.lanes} of everything; the lanes run side by side.")
     return list(filter(None, lines))
-
-
-def wire_note(wire: Wire, collective: str, algorithm: Algorithm, shape: Sequence[int]) -> str:
-    """What a wire changes: the bytes, how often a value is encoded, and the error bound."""
-    kind = in_lax(collective)
-    times = encodings(kind, algorithm, shape)
-    bound = error_bound(kind, algorithm, shape, 2.0**-7, wire=wire)
-    sent = wire.nbytes(wire.block) / wire.block
-    return (
-        f"A message holds {wire.dtype} codes and a scale for each {wire.block}: {sent:.3f} bytes a "
-        f"value, {sent / 2:.3f} of bfloat16. A value is encoded at most {_plural(times, 'time')}; "
-        f"of bfloat16, the error is at most {bound:.2g} of the largest magnitude in its block, "
-        "summed over the ranks that contribute."
-    )
 
 
 def round_counts(plan: Plan) -> str:

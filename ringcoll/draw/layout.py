@@ -42,17 +42,10 @@ class Layout:
     gap: float
     centres: tuple[Point, ...]
 
-    @property
-    def is_circle(self) -> bool:
-        """Whether the ranks are on a circle."""
-        return len(long_axes(self.shape)) == 1
-
 
 def plane_size(shape: tuple[int, ...]) -> tuple[int, int]:
     """The number of columns and of rows of a plane of the grid."""
     axes = long_axes(shape)
-    if len(axes) == 1:
-        return axes[0], 1
     return (axes[0], axes[1]) if len(axes) == 2 and axes[0] > axes[1] else (axes[-1], axes[-2])
 
 

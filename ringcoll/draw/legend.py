@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.steps import RankSet
 from ringcoll.draw.style import COLOURS, cell, outline
-from ringcoll.schedules.phases import Carries
 from ringcoll.web.svg import FAINT, Element, label, shape
 
 SIDE, _LINE = 14.0, 24.0
@@ -31,14 +30,13 @@ def entries(plan: Plan) -> list[tuple[Glyph, str]]:
     stripes = min(plan.size, 4)
     some = frozenset(range(stripes // 2 + 1))
     listed: list[tuple[Glyph, str]] = []
-    carries = {phase.carries for phase in plan.phases}
     if plan.tour:
         every, none = frozenset(range(stripes)), frozenset[int]()
         listed.append((_cell([every, none], stripes), "upper half: the shard"))
         listed.append(
             (_cell([none, some], stripes), "lower half, stripe s: rank s has added to its sum")
         )
-    elif Carries.BLOCKS in carries:
+    elif plan.has_blocks:
         listed.append((_cell([some], stripes), "cell d, stripe s: the block from rank s for d"))
     elif plan.whole:
         rainbow = _cell([some], stripes, COLOURS[:stripes])
@@ -50,8 +48,7 @@ def entries(plan: Plan) -> list[tuple[Glyph, str]]:
         listed.append((_cell([frozenset([0])], 1), "shard held"))
     listed.append((_cell([frozenset()], 1), "nothing"))
     listed.append((_cell([frozenset()], 1, is_new=True), "new in this round"))
-    lanes = max((phase.schedule.lanes for phase in plan.phases), default=1)
-    if lanes > 1:
+    if (lanes := plan.lanes) > 1:
         bands = [frozenset([0]) if lane % 2 == 0 else frozenset[int]() for lane in range(lanes)]
         listed.append((_cell(bands, 1), f"bands: {lanes} lanes, 1/{lanes} of a shard each"))
     return listed

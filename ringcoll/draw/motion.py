@@ -5,6 +5,7 @@ a page can set its clock to any time. Time is in units of a round: round k lasts
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from math import ceil, dist
 
 from ringcoll.draw import style
@@ -16,7 +17,7 @@ from ringcoll.draw.routes import Route
 from ringcoll.draw.steps import Message, RankSet
 from ringcoll.draw.svg import MARGIN
 from ringcoll.draw.text import wrap
-from ringcoll.web.svg import FAINT, Box, Element, document, label, rect, shape, svg_text
+from ringcoll.web.svg import FAINT, Box, Element, dark, document, label, rect, shape, svg_text
 
 _SECONDS = 2.4  # a round
 #: Within a round, when its messages leave and arrive.
@@ -54,7 +55,7 @@ def as_motion(plan: Plan, follow: int | None = None) -> str:
     12
     """
     film = Film(plan, follow)
-    root = document(plan.title, style.dark() + _STILL)
+    root = document(plan.title, dark(style.DARK) + _STILL)
     width, height = film.picture.size
     captions = ["Before the first round", *(sentence(plan, now) for _, now in plan.numbered())]
     wrapped = [wrap(line, int(max(width, 330.0) / 6.2)) for line in captions]
@@ -146,22 +147,20 @@ class Film:
 
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
         """When a column changes: the time, what the rank holds then, and whether that is new."""
-        frames = self.picture.frames
-        held_after = [self.picture.stripes_held(frame, rank, column) for frame in frames]
-        shown: tuple[Sequence[RankSet], bool] = _merge_equal_lanes(held_after[0]), False
+        held_after = [self.picture.stripes_held(f, rank, column) for f in self.picture.frames]
+        shown: tuple[Sequence[RankSet], bool] = held_after[0], False
         yield 0.0, *shown
-        for frame in frames[1:]:
-            was, now = held_after[frame.number - 1], held_after[frame.number]
+        for number, (was, now) in enumerate(pairwise(held_after), 1):
             # What is not sent away. A tour drops a shard only after the addition of the round.
             kept = [
                 w if self.picture.is_shard(i) else w & now[i % len(now)] for i, w in enumerate(was)
             ]
             for time, held, is_new in (
-                (frame.number, was, False),
-                (frame.number + LEAVE, kept, False),
-                (frame.number + ARRIVE, now, is_more(now, was)),
+                (number, was, False),
+                (number + LEAVE, kept, False),
+                (number + ARRIVE, now, is_more(now, was)),
             ):
-                state = _merge_equal_lanes(held), is_new
+                state = held, is_new
                 if state != shown:
                     shown = state
                     yield time, *state
@@ -246,11 +245,6 @@ class Film:
 
     def _key_time(self, time: float) -> str:
         return f"{time / self.lasts:.5f}".rstrip("0")
-
-
-def _merge_equal_lanes(lanes: Sequence[RankSet]) -> tuple[RankSet, ...]:
-    """Lanes; only one of them if all hold the same."""
-    return tuple(lanes[:1] if len(set(lanes)) == 1 else lanes)
 
 
 def _still(picture: Picture, into: Element, size: tuple[float, float]) -> None:

@@ -1,7 +1,7 @@
-"""What a notebook shows of a schedule, a plan and a price. `ringcoll.ipython` registers it."""
+"""What a notebook shows of a schedule and of a price. `ringcoll.ipython` registers it."""
 
 from ringcoll.costs.counts import Price
-from ringcoll.draw.plan import Plan, plan
+from ringcoll.draw.plan import plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
 from ringcoll.web.page import table
@@ -19,21 +19,10 @@ _COUNTS = {
 }
 
 
-def schedule_svg(schedule: Schedule) -> str | None:
-    """The picture of a schedule; None if it is wrong or too large to draw."""
+def schedule_svg(schedule: Schedule) -> str:
+    """The picture of a schedule."""
     kind = "all_to_all" if isinstance(schedule, AllToAllSchedule) else "all_gather"
-    try:
-        return as_svg(plan(kind, schedule, schedule.shape))
-    except ValueError:
-        return None
-
-
-def plan_svg(drawn_plan: Plan) -> str | None:
-    """The picture of a plan; None if it is too large to draw."""
-    try:
-        return as_svg(drawn_plan)
-    except ValueError:
-        return None
+    return as_svg(plan(kind, schedule, schedule.shape))
 
 
 def price_html(price: Price) -> str:

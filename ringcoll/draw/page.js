@@ -3,9 +3,7 @@
 (() => {
   const find = (id) => document.getElementById(id);
   const data = JSON.parse(find("data").textContent);
-  // #delay=300&round=2: milliseconds a round takes, and the one to begin with.
-  const asked = new URLSearchParams(location.hash.slice(1));
-  const delay = Number(asked.get("delay")) || 1900;
+  const delay = Number(location.hash.slice(1)) || 1900;  // #300: milliseconds a round takes
   const still = matchMedia("(prefers-reduced-motion: reduce)");
   const svg = find("stage").querySelector("svg");
   const list = document.querySelector("ol"), entries = [...list.querySelectorAll("[data-go]")];
@@ -86,7 +84,7 @@
 
   function go(number, moves) {
     halt();
-    now = Math.min(Math.max(Math.trunc(number) || 0, 0), last);
+    now = Math.min(Math.max(number, 0), last);
     mark();
     if (moves && now && !still.matches) travel(0);
     else at(1);
@@ -152,5 +150,5 @@
   find("follow").replaceChildren(...named.map(([value, text]) => new Option(text, value)));
   entries.forEach((entry, i) => { entry.onclick = () => go(i, i === now + 1); });
   follow(data.follow ?? "");
-  go(Number(asked.get("round")));
+  go(0);
 })();

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from ringcoll.costs.counts import Price
+from ringcoll.costs.counts import Price, price
 from ringcoll.costs.machines import DEVICES
 from ringcoll.costs.model import seconds
 from ringcoll.draw.captions import name_notes, round_counts, round_words
@@ -12,9 +12,10 @@ from ringcoll.draw.legend import SIDE, entries
 from ringcoll.draw.motion import Film
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.source import highlight, paragraphs, source
-from ringcoll.draw.style import dark
+from ringcoll.draw.style import DARK
+from ringcoll.schedules.registry import in_lax
 from ringcoll.web.page import page, part, table
-from ringcoll.web.svg import document, svg_text
+from ringcoll.web.svg import dark, document, svg_text
 
 _PAYLOAD = 64 * 2**20
 _WIDE = 820  # pixels; a wider picture gets the whole width of the page
@@ -37,11 +38,11 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
     film = Film(plan, follow)
     code = source(plan.function) if plan.function else ""
     summary, *prose = (paragraphs(plan.function) if plan.function else []) or [""]
-    price = plan.price(plan.shape)
+    on_torus = price(in_lax(plan.collective), plan.made, plan.shape, plan.shape)
     body = part(
         "ringcoll.draw",
         "page.html",
-        dark=dark(),
+        dark=dark(DARK),
         picture=_moving_svg(film),
         legend=_legend_html(plan),
         collective=escape(plan.collective.replace("_", "-")),
@@ -54,8 +55,8 @@ def as_page(plan: Plan, follow: int | None = None) -> str:
         wide=" wide" if film.picture.size[0] > _WIDE else "",
         rounds=_rounds_html(plan),
         code=highlight(code) if code else escape(repr(plan.made)),
-        counts=table(_counts(plan, price)),
-        devices=table(_devices(plan, price)),
+        counts=table(_counts(plan, on_torus)),
+        devices=table(_devices(plan, on_torus)),
         ring="ring" if sum(n > 1 for n in plan.shape) < 2 else "torus",
     )
     data = {"shards": plan.size, "follow": follow}

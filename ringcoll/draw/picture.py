@@ -9,7 +9,6 @@ from ringcoll.draw.captions import round_words
 from ringcoll.draw.plan import Plan
 from ringcoll.draw.routes import Route, routes
 from ringcoll.draw.steps import Frame, Message, RankSet, frames
-from ringcoll.schedules.phases import Carries
 from ringcoll.schedules.schedule import digits
 from ringcoll.web.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 
@@ -93,9 +92,7 @@ class Picture:
         """The number of a frame and its phase, in words."""
         if number == 0:
             return "before the first round"
-        phase = self.frames[number].phase
-        running = dict(self.plan.numbered())[number]
-        name = phase.name if phase else round_words(self.plan, running)[0]
+        name, *_ = round_words(self.plan, dict(self.plan.numbered())[number])
         return f"round {number} of {len(self.frames) - 1} · {name}"
 
     def draw(self, into: Element, number: int) -> None:
@@ -133,7 +130,7 @@ class Picture:
 
     def stripes_held(self, frame: Frame, rank: int, column: int) -> Sequence[RankSet]:
         """The stripes of what a rank holds of a column, one set for each lane."""
-        return [self._stripes_of(held, i) for i, held in enumerate(frame.of(rank, column))]
+        return [self._stripes_of(lane[column], i) for i, lane in enumerate(frame.held[rank])]
 
     def _stripes_of(self, held: RankSet, lane: int) -> RankSet:
         """The stripes of what is held in a lane. A shard of a tour is complete: it has all."""
@@ -212,12 +209,12 @@ class Picture:
         around = (x - 2, y - 2, columns * width + 4, rows * height + 4)
         rect(into, around, PAPER, rx=3, stroke=FAINT, stroke_width=0.8)
         # A block gets one stripe, because several would be too thin to show their colours.
-        block = any(phase.carries is Carries.BLOCKS for phase in self.plan.phases)
+        stripes = 1 if self.plan.has_blocks else self.stripes
         for i, (piece, lane) in enumerate(pieces):
             column, row = i % columns, i // columns
             box = (x + column * width + 0.5, y + row * height + 0.5, width - 1, height - 1)
             held = [self._stripes_of(piece.contributors, lane)]
-            style.cell(into, box, held, 1 if block else self.stripes, self.colours(piece.column))
+            style.cell(into, box, held, stripes, self.colours(piece.column))
 
 
 def is_more(now: Sequence[RankSet], was: Sequence[RankSet]) -> bool:

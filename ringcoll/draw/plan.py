@@ -7,7 +7,6 @@ from math import prod
 from typing import Any
 
 from ringcoll.costs.counts import Price, price
-from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import (
     TOUR,
@@ -32,8 +31,7 @@ class Plan:
     `shape` has the sizes of the axes; a schedule may cut them into finer digits. `made` is the
     schedule, or the stages of an all-reduce. `function` is the function that made it; None if a
     schedule was given. A drawing has one column for each shard, or for the blocks that go to one
-    rank; if ranks send whole vectors, it has one column. The phases of a `tour` run in step. With
-    a `wire`, messages hold codes.
+    rank; if ranks send whole vectors, it has one column. The phases of a `tour` run in step.
     """
 
     collective: str
@@ -43,7 +41,6 @@ class Plan:
     made: Schedule | Stages
     function: Callable[..., Any] | None
     tour: Tour | None = None
-    wire: Wire | None = None
 
     @cached_property
     def size(self) -> int:
@@ -56,6 +53,16 @@ class Plan:
         return all(phase.carries is Carries.VECTORS for phase in self.phases)
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether ranks hold blocks: it is an exchange."""
+        return any(phase.carries is Carries.BLOCKS for phase in self.phases)
+
+    @property
+    def lanes(self) -> int:
+        """The most lanes of a phase."""
+        return max((phase.schedule.lanes for phase in self.phases), default=1)
+
+    @property
     def adds(self) -> bool:
         """Whether the result has data of every rank in each element."""
         return in_lax(self.collective) != "all_gather"
@@ -63,18 +70,13 @@ class Plan:
     @cached_property
     def paid(self) -> Price:
         """The cost on a switch."""
-        return self.price()
-
-    def price(self, network: Sequence[int] | None = None) -> Price:
-        """The cost, as `costs.price` counts it."""
-        return price(in_lax(self.collective), self.made, self.shape, network)
+        return price(in_lax(self.collective), self.made, self.shape)
 
     @property
     def title(self) -> str:
         """The collective, the algorithm and the ranks, in words."""
         ranks = "x".join(map(str, self.shape)) + (" rank" if self.size == 1 else " ranks")
-        codes = f", {self.wire.dtype} codes in messages" if self.wire else ""
-        return f"{self.collective} by {self.algorithm} on {ranks}{codes}"
+        return f"{self.collective} by {self.algorithm} on {ranks}"
 
     def numbered(self) -> Iterator[tuple[int, list[Running]]]:
         """Every round: its number, from 1, and the phases that run in it.
@@ -92,16 +94,13 @@ class Plan:
         yield from enumerate(every, 1)
 
 
-def plan(
-    collective: str, algorithm: Algorithm, shape: Sequence[int], wire: Wire | None = None
-) -> Plan:
+def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
     """The phases of a collective.
 
     Args:
         collective: one of `algorithms.COLLECTIVES`, `all_reduce`, `reduce_scatter` or `tour`.
         algorithm: a name, schedule or function, as `algorithms.build` takes it.
         shape: the sizes of the axes, major first.
-        wire: what messages hold in place of floats; it changes only captions.
 
     Raises:
         ValueError: as `algorithms.build`.
@@ -114,10 +113,10 @@ def plan(
     schedule = build(kind, algorithm, shape)
     run = tuple(phases(kind, schedule))
     way = tour(schedule) if kind == TOUR and isinstance(schedule, Schedule) else None
+    name, function = "a schedule", None
     if isinstance(algorithm, str):
         name = listed_name(kind, algorithm)
-        return Plan(collective, name, shape, run, schedule, algorithms_of(kind)[name], way, wire)
-    if not callable(algorithm):
-        return Plan(collective, "a schedule", shape, run, schedule, None, way, wire)
-    name = getattr(algorithm, "__name__", "a function")
-    return Plan(collective, name, shape, run, schedule, algorithm, way, wire)
+        function = algorithms_of(kind)[name]
+    elif callable(algorithm):
+        name, function = getattr(algorithm, "__name__", "a function"), algorithm
+    return Plan(collective, name, shape, run, schedule, function, way)

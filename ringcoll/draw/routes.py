@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
 
-from ringcoll.draw.layout import Layout, Point, cell_places, plane_size
+from ringcoll.draw.layout import Layout, Point, cell_places, long_axes, plane_size
 
 _APART = 18.0  # between two curves side by side
 
@@ -52,7 +52,7 @@ def routes(on: Layout, ends: Sequence[tuple[int, int]]) -> list[Route]:
         link = frozenset((sender, receiver))
         turn, count = drawn[link], on_link[link]
         drawn[link] += 1
-        if on.is_circle:
+        if len(long_axes(on.shape)) == 1:
             result.append(_on_circle(on, sender, receiver, turn))
         else:
             result.append(_on_grid(on, sender, receiver, turn, count))

@@ -19,11 +19,7 @@ def source(function: Callable[..., Any]) -> str:
     except (OSError, TypeError, SyntaxError, ValueError):
         return ""
     lines = code.splitlines(keepends=True)
-    if (
-        isinstance(definition, ast.FunctionDef)
-        and ast.get_docstring(definition)
-        and len(definition.body) > 1
-    ):
+    if isinstance(definition, ast.FunctionDef) and ast.get_docstring(definition):
         doc = definition.body[0]
         del lines[doc.lineno - 1 : doc.end_lineno]
     return "".join(lines).rstrip()

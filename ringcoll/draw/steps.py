@@ -20,6 +20,17 @@ RankSet = frozenset[int]
 Held = tuple[tuple[tuple[RankSet, ...], ...], ...]
 
 
+def ranges(ranks: RankSet) -> list[range]:
+    """Ranks in order; neighbours are one range."""
+    found: list[range] = []
+    for rank in sorted(ranks):
+        if found and found[-1].stop == rank:
+            found[-1] = range(found[-1].start, rank + 1)
+        else:
+            found.append(range(rank, rank + 1))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A shard, partial sum, block or vector: its column, and whose data is in it."""
@@ -40,19 +51,10 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A round: its phase, its messages, and what every rank holds after it. Round 0 is the start.
+    """The messages of a round, and what every rank holds after it. The first frame is the start."""
 
-    The phase of a round of a tour is None, because two phases run in step.
-    """
-
-    number: int
-    phase: Phase | None
     messages: tuple[Message, ...]
     held: Held
-
-    def of(self, rank: int, column: int) -> tuple[RankSet, ...]:
-        """Whose data a rank holds in a column, one set for each lane."""
-        return tuple(lane[column] for lane in self.held[rank])
 
 
 #: The pieces of a rank in a lane, by key. The key of a block is its slot; the key of a shard, sum
@@ -78,13 +80,13 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
     for rank in range(plan.size):
         started = _start(plan, first, rank)
         state.append([dict(started) for _ in range(first.schedule.lanes if first else 1)])
-    result = [Frame(0, first, (), _by_column(plan, state))]
+    result = [Frame((), _by_column(plan, state))]
     for phase in plan.phases:
         if phase.carries is Carries.VECTORS:
             state = _add_vectors(state, phase.schedule.lanes)
         for moves in phase.rounds:
             messages = tuple(_deliver(phase, moves, state))
-            result.append(Frame(len(result), phase, messages, _by_column(plan, state)))
+            result.append(Frame(messages, _by_column(plan, state)))
     return tuple(result)
 
 
@@ -100,7 +102,7 @@ def _tour_frames(plan: Plan, tour: Tour) -> Iterator[Frame]:
     ]
     arrived = [(lane, 0) for lane in range(lanes)]
     sent = {(m.lane, o): number for number, m in tour.out.numbered_moves() for o in m.offsets}
-    yield Frame(0, None, (), _by_column(plan, state))
+    yield Frame((), _by_column(plan, state))
     for number, running in plan.numbered():
         messages: list[Message] = []
         arriving: list[tuple[int, int]] = []
@@ -121,7 +123,7 @@ def _tour_frames(plan: Plan, tour: Tour) -> Iterator[Frame]:
                 if offset and max(sent.get((lane, offset), 0), number) == number:
                     state[rank][lane].pop(plan.phases[0].along(rank, offset, -1), None)
         arrived = arriving
-        yield Frame(number, None, tuple(messages), _by_column(plan, state))
+        yield Frame(tuple(messages), _by_column(plan, state))
 
 
 def _start(plan: Plan, phase: Phase | None, rank: int) -> _Store:

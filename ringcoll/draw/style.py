@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ringcoll.draw.steps import RankSet
+from ringcoll.draw.steps import RankSet, ranges
 from ringcoll.web import svg
 from ringcoll.web.svg import INK, Box, Element, rect
 
@@ -26,11 +26,6 @@ DARK = {
     **svg.DARK,
     **{EMPTY: "#2b313d", LINE: "#667085", BOX: "#222733", MUTED: "#7b8598"},
 }
-
-
-def dark() -> str:
-    """CSS that gives a picture dark colours if the reader's device asks for them."""
-    return svg.dark(DARK)
 
 
 def outline(parent: Element, box: Box) -> None:
@@ -60,22 +55,12 @@ def cell(
         top = y + band * lane
         if held and stripes > 1 and len(colours) == 1:  # a tint shows that something is held
             rect(parent, (x, top, width, high), colours[0], fill_opacity=0.22)
-        for start, stop in _runs(held, stripes, len(colours) == 1):
-            stripe = (x + width * start / stripes, top, width * (stop - start) / stripes, high)
-            rect(parent, stripe, colours[start % len(colours)])
-
-
-def _runs(held: RankSet, stripes: int, joined: bool) -> list[tuple[int, int]]:
-    """The stripes as (start, stop). If `joined`, neighbouring stripes become one."""
-    if stripes == 1:
-        return [(0, 1)] if held else []
-    runs: list[tuple[int, int]] = []
-    for rank in sorted(held):
-        if joined and runs and runs[-1][1] == rank:
-            runs[-1] = (runs[-1][0], rank + 1)
-        else:
-            runs.append((rank, rank + 1))
-    return runs
+        if held and stripes == 1:
+            held = frozenset([0])
+        alone = [range(rank, rank + 1) for rank in sorted(held)]
+        for run in ranges(held) if len(colours) == 1 else alone:
+            stripe = (x + width * run.start / stripes, top, width * len(run) / stripes, high)
+            rect(parent, stripe, colours[run.start % len(colours)])
 
 
 def is_dark(colour: str) -> bool:

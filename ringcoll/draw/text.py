@@ -6,8 +6,8 @@ from itertools import groupby
 
 from ringcoll.draw.captions import name_notes, price_line, round_words, sentence
 from ringcoll.draw.plan import Plan
-from ringcoll.draw.steps import Frame, RankSet, frames
-from ringcoll.io.text import wrapped
+from ringcoll.draw.steps import Frame, RankSet, frames, ranges
+from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, Round
 
@@ -49,7 +49,7 @@ def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
 
 def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[list[str]]:
     cells = "the ranks whose data a sum has" if plan.adds else "the shards that a rank holds"
-    if _has_blocks(plan):
+    if plan.has_blocks:
         cells = "whose blocks a rank holds"
     if plan.tour:
         cells = "the shards that a rank holds, and who has added to the sums that it holds"
@@ -80,7 +80,7 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
     """The lines of one table; what is new since the frame `before` is marked."""
     n = plan.size
     columns = ["vector"] if plan.whole else [str(c) for c in range(n)]
-    what = "" if plan.whole else " \\ block for" if _has_blocks(plan) else " \\ shard"
+    what = "" if plan.whole else " \\ block for" if plan.has_blocks else " \\ shard"
     rows = [[f"rank{what}", *columns]]
     for rank, lanes in enumerate(frame.held):
         of_lanes = []
@@ -96,13 +96,7 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
             rows += [[f"{rank} {name}", *row] for name, row in zip(names, of_lanes, strict=True)]
         else:
             rows.append([str(rank), *map(_join_lanes, zip(*of_lanes, strict=True))])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def _has_blocks(plan: Plan) -> bool:
-    """Whether a rank holds blocks: the plan is of an exchange."""
-    return any(phase.carries is Carries.BLOCKS for phase in plan.phases)
+    return [*aligned(rows, left=len(rows[0]))]
 
 
 def _lane_names(plan: Plan, count: int) -> list[str]:
@@ -120,15 +114,10 @@ def _join_lanes(lanes: Sequence[str]) -> str:
 
 def _ranks(held: RankSet, size: int) -> str:
     """Ranks in the order of the ring, three neighbours or more as a range: 0-3, or 2,3,0."""
-    runs: list[list[int]] = []
-    for rank in sorted(held):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    if len(runs) > 1 and runs[0][0] == 0 and runs[-1][-1] == size - 1:
-        runs.append(runs.pop(0))  # the run that goes on from the last rank to rank 0
-    short = [[f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in runs]
+    found = ranges(held)
+    if len(found) > 1 and found[0].start == 0 and found[-1].stop == size:
+        found.append(found.pop(0))  # the run that goes on from the last rank to rank 0
+    short = [[f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in found]
     return ",".join(name for names in short for name in names)
 
 

@@ -171,10 +171,6 @@ class Program:
                 for i, step in enumerate(block.steps):
                     yield At(rank, number, i), step
 
-    def block(self, at: At) -> Block:
-        """The thread block of a step."""
-        return self.ranks[at.rank].blocks[at.block]
-
     def check(self) -> None:
         """Refuse a program that cannot be proved, and a step outside of its buffers.
 
@@ -183,8 +179,6 @@ class Program:
         """
         if not self.chunks:
             raise ScheduleError("a program without ranks, or without chunks of input and output")
-        if self.collective not in COLLECTIVES:
-            raise ScheduleError(f"{self.collective:.40} is not one of {', '.join(COLLECTIVES)}")
         if not (self.in_place or self.out_of_place):
             raise ScheduleError("it is meant for calls neither in place nor out of place")
         if self.collective != "psum" and self.chunks % self.size:

@@ -84,7 +84,7 @@ class _StepOrder:
         """For each step that receives, the step that sends."""
         sends, receives = defaultdict[Any, list[At]](list), defaultdict[Any, list[At]](list)
         for at, step in self.steps.items():
-            block = self.program.block(at)
+            block = self.program.ranks[at.rank].blocks[at.block]
             if step.does.sends:
                 sends[at.rank, block.to, block.channel].append(at)
             if step.does.receives:

@@ -1,6 +1,6 @@
 """Statements that are printed if they are true and fail if not, and tables."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -90,7 +90,7 @@ def gamma(terms: int) -> float:
     return terms * unit / (1 - terms * unit)
 
 
-def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], left: int = 1) -> None:
+def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table; a head may have several lines.
 
     >>> learn.show("Squares", ["n", "n\\nsquared"], [(1, 1), (12, 144)])
@@ -102,13 +102,8 @@ def show(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]], left: 
     1         1
     12      144
     """
-    print(f"\n{title}", *_table(heads, rows, left), sep="\n")
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Any]], left: int) -> Iterator[str]:
     by_line = zip_longest(*(head.split("\n")[::-1] for head in heads), fillvalue="")
     above = [*by_line][::-1]
-    lines = [*aligned([*above, *([f"{cell}" for cell in row] for row in rows)], left)]
-    yield from lines[: len(above)]
-    yield "-" * max(map(len, lines))
-    yield from lines[len(above) :]
+    lines = [*aligned([*above, *([f"{cell}" for cell in row] for row in rows)])]
+    lines.insert(len(above), "-" * max(map(len, lines)))
+    print(f"\n{title}", *lines, sep="\n")

@@ -19,7 +19,7 @@ The model:
   compiler's estimate. Compute takes at least bytes over the bandwidth of the memory and, for bf16,
   FLOPs over FLOP/s. If an array is sliced or updated in place, also in nested fusions, only the
   slice or the update is read and written.
-- On a GPU of a machine that was measured (`GPUS`), collectives and permutes take the measured time
+- On a GPU in `CHIPS`, whose machine was measured, collectives and permutes take the measured time
   for these bytes and ranks. A matmul takes a start plus FLOPs over the measured FLOP/s. All other
   work takes bytes over the bandwidth of the memory. Transfers run one after the other. Matmuls on
   several streams take turns.
@@ -30,7 +30,7 @@ A report names what it cannot read: a kernel with remote copies, send and recv, 
 of turns is not known.
 """
 
-from ringcoll.overlap.chips import CHIPS, GPUS, Chip, Gpu, gpu
+from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.hlo import HloError
@@ -41,7 +41,6 @@ from ringcoll.overlap.rows import Row
 
 __all__ = [
     "CHIPS",
-    "GPUS",
     "Chip",
     "Gpu",
     "HloError",
@@ -51,6 +50,5 @@ __all__ = [
     "assert_overlapped",
     "compare",
     "compile_for",
-    "gpu",
     "report",
 ]

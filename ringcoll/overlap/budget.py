@@ -1,114 +1,88 @@
 """The limits of an assertion: how much may be exposed, and what must be readable."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from numbers import Real
-from sys import float_info
 
 from ringcoll.io.text import wrapped
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.transfers import COLLECTIVES
 
-#: The share that may be exposed if no limit is given.
-SHARE = 0.05
 #: The key of the limit on all collectives together. The other keys are kinds of collectives.
 TOTAL = "total"
 #: A number limits all collectives together; a mapping has limits by kind.
 Limit = float | Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Limits by kind of collective; `TOTAL` is all together. See `assert_overlapped`."""
+def breaches(
+    report: Report,
+    shares: Mapping[str, float],
+    seconds: Mapping[str, float],
+    min_collectives: int,
+    allow_unread: Sequence[str],
+) -> list[str]:
+    """Lines that name each limit that a report breaks; for the limits see `assert_overlapped`.
 
-    shares: Mapping[str, float]
-    seconds: Mapping[str, float]
-    min_collectives: int
-    allow_unread: tuple[str, ...]
+    Args:
+        report: the report.
+        shares, seconds: as `limits` returns them.
+        min_collectives, allow_unread: as for `assert_overlapped`.
 
-    @classmethod
-    def from_arguments(
-        cls,
-        max_exposed: Limit | None,
-        max_exposed_seconds: Limit | None,
-        min_collectives: int,
-        allow_unread: str | Iterable[str],
-    ) -> "Budget":
-        """The budget that the arguments of `assert_overlapped` make.
+    Raises:
+        ValueError: seconds are limited, but the program has no times.
+    """
+    if seconds and not report.timed:
+        raise ValueError(
+            f"max_exposed_seconds: {report.name} has no times, as a TPU's or a known GPU's "
+            "program has; limit its share instead: max_exposed"
+        )
+    missing = _missing(report, min_collectives, allow_unread)
+    return list(wrapped((*missing, *_exposed(report, shares, seconds)), then=""))
 
-        Raises:
-            TypeError, ValueError: as `assert_overlapped`.
-        """
-        if max_exposed is None and max_exposed_seconds is None:
-            max_exposed = SHARE
-        if not isinstance(min_collectives, int) or isinstance(min_collectives, bool):
-            raise TypeError(f"{_MIN}={min_collectives!r} is not an integer; pass such as 1")
-        if min_collectives < 0:
-            raise ValueError(f"{_MIN}={min_collectives} is not 0 or more; pass such as 1")
-        allowed = (allow_unread,) if isinstance(allow_unread, str) else tuple(allow_unread)
-        for name in allowed:
-            if not isinstance(name, str):
-                raise TypeError(f"{_UNREAD}: {name!r} is no name; pass such as 'while.3', 'while*'")
-        return cls(
-            limits("assert_overlapped: max_exposed", max_exposed),
-            limits("assert_overlapped: max_exposed_seconds", max_exposed_seconds, float_info.max),
-            min_collectives,
-            allowed,
+
+def _missing(report: Report, min_collectives: int, allow_unread: Sequence[str]) -> Iterator[str]:
+    """What could not be read, and whether too few collectives send."""
+    unread = [
+        name
+        for name in report.unread
+        if not any(fnmatchcase(name, allowed) for allowed in allow_unread)
+    ]
+    if unread:
+        yield (
+            f"{', '.join(unread)} of {report.name} could not be read, so the times may leave "
+            "out communication. Look at the notes of the report; if you know that nothing is "
+            f"exposed there, pass allow_unread={tuple(unread)!r}."
+        )
+    sending = sum(row.bytes > 0 for row in report.rows)
+    if sending < min_collectives:
+        yield (
+            f"{report.name} has {sending} collectives that send anything, fewer than "
+            f"min_collectives={min_collectives}. Check that its operands are sharded; if "
+            f"that number is right, pass min_collectives={sending}."
         )
 
-    def breaches(self, report: Report) -> list[str]:
-        """Lines that name each limit that a report breaks.
 
-        Raises:
-            ValueError: seconds are limited, but the program has no times.
-        """
-        if self.seconds and not report.timed:
-            raise ValueError(
-                f"max_exposed_seconds: {report.name} has no times, as a TPU's or a known GPU's "
-                "program has; limit its share instead: max_exposed"
-            )
-        return list(wrapped((*self._unread(report), *self._exposed(report)), then=""))
-
-    def _unread(self, report: Report) -> Iterable[str]:
-        unread = [
-            name
-            for name in report.unread
-            if not any(fnmatchcase(name, allowed) for allowed in self.allow_unread)
-        ]
-        if unread:
+def _exposed(
+    report: Report, shares: Mapping[str, float], seconds: Mapping[str, float]
+) -> Iterator[str]:
+    """What is exposed beyond a limit."""
+    what = "the time" if report.timed else "the collectives"
+    for kind, limit in shares.items():
+        share = report.exposed_share if kind == TOTAL else report.exposed_share_of(kind)
+        if share > limit:
             yield (
-                f"{', '.join(unread)} of {report.name} could not be read, so the times may leave "
-                "out communication. Look at the notes of the report; if you know that nothing is "
-                f"exposed there, pass allow_unread={tuple(unread)!r}."
+                f"{share:.1%} of {what} of {report.name} is exposed {_named(kind)}, more than "
+                f"the {limit:.1%} allowed. {_CURE}"
             )
-        sending = sum(row.bytes > 0 for row in report.rows)
-        if sending < self.min_collectives:
+    for kind, limit in seconds.items():
+        took = report.exposed if kind == TOTAL else report.exposed_of(kind)
+        if took > limit:
             yield (
-                f"{report.name} has {sending} collectives that send anything, fewer than "
-                f"min_collectives={self.min_collectives}. Check that its operands are sharded; if "
-                f"that number is right, pass min_collectives={sending}."
+                f"{took * 1e6:.1f} us of {report.name} are exposed {_named(kind)}, more "
+                f"than the {limit * 1e6:.1f} us allowed. {_CURE}"
             )
 
-    def _exposed(self, report: Report) -> Iterable[str]:
-        what = "the time" if report.timed else "the collectives"
-        for kind, limit in self.shares.items():
-            share = report.exposed_share if kind == TOTAL else report.exposed_share_of(kind)
-            if share > limit:
-                yield (
-                    f"{share:.1%} of {what} of {report.name} is exposed {_named(kind)}, more than "
-                    f"the {limit:.1%} allowed. {_CURE}"
-                )
-        for kind, limit in self.seconds.items():
-            seconds = report.exposed if kind == TOTAL else report.exposed_of(kind)
-            if seconds > limit:
-                yield (
-                    f"{seconds * 1e6:.1f} us of {report.name} are exposed {_named(kind)}, more "
-                    f"than the {limit * 1e6:.1f} us allowed. {_CURE}"
-                )
 
-
-_MIN, _UNREAD = "assert_overlapped: min_collectives", "assert_overlapped: allow_unread"
 _CURE = (
     "Start a transfer before the work that can run meanwhile, and let that work not depend on it."
 )

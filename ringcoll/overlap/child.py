@@ -13,7 +13,7 @@ import numpy as np
 from jax import export, tree
 from jax.sharding import Mesh
 
-from ringcoll.overlap.program import from_compiled
+from ringcoll.overlap.program import program_of
 from ringcoll.placement.topology import devices
 
 
@@ -34,7 +34,7 @@ def compile_exported(folder: Path) -> None:
 
     call.__name__ = exported.fun_name  # the compiled module gets this name
     lowered = jax.jit(call).lower(*arguments, **keywords)
-    program = from_compiled(lowered.compile(compiler_options=request["options"] or None))
+    program = program_of(lowered.compile(compiler_options=request["options"] or None))
     outcome = {
         "text": program.text,
         "temporaries": program.temporaries,

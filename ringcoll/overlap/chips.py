@@ -2,11 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 
-from ringcoll.costs import machines
-from ringcoll.costs.machines import DEVICES, KINDS, Device
+from ringcoll.costs.machines import DEVICES, MACHINES, Device, find
 from ringcoll.costs.places import place_of
 from ringcoll.costs.prediction import predict
 
@@ -37,24 +35,11 @@ def _chip(name: str, clock: float) -> Chip:
     return Chip(name, clock, *rates, model.latency)
 
 
-#: The rates of `ringcoll.costs.DEVICES`. With these clocks, the compiler's cycles for a matmul that
-#: keeps the matrix unit busy give the published FLOP/s. A v5p is one device with two cores; a
-#: tpu7x chip is two devices.
-CHIPS: Mapping[str, Chip] = MappingProxyType(
-    {
-        "v5e": _chip("v5e", 1.5e9),
-        "v5p": _chip("v5p", 1.75e9),
-        "v6e": _chip("v6e", 1.75e9),
-        "tpu7x": _chip("tpu7x", 2.2e9),
-    }
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU on a switch. Measurements of its machine price its matmuls and its messages.
 
-    For a different rate of the memory: `dataclasses.replace(overlap.gpu("h100"), hbm=3e12)`.
+    For a different rate of the memory: `dataclasses.replace(CHIPS["h100"], hbm=3e12)`.
 
     Attributes:
         name: the name of the machine, as `ringcoll.costs.predict` takes it.
@@ -75,7 +60,7 @@ class Gpu:
     @property
     def device(self) -> Device:
         """The machine with its measurements."""
-        return _device(self.name)
+        return MACHINES[self.name]
 
     def matmul(self, flops: float, width: float) -> float:
         """The seconds of a matmul of this many FLOPs on elements of `width` bytes."""
@@ -99,45 +84,28 @@ class Gpu:
         )
 
 
-@lru_cache(maxsize=8)
-def _device(name: str) -> Device:
-    return machines.find(name)
+#: TPUs with the rates of `ringcoll.costs.DEVICES`. With these clocks, the compiler's cycles for a
+#: matmul that keeps the matrix unit busy give the published FLOP/s. A v5p is one device with two
+#: cores; a tpu7x chip is two devices. Then the GPUs whose matmuls and collectives were measured, on
+#: this GPU or on a similar one.
+CHIPS: Mapping[str, Chip | Gpu] = MappingProxyType(
+    {
+        "v5e": _chip("v5e", 1.5e9),
+        "v5p": _chip("v5p", 1.75e9),
+        "v6e": _chip("v6e", 1.75e9),
+        "tpu7x": _chip("tpu7x", 2.2e9),
+        **{
+            name: Gpu(name, 1 / device.model.memory)
+            for name, device in MACHINES.items()
+            if device.matmuls and device.model.wire
+        },
+    }
+)
 
 
-def gpu(name: str) -> Gpu | None:
-    """The GPU of a machine's name or of a `device.device_kind`; None if it was not measured.
-
-    >>> overlap.gpu("NVIDIA H100 80GB HBM3")
-    Gpu(name='h100', hbm=3350000000000.0)
-    """
+def chip(name: str) -> Chip | Gpu | None:
+    """The chip of a name or of a `device.device_kind`; None if it is not in `CHIPS`."""
     try:
-        device = _device(name)
+        return CHIPS.get(find(name).name)
     except ValueError:
         return None
-    is_measured = device.matmuls and device.model.wire
-    return Gpu(device.name, 1 / device.model.memory) if is_measured else None
-
-
-def chip(name: str) -> Chip | Gpu:
-    """The constants of a chip.
-
-    Args:
-        name: a key of `CHIPS`; a GPU of `ringcoll.costs`, such as "h100"; or a
-            `device.device_kind`.
-
-    Raises:
-        ValueError: the chip is unknown.
-    """
-    known = KINDS.get(name, name)
-    if known in CHIPS:
-        return CHIPS[known]
-    if measured := gpu(name):
-        return measured
-    raise ValueError(
-        f"overlap knows no chip named {name!r}, only {', '.join((*CHIPS, *GPUS))}; pass chip= the "
-        "name of one of these, or an overlap.Chip with its constants"
-    )
-
-
-#: The GPUs whose matmuls and collectives were measured, on this GPU or on a similar one.
-GPUS = tuple(name for name in machines.MACHINES if gpu(name))

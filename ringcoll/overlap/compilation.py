@@ -142,10 +142,4 @@ def _with_profile(
         cycles = read_profile(folder / "profile")
     if not cycles:
         raise RuntimeError("the compiler wrote no profile")
-    return replace(
-        program,
-        text=outcome["text"],
-        temporaries=outcome["temporaries"],
-        program_bytes=outcome["program_bytes"],
-        profile=cycles,
-    )
+    return replace(program, **outcome, profile=cycles)

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, Instruction, Module
@@ -21,38 +20,18 @@ SOURCES: Mapping[str, str] = {
 }
 
 
-class Error(NamedTuple):
-    """The error of compiler-estimated reports relative to profiled ones.
-
-    `programs` is the number of programs compared. Each other field has the least and the largest
-    difference: compute and total in percent, the exposed share in points.
-    """
-
-    programs: int
-    compute: tuple[int, int]
-    total: tuple[int, int]
-    exposed: tuple[int, int]
-
-    def __str__(self) -> str:
-        compute, total, exposed = (
-            " to ".join(f"{n:+d}" if n else "0" for n in least_and_most)
-            for least_and_most in (self.compute, self.total, self.exposed)
-        )
-        return (
-            f"{self.programs} programs measured: compute {compute} %, total {total} %, exposed "
-            f"{exposed} points off the profile"
-        )
-
-
-#: Measured on 2026-11-22 with libtpu 0.0.52 and jax 0.12.0.1, rounded outwards: the programs of
-#: `python -m ringcoll overlap --profile` and `python -m benchmarks overlap --profile`, each once.
-#: (For five more, the compiler aborted.) No factor corrects the estimates: the best one lowers the
-#: root mean square error of compute only from 5.8 to 4.0 % on v5p, and from 9.0 to 7.0 % on v6e.
-ERRORS: Mapping[str, Error] = {
-    "v5e": Error(13, (0, 4), (-1, 4), (-2, 2)),
-    "v5p": Error(11, (-4, 14), (-9, 10), (-7, 3)),
-    "v6e": Error(12, (-11, 19), (-7, 5), (-11, 3)),
-    "tpu7x": Error(4, (8, 17), (0, 9), (-5, -1)),
+#: How far compiler-estimated reports are off profiled ones: the number of programs compared; then
+#: the least and the largest difference of compute and total in per cent, and of the exposed share
+#: in points. Measured on 2026-11-22 with libtpu 0.0.52 and jax 0.12.0.1, rounded outwards: the
+#: programs of `python -m ringcoll overlap --profile` and `python -m benchmarks overlap --profile`,
+#: each once. (For five more, the compiler aborted.) No factor corrects the estimates: the best one
+#: lowers the root mean square error of compute only from 5.8 to 4.0 % on v5p, and from 9.0 to 7.0 %
+#: on v6e.
+ERRORS: Mapping[str, tuple[int, str, str, str]] = {
+    "v5e": (13, "0 to +4", "-1 to +4", "-2 to +2"),
+    "v5p": (11, "-4 to +14", "-9 to +10", "-7 to +3"),
+    "v6e": (12, "-11 to +19", "-7 to +5", "-11 to +3"),
+    "tpu7x": (4, "+8 to +17", "0 to +9", "-5 to -1"),
 }
 
 
@@ -64,8 +43,14 @@ def source_in_words(source: str, chip: Chip | Gpu) -> str:
         return "bytes over the bandwidth of the memory"
     if source != "estimate":
         return SOURCES[source]
-    known = ERRORS.get(chip.name, "how far off is not measured on this chip")
-    return f"{SOURCES[source]} ({known})"
+    error = "how far off is not measured on this chip"
+    if chip.name in ERRORS:
+        programs, compute, total, exposed = ERRORS[chip.name]
+        error = (
+            f"{programs} programs measured: compute {compute} %, total {total} %, exposed "
+            f"{exposed} points off the profile"
+        )
+    return f"{SOURCES[source]} ({error})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,18 +13,20 @@ def loop_part(module: Module, loop: Instruction, key: str) -> Computation:
 def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
     """How often the body of a `while` runs; None if the text does not say.
 
-    The compiler may write it as `known_trip_count`. If there is none, or a negative one, it is
-    computed from a counter that starts at a constant, changes by a constant and is compared with a
-    constant.
+    Compilers for CPUs and GPUs write it as `known_trip_count`. If there is none, or a negative
+    one, it is computed from a counter that starts at a constant, changes by a constant and is
+    compared with a constant. The compiler for TPUs puts the counter on the left.
     """
     known = re.search(r"-?\d+", loop.attribute("known_trip_count") or "")
     if known and int(known[0]) >= 0:
         return int(known[0])
     condition, body = (loop_part(module, loop, key) for key in ("condition", "body"))
-    tested = _test(module, condition)
-    if tested is None:
+    test = condition.root
+    direction = test.attribute("direction")
+    if test.opcode != "compare" or direction not in _COMPARED:
         return None
-    counter, limit, up, beyond = tested
+    up, beyond = _COMPARED[direction]
+    counter, limit = condition.operands(test)
     index = counter.number("index")
     carry = computation.operands(loop)[0]
     if index is None or carry.opcode != "tuple" or body.root.opcode != "tuple":
@@ -39,30 +41,8 @@ def trip_count(module: Module, computation: Computation, loop: Instruction) -> i
     return max(0, turns + bool(rest))
 
 
-#: Which way a counter on the left must go (0: either), and what to add to the limit on the right.
+#: Which way a counter must go (0: either), and what to add to its limit.
 _COMPARED = {"LT": (1, 0), "LE": (1, 1), "GT": (-1, 0), "GE": (-1, -1), "NE": (0, 0)}
-
-
-def _test(
-    module: Module, condition: Computation
-) -> tuple[Instruction, Instruction, int, int] | None:
-    """The counter, its limit, and the two numbers of `_COMPARED`; None if unknown."""
-    test = condition.root
-    place = condition
-    if test.opcode == "fusion":  # the comparison is inside a fusion
-        place = next(module.called(test))
-    compare = place.root
-    direction = compare.attribute("direction")
-    if compare.opcode != "compare" or direction not in _COMPARED:
-        return None
-    sides = place.operands(compare)
-    if place is not condition:
-        outside = condition.operands(test)
-        sides = [outside[int(s.operands[0])] if s.opcode == "parameter" else s for s in sides]
-    up, beyond = _COMPARED[direction]
-    if sides[0].opcode == "get-tuple-element":
-        return sides[0], sides[1], up, beyond
-    return sides[1], sides[0], -up, -beyond
 
 
 def _step(body: Computation, index: int) -> int | None:

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import metadata
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,7 @@ class Program:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
-def program_of(
-    compiled: object,
-    mesh: object = None,
-    profile: Mapping[str, int] | str | PathLike[str] | None = None,
-) -> Program:
+def program_of(compiled: object, mesh: object = None) -> Program:
     """Make a `Program` from the arguments of `report`.
 
     Raises:
@@ -53,22 +48,20 @@ def program_of(
     elif isinstance(compiled, str):
         program = Program(compiled)
     elif isinstance(compiled, Compiled):
-        program = from_compiled(compiled)
+        program = _from_compiled(compiled)
         mesh = mesh or mesh_of(_shardings(compiled))
     else:
         raise TypeError(
             f"report: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
             f"got {type(compiled).__name__}"
         )
-    changes: dict[str, Any] = {}
-    if mesh is not None:
-        changes = {"network": network(mesh.devices.flat), "kind": mesh.devices.flat[0].device_kind}
-    if profile is not None:
-        changes["profile"] = profile if isinstance(profile, Mapping) else read_profile(profile)
-    return Program(**{**program.__dict__, **changes})
+    if mesh is None:
+        return program
+    kind = mesh.devices.flat[0].device_kind
+    return replace(program, network=network(mesh.devices.flat), kind=kind)
 
 
-def from_compiled(compiled: Compiled) -> Program:
+def _from_compiled(compiled: Compiled) -> Program:
     """The text and the sizes of a compiled program."""
     memory = compiled.memory_analysis()
     platforms = {
@@ -99,7 +92,7 @@ def versions(platforms: Iterable[str]) -> dict[str, str]:
 
 
 #: Names of packages that contain a compiler; `*` stands for a version of CUDA or ROCm.
-_COMPILERS = {"tpu": ("libtpu", "libtpu-nightly"), "gpu": ("jax-cuda*", "jax-rocm*")}
+_COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda*", "jax-rocm*")}
 
 
 def _shardings(compiled: Compiled) -> list[Any]:
@@ -115,18 +108,10 @@ def mesh_of(shardings: Iterable[Any]) -> Mesh | None:
     return None
 
 
-def read_profile(directory: str | PathLike[str]) -> dict[str, int]:
-    """The cycles of a static profile, by name of instruction.
-
-    Args:
-        directory: the DIR of `LIBTPU_INIT_ARGS=--xla_jf_dump_static_llo_profile_to=DIR`. It must
-            have the profile of only one program.
-
-    Raises:
-        FileNotFoundError: there is no such directory.
-    """
+def read_profile(directory: Path) -> dict[str, int]:
+    """The cycles of a static profile, by name of instruction."""
     cycles = {}
-    for path in sorted(Path(directory).iterdir()):
+    for path in sorted(directory.iterdir()):
         text = path.read_text(encoding="utf-8", errors="replace")
         name = re.search(r'hlo_op_name: "(.*)"', text)
         count = re.search(r"estimated_cycles: (\d+)", text)

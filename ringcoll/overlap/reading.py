@@ -1,10 +1,10 @@
 """Read a compiled program: `report` and `assert_overlapped`."""
 
 from collections.abc import Iterable, Mapping
-from os import PathLike
+from sys import float_info
 
-from ringcoll.overlap.budget import Budget, Limit
-from ringcoll.overlap.chips import Chip, Gpu, gpu
+from ringcoll.overlap.budget import Limit, breaches, limits
+from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
@@ -13,7 +13,6 @@ from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
-from ringcoll.overlap.transfers import source_target_pairs
 from ringcoll.placement.network import Network
 
 
@@ -22,7 +21,6 @@ def report(
     *,
     mesh: object = None,
     chip: str | Chip | Gpu | None = None,
-    profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Report:
     """Read a compiled program, and report how much of its communication is exposed.
 
@@ -31,11 +29,8 @@ def report(
             of scheduled HLO.
         mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (A
             string has no shardings; without a mesh, its ranks are assumed to be a ring, in order.)
-        chip: a key of `CHIPS`, a GPU of `GPUS`, or a `Chip` of your own; needed only for a
-            string. A program that was compiled for no TPU is priced as if it ran on the chip, and
-            the report says so.
-        profile: cycles by name of instruction, or the directory of the static profile of this
-            same compilation.
+        chip: a key of `CHIPS`, or a `Chip` of your own; needed only for a string. A program that
+            was compiled for no TPU is priced as if it ran on the chip, and the report says so.
 
     Raises:
         HloError: the text is not scheduled HLO, or does not fit the mesh.
@@ -47,18 +42,24 @@ def report(
     >>> [(row.kind, row.matmuls) for row in found.rows], found.exposed_share  # nothing hides it
     ([('collective-permute', 0)], 1.0)
     """
-    program = program_of(compiled, mesh=mesh, profile=profile)
+    program = program_of(compiled, mesh=mesh)
     module = parse(program.text)
     if isinstance(chip, str):
-        chip = named_chip(chip)
-    elif chip is None and program.kind is not None:  # a CPU has none: it has no times to trust
-        chip = named_chip(program.kind) if module.tiled else gpu(program.kind)
+        name, chip = chip, named_chip(chip)
+        if chip is None:
+            raise ValueError(
+                f"report: no chip is named {name!r}, only {', '.join(CHIPS)}; pass one of these, "
+                "or an overlap.Chip with its constants"
+            )
+    elif chip is None and program.kind is not None:
+        chip = named_chip(program.kind)  # a CPU has none: it has no times to trust
     if module.tiled and not isinstance(chip, Chip):
+        unknown = f"no chip {program.kind!r} is known" if program.kind else "nothing says of which"
         raise ValueError(
-            f"report: {module.name} is a TPU program, but nothing says of which; pass chip='v5e' "
-            "(or v5p, v6e, tpu7x), or the compiled program in place of its text"
+            f"report: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (or v5p, v6e, "
+            "tpu7x), or the compiled program in place of its text"
         )
-    network = program.network or Network.ring(_ranks(module))
+    network = program.network or Network.ring(module.ranks)
     timeline = Timeline(module, network, chip, program.profile).run()
     return _build_report(program, module, network, chip, timeline)
 
@@ -89,7 +90,7 @@ def _build_report(
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
-    sources = {source: tally["source", source] for source in SOURCES}
+    sources = {source: used for source in SOURCES if (used := tally["source", source])}
     return Report(
         name=module.name,
         chip=chip,
@@ -101,7 +102,7 @@ def _build_report(
         exposed=tally["exposed",],
         communication=max((v for k, v in tally.items() if k[0] == "busy"), default=0.0),
         flops=tally["flops",],
-        sources={source: seconds for source, seconds in sources.items() if seconds},
+        sources=sources,
         temporaries=program.temporaries,
         program_bytes=program.program_bytes,
         assumptions=tuple(_assumptions(program, module, network, chip, sources, timeline)),
@@ -171,22 +172,9 @@ def _measured_on(chip: Gpu) -> str:
 
 
 def _source_shares(sources: Mapping[str, float], chip: Chip | Gpu) -> Iterable[str]:
-    used = sum(sources.values()) or 1.0
+    used = sum(sources.values())
     for source, seconds in sources.items():
-        if seconds:
-            yield f"{seconds / used:.0%} of the compute time from {source_in_words(source, chip)}"
-
-
-def _ranks(module: Module) -> int:
-    """The number of ranks that a program names."""
-    named = [
-        max(pair, default=0)
-        for computation in module.computations.values()
-        for instruction in computation.instructions
-        if instruction.attribute("source_target_pairs")
-        for pair in source_target_pairs(instruction)
-    ]
-    return max(module.ranks, 1 + max(named, default=0))
+        yield f"{seconds / used:.0%} of the compute time from {source_in_words(source, chip)}"
 
 
 def assert_overlapped(
@@ -198,7 +186,6 @@ def assert_overlapped(
     allow_unread: str | Iterable[str] = (),
     mesh: object = None,
     chip: str | Chip | Gpu | None = None,
-    profile: Mapping[str, int] | str | PathLike[str] | None = None,
 ) -> Report:
     """Assert that a compiled program hides its communication: one line in a test suite.
 
@@ -215,7 +202,7 @@ def assert_overlapped(
             once, however often it runs.
         allow_unread: names that `Report.unread` may contain. Compilers add numbers to names, so *
             stands for any characters and ? for one character, as in "while*".
-        mesh, chip, profile: as for `report`.
+        mesh, chip: as for `report`.
 
     Returns:
         The report.
@@ -223,7 +210,7 @@ def assert_overlapped(
     Raises:
         AssertionError: more is exposed; or fewer collectives send something; or something could
             not be read and `allow_unread` does not name it. The message ends with the report.
-        TypeError: a limit is not a number, or a name is not a string.
+        TypeError: a limit is not a number.
         ValueError: a share is not between 0 and 1; seconds are negative, infinite or not a
             number; there is no such kind of collective; or seconds are limited, but the program
             has no times.
@@ -235,8 +222,13 @@ def assert_overlapped(
         ...
     AssertionError: 100.0% of the collectives of jit__lambda is exposed communication, ...
     """
-    budget = Budget.from_arguments(max_exposed, max_exposed_seconds, min_collectives, allow_unread)
-    overlap_report = report(compiled, mesh=mesh, chip=chip, profile=profile)
-    if breaches := budget.breaches(overlap_report):
-        raise AssertionError("\n".join([*breaches, "The report:", str(overlap_report)]))
+    if max_exposed is None and max_exposed_seconds is None:
+        max_exposed = 0.05
+    name = "assert_overlapped: max_exposed"
+    shares = limits(name, max_exposed)
+    seconds = limits(f"{name}_seconds", max_exposed_seconds, float_info.max)
+    allowed = (allow_unread,) if isinstance(allow_unread, str) else tuple(allow_unread)
+    overlap_report = report(compiled, mesh=mesh, chip=chip)
+    if found := breaches(overlap_report, shares, seconds, min_collectives, allowed):
+        raise AssertionError("\n".join([*found, "The report:", str(overlap_report)]))
     return overlap_report

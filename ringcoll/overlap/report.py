@@ -137,9 +137,9 @@ class Report:
         del fields["segments"]
         return {**fields, **{name: getattr(self, name) for name in _DERIVED}}
 
-    def to_json(self, indent: int | None = 2) -> str:
+    def to_json(self) -> str:
         """All figures as JSON, without the segments."""
-        return json.dumps(self.to_dict(), indent=indent)
+        return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> "Report":
@@ -256,12 +256,10 @@ def _figures(report: Report, details: bool = False) -> Iterator[str]:
 
 def _cells(report: Report, line: LineRows) -> tuple[str, ...]:
     """A line: its exposed time, the share in per cent, how often its collectives run, and names."""
-    scale, digits = (1e6, 1) if report.timed else (1.0, 0)
-    whole = scale * report.total if report.timed else sum(row.count for row in report.rows)
-    exposed = scale * line.sum_of(report.figure)
-    share = 100 * exposed / whole if whole else 0.0
-    times = f"{line.sum_of('count'):.0f}"
-    return f"{exposed:.{digits}f}", f"{share:.1f}", times, line.kind, line.label
+    exposed = line.sum_of(report.figure)
+    share = f"{100 * report._share(exposed):.1f}"
+    shown = f"{exposed * 1e6:.1f}" if report.timed else f"{exposed:.0f}"
+    return shown, share, f"{line.sum_of('count'):.0f}", line.kind, line.label
 
 
 def _details(report: Report, line: LineRows) -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -10,20 +11,10 @@ from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, HloError, Instruction
 from ringcoll.placement.network import Link, Network
 
-RAGGED = "ragged-all-to-all"
-#: The compiler's collectives; each also exists as -start and -done.
-BUILT_IN = (
-    "all-gather",
-    "reduce-scatter",
-    "all-reduce",
-    "all-to-all",
-    RAGGED,
-    "collective-broadcast",
-)
-PERMUTE = "collective-permute"
-COLLECTIVES = (*BUILT_IN, PERMUTE)
-#: Their names in `ringcoll.costs.predict`.
-_NAMES: Mapping[str, str] = {
+RAGGED, PERMUTE = "ragged-all-to-all", "collective-permute"
+#: The compiler's collectives, which also exist as -start and -done, and their names in
+#: `ringcoll.costs.predict`.
+COLLECTIVES: Mapping[str, str] = {
     "all-gather": "all_gather",
     "reduce-scatter": "psum_scatter",
     "all-reduce": "psum",
@@ -87,12 +78,12 @@ def transfer(
         )
     if isinstance(chip, Gpu):
         return _price_on_gpus(kind, sent, pairs, members, chip)
-    rate = chip.link if chip else 1.0
+    rate, latency = (chip.link, chip.hop) if chip else (inf, 0.0)
     if kind == PERMUTE:
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
-        seconds = max(hops, *load.values(), 0) * sent / rate + (hops * chip.hop if chip else 0)
-        return Transfer(kind, sent, hops, seconds if chip else 0.0, frozenset(load))
+        seconds = max(hops, *load.values(), 0) * sent / rate + hops * latency
+        return Transfer(kind, sent, hops, seconds, frozenset(load))
     links = frozenset[Link]().union(*(network.group_links(group) for group in members))
     leaving = [_sent(kind, sent, len(group)) for group in members]
     least = max(
@@ -105,7 +96,7 @@ def transfer(
     if kind.endswith("all-to-all"):  # each block is for one rank, and takes its own route
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
-    return Transfer(kind, max(leaving, default=0.0), 0, least / rate if chip else 0.0, links)
+    return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links)
 
 
 def _price_on_gpus(
@@ -118,14 +109,14 @@ def _price_on_gpus(
     """Price a collective on GPUs by measurements; if it has several groups, the slowest counts."""
     if kind == PERMUTE:
         ranks = {rank for pair in pairs for rank in pair if pair[0] != pair[1]}
-        seconds = gpu.collective(_NAMES[kind], sent, ranks) if ranks else 0.0
+        seconds = gpu.collective(COLLECTIVES[kind], sent, ranks) if ranks else 0.0
         return Transfer(kind, sent, int(bool(ranks)), seconds, frozenset({PORT}))
     leaving = max((_sent(kind, sent, len(group)) for group in members), default=0.0)
     seconds = 0.0
     for group in members:
         whole = sent * len(group) if kind == "all-gather" else sent
         if len(group) > 1:
-            seconds = max(seconds, gpu.collective(_NAMES[kind], whole, group))
+            seconds = max(seconds, gpu.collective(COLLECTIVES[kind], whole, group))
     return Transfer(kind, leaving, 0, seconds, frozenset({PORT}))
 
 

@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.transfers import COLLECTIVES
 
 #: Opcodes that only name, group or reinterpret values.
 FREE = frozenset(
@@ -22,10 +23,7 @@ _SLICES = ("slice", "dynamic-slice", "gather")
 #: Opcodes that return every element of their operand, in a different type, shape or place.
 _RENAMING = ("bitcast", "copy", "convert", "transpose", "reshape")
 #: Opcodes that, in a fusion, pass on a buffer or send it.
-_PASSING = (
-    *("tuple", "all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
-    "collective-permute",
-)
+_PASSING = ("tuple", *COLLECTIVES)
 
 
 def is_free(instruction: Instruction) -> bool:
@@ -40,17 +38,12 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
     if instruction.opcode == "convolution":
         return 2.0 * _multiply_adds(computation, instruction)
     if instruction.opcode == "dot" or _is_gemm(instruction):
-        lhs = computation.by_name.get(instruction.operands[0])
+        lhs = computation.by_name[instruction.operands[0]].shapes[0]
         contracted = instruction.attribute("lhs_contracting_dim(?:ension)?s") or ""
-        if lhs is None:
-            return 0.0
-        size = prod(lhs.shapes[0].dims[int(d)] for d in re.findall(r"\d+", contracted))
+        size = prod(lhs.dims[int(d)] for d in re.findall(r"\d+", contracted))
         return 2.0 * instruction.shapes[0].elements * size
-    return sum(
-        2.0 * _multiply_adds(c, i) if i.opcode == "convolution" else flops(module, c, i)
-        for c, i in module.within(instruction)
-        if i.opcode in _MATMULS or _is_gemm(i)
-    )
+    inside = module.within(instruction)
+    return sum(flops(module, c, i) for c, i in inside if i.opcode in _MATMULS or _is_gemm(i))
 
 
 def width(module: Module, computation: Computation, instruction: Instruction) -> float:

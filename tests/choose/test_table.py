@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.choose.table import PLATFORMS, VARIABLE, Table, TableRow, choices, default_table
-from ringcoll.io.strict_json import DTYPES
 
 TABLE = Table(
     (
@@ -173,14 +172,17 @@ BAD_ROWS = [
     ({"ranks": 8}, "ranks: 8 is not a pair; write [first, end], null if open"),
     ({"hosts": [2, 2]}, "hosts: 2 to 2 is an empty range; the end is not included"),
     ({"ranks_a_host": ["1", 2]}, "ranks_a_host: '1' is neither null nor a whole number from 0"),
+    ({"bytes": [float("nan"), 4]}, "bytes: nan is neither null nor a whole number from 0"),
     ({"bytes": [1e6, None]}, "bytes: 1000000.0 is neither null nor a whole number from 0"),
     ({"bytes": [True, 4]}, "bytes: True is neither null nor a whole number from 0"),
     ({"jax": ["0.12x", None]}, "jax: '0.12x' is neither null nor a version such as '0.12'"),
     ({"jax": ["0.12", "0.12.0"]}, "jax: 0.12 to 0.12.0 is an empty range; the end is not included"),
     ({"dtypes": "bfloat16"}, "dtypes: 'bfloat16' is not a list of names"),
     ({"why": 3}, "why: 3 is not a string"),
-    ({"dtypes": ["blfoat16"]}, "dtypes: 'blfoat16' matches no dtype of JAX; choose from bool, "),
-    ({"bytes": [10**30, None]}, f"bytes: {10**30} is too large; write null for no bound"),
+    (
+        {"dtypes": ["blfoat16"]},
+        "dtypes: 'blfoat16' matches no dtype of JAX; they begin with bool, ",
+    ),
     ({"jax": ["1" * 60_000, None]}, f"jax: '{'1' * 119}... (60002 characters) is neither null nor"),
 ]
 
@@ -206,7 +208,6 @@ def test_a_bad_row_is_named_with_field_and_value(tmp_path, change, message):
         ("[]", "the table is [], not an object of fields"),
         ('{"rows": [}', "Expecting value: line 1 column 11"),
         ('{"rows": [], "rows": []}', "field: 'rows' is given twice"),
-        ('{"rows": [{"ranks": [NaN, 3]}]}', "NaN is not a number in JSON"),
         ('{"rows":' * 200_000, "lists and objects are nested too deeply"),
         ('{"rows": [' + "9" * 9999 + "]}", "Exceeds the limit"),
     ],
@@ -232,11 +233,9 @@ def test_a_file_that_is_not_text(tmp_path, content, message):
         Table.load(path)
 
 
-def test_dtypes_are_those_of_jax():
-    known = {
-        jnp.dtype(kind).name for kind in vars(jnp).values() if isinstance(kind, type(jnp.int8))
-    }
-    assert {"bool", "bfloat16", "float8_e4m3fn", "int4", "complex128"} <= known <= set(DTYPES)
+def test_a_row_may_be_of_any_dtype_of_jax():
+    known = [jnp.dtype(kind) for kind in vars(jnp).values() if isinstance(kind, type(jnp.int8))]
+    assert TableRow("psum", "*", "ring", dtypes=[dtype.name for dtype in known]).dtypes
 
 
 @pytest.fixture

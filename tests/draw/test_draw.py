@@ -47,8 +47,10 @@ def test_the_last_frame_is_the_result_and_messages_match_the_price(collective, s
             for cells in lanes:
                 assert cells == (wanted(collective, rank, n) or (frozenset(range(n)),) * len(cells))
         assert len(run) - 1 == drawn.paid.rounds
+        rounds = zip(run[1:], drawn.numbered(), strict=True)
+        sent_in = [(phase, m) for frame, (_, ((phase, _),)) in rounds for m in frame.messages]
         for rank in range(n):
-            mine = [(m, f.phase) for f in run for m in f.messages if m.sender == rank]
+            mine = [(m, phase) for phase, m in sent_in if m.sender == rank]
             assert len(mine) == drawn.paid.messages
             sent = sum(Fraction(len(m.pieces), phase.schedule.lanes) for m, phase in mine)
             assert sent * (n if drawn.whole else 1) == drawn.paid.sent
@@ -208,7 +210,7 @@ def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
     assert "all_reduce by bidirectional_ring on 4 ranks" in capsys.readouterr().out
     svg, html = tmp_path / "a.svg", tmp_path / "a.html"
     mine = ["--function", f"{__name__}:my_star", "--ranks", "4", "--html", str(html)]
-    assert main(["draw", "all_gather", *mine, "--svg", str(svg), "--round", "2"]) == 0
+    assert main(["draw", "all_gather", *mine, "--svg", str(svg)]) == 0
     assert capsys.readouterr().out == ""
     assert "round 2 of 3" in svg.read_text(encoding="utf-8")
     page = html.read_text(encoding="utf-8")
@@ -273,12 +275,9 @@ def raises(n):
         ("psum --algorithm halving_doubling -n 6", "need a power of two, got 6"),
         ("psum --function test_draw:raises -n 4", "(4,), the sizes of the axes: KeyError: 4 ("),
         ("psum --function test_draw:nothing -n 4", "takes an instance of Schedule, got None"),
-        ("psum --algorithm ring -n 4 --round 2", "give --svg too"),
-        ("psum --algorithm ring -n 4 --svg /dev/null --round 7", "round 7: there are 0 (the start"),
         ("psum --algorithm ring -n 16 --svg /dev/null", "31 frames in one picture: at most 24"),
         ("psum --follow 1", "--follow is for what moves: give --animate or --html too"),
         ("psum -n 2 --animate /dev/null --follow 2", "follow 2: there are shards 0 to 1"),
-        ("pmax --wire int8", "--wire int8: pmax has no wire; leave it out"),
         ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
     ],
 )
@@ -288,10 +287,3 @@ def test_bad_arguments_of_draw_end_with_one_line(arguments, message, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("python -m ringcoll draw: error: ")
     assert message in line
-
-
-def test_a_wire_is_in_the_title_and_the_captions(capsys):
-    assert main(["draw", "psum", "--algorithm", "direct", "-n", "4", "--wire", "int8"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert printed.startswith("psum by direct on 4 ranks, int8 codes in messages")
-    assert "1.031 bytes a value, 0.516 of bfloat16. A value is encoded at most 2 times;" in printed

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ringcoll import Move, Schedule, algorithms
+from ringcoll import algorithms
 from ringcoll.costs import price
 from ringcoll.draw import as_svg, plan
-from ringcoll.draw.notebook import plan_svg, price_html, schedule_svg
+from ringcoll.draw.notebook import price_html, schedule_svg
 
 pytestmark = pytest.mark.quick
 
@@ -22,12 +22,6 @@ def test_a_schedule_shows_its_rounds():
         ("all_to_all", algorithms.pairwise(4)),
     ):
         assert schedule_svg(schedule) == as_svg(plan(kind, schedule, schedule.shape))
-
-
-def test_no_picture_of_large_or_wrong_schedules():
-    assert schedule_svg(algorithms.ring(32)) is None
-    assert schedule_svg(Schedule((4,), ((Move(1, (2,)),),))) is None
-    assert plan_svg(plan("all_reduce", "ring", (16,))) is None
 
 
 def test_a_price_shows_every_count():
@@ -52,6 +46,8 @@ values = (
     ringcoll.draw.plan("all_reduce", "ring", (4,)),
     ringcoll.costs.price("psum", "ring", (3,)),
     ringcoll.algorithms.ring(32),
+    ringcoll.Schedule((4,), ((ringcoll.Move(1, (2,)),),)),
+    ringcoll.draw.plan("all_reduce", "ring", (16,)),
 )
 for value in values:
     print(*shell.display_formatter.format(value)[0])
@@ -66,4 +62,4 @@ def test_ipython_shows_pictures_and_tables(imported, tmp_path):
     done = subprocess.run(command, env=home, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     picture, table = "text/plain image/svg+xml", "text/plain text/html"
-    assert done.stdout.splitlines() == [picture, picture, picture, table, "text/plain"]
+    assert done.stdout.splitlines() == [picture, picture, picture, table, *["text/plain"] * 3]

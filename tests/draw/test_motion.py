@@ -62,7 +62,7 @@ def test_an_animation_shows_the_frame_after_each_round(collective, algorithm, sh
         ("psum_scatter", 2, 3, 1, [0]),  # a sum is given away, a shard is kept
         ("all_gather", 2, 2, 1, [1]),
         ("tour", 1, 0, 2, [4, 0]),  # it forwards the shard, then the sum
-        ("tour", 1, 0, 3, [0]),
+        ("tour", 1, 0, 3, [0, 0]),
     ],
 )
 def test_shards_held_while_messages_travel(collective, rank, column, number, sizes):

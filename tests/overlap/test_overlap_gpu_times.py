@@ -130,15 +130,17 @@ def test_a_report_of_a_gpu_names_its_model_and_error():
         assert words in text
     assert "1 of 1 collectives have a matmul between start and done" in text
     assert json.loads(report.to_json())["chip"] == {"name": "h200", "hbm": 4.8e12}
-    assert {"h100", "h200", "b200", "gb200"} <= {*overlap.GPUS}
+    assert {"h100", "h200", "b200", "gb200"} <= {*overlap.CHIPS}
 
 
 def test_the_device_kind_tells_the_gpu():
     text = untiled(program(matmul("y")))
     known = overlap.report(overlap.Program(text, kind="NVIDIA H100 80GB HBM3"))
-    assert known.chip == overlap.gpu("h100")
+    assert known.chip == overlap.CHIPS["h100"]
     assert not overlap.report(overlap.Program(text, kind="NVIDIA GeForce")).timed
-    with pytest.raises(ValueError, match="is a TPU program"):
+    with pytest.raises(ValueError, match="is a TPU program, but nothing says of which"):
         overlap.report(program(matmul("y")), chip="h100")
-    with pytest.raises(ValueError, match=r"knows no chip named 'abacus', only .*tpu7x, .*h100"):
+    with pytest.raises(ValueError, match="is a TPU program, but no chip 'TPU v4' is known; pass"):
+        overlap.report(overlap.Program(program(matmul("y")), kind="TPU v4"))
+    with pytest.raises(ValueError, match=r"no chip is named 'abacus', only .*tpu7x, .*h100"):
         timed(matmul("y"), chip="abacus")
