@@ -22,7 +22,7 @@ class Program:
 
     kind is the `device.device_kind`; temporaries and program_bytes are bytes, None if unknown;
     profile is cycles by name of instruction; notes are for readers of the report; versions are
-    those of the packages that compiled it.
+    those of the packages that compiled it; axes are the names and sizes of the mesh, if known.
     """
 
     text: str
@@ -33,6 +33,7 @@ class Program:
     profile: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    axes: Mapping[str, int] = field(default_factory=dict)
 
 
 def program_of(compiled: object, mesh: object = None) -> Program:
@@ -58,7 +59,7 @@ def program_of(compiled: object, mesh: object = None) -> Program:
     if mesh is None:
         return program
     kind = mesh.devices.flat[0].device_kind
-    return replace(program, network=network(mesh.devices.flat), kind=kind)
+    return replace(program, network=network(mesh.devices.flat), kind=kind, axes=mesh.shape)
 
 
 def _from_compiled(compiled: Compiled) -> Program:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -38,7 +38,7 @@ class Transfer:
 
     bytes are what a rank sends. hops are those of the longest route; 0 for a built-in collective,
     which chooses its own routes. links are those that it occupies. seconds is 0 if no chip is
-    given.
+    given. members are the groups of ranks; of a permute, the (sender, receiver) pairs.
     """
 
     kind: str
@@ -46,6 +46,7 @@ class Transfer:
     hops: int
     seconds: float
     links: frozenset[Link]
+    members: tuple[tuple[int, ...], ...] = ()
 
 
 def transfer(
@@ -76,14 +77,15 @@ def transfer(
             f"{instruction.name} sends between more than the {len(network.places)} ranks "
             "of the network; pass mesh= the mesh that the program was compiled for"
         )
+    ranks = tuple(map(tuple, pairs or members))
     if isinstance(chip, Gpu):
-        return _price_on_gpus(kind, sent, pairs, members, chip)
+        return replace(_price_on_gpus(kind, sent, pairs, members, chip), members=ranks)
     rate, latency = (chip.link, chip.hop) if chip else (inf, 0.0)
     if kind == PERMUTE:
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
         seconds = max(hops, *load.values(), 0) * sent / rate + hops * latency
-        return Transfer(kind, sent, hops, seconds, frozenset(load))
+        return Transfer(kind, sent, hops, seconds, frozenset(load), ranks)
     links = frozenset[Link]().union(*(network.group_links(group) for group in members))
     leaving = [_sent(kind, sent, len(group)) for group in members]
     least = max(
@@ -96,7 +98,7 @@ def transfer(
     if kind.endswith("all-to-all"):  # each block is for one rank, and takes its own route
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
-    return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links)
+    return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links, ranks)
 
 
 def _price_on_gpus(

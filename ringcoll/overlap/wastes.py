@@ -1,0 +1,233 @@
+"""Find collectives that a compiled program could do without: `waste`.
+
+Three faults are found, each inside one computation of the text. What cannot be proved from the text
+is not reported, so a program may have faults that are not found.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ringcoll.io.text import bytes_in_words, seconds_in_words, wrapped
+from ringcoll.overlap.chips import Chip, Gpu
+from ringcoll.overlap.counts import axes_along
+from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.lines import Line
+from ringcoll.overlap.reading import read
+from ringcoll.overlap.transfers import groups, is_collective
+
+Groups = frozenset[frozenset[int]]
+#: A value that is the same on all ranks of some groups, by which groups; `None`: on all ranks.
+Same = frozenset[Groups] | None
+#: Operations whose result has every element of their operand.
+_RENAMING = ("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape", "all-gather-done")
+_SLICES = ("slice", "dynamic-slice")
+#: Operations whose results may differ between ranks, whatever their operands are.
+_DIFFERING = (
+    *("parameter", "partition-id", "replica-id", "rng", "rng-bit-generator", "infeed", "recv"),
+    *("custom-call", "while", "conditional", "call", "async-start", "async-done"),
+    *("rng-get-and-update-state", "collective-permute", "collective-permute-start", "all-to-all"),
+    *("reduce-scatter", "ragged-all-to-all", "collective-broadcast"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """Communication that a program could do without.
+
+    Attributes:
+        what: "gathered twice", "summed again" or "a slice of a sum".
+        at: the lines of source of the collectives.
+        bytes: what a rank sends without need, in the whole program.
+        seconds: the model's time of that, as in `report`; 0 without a chip.
+        cure: what to write.
+    """
+
+    what: str
+    at: tuple[str, ...]
+    bytes: float
+    seconds: float
+    cure: str
+
+    def __str__(self) -> str:
+        time = f", {seconds_in_words(self.seconds)}" if self.seconds else ""
+        first = f"{self.what}: {' and '.join(self.at)}: {bytes_in_words(self.bytes)} a rank{time}"
+        return "\n".join(wrapped([first, f"    {self.cure}"], then="    "))
+
+
+class _Found(NamedTuple):
+    what: str
+    collectives: tuple[Instruction, ...]  # the last one is not needed
+    cure: str
+
+
+def waste(
+    compiled: object, *, mesh: object = None, chip: str | Chip | Gpu | None = None
+) -> tuple[Waste, ...]:
+    """What a compiled program communicates without need, the most bytes first.
+
+    Three faults are found:
+
+    - an array is gathered twice, in one pass over the model (a gradient may gather again what it
+      did not keep; that is no fault);
+    - an array is summed over ranks that all have the same array already, because it was summed or
+      gathered over them;
+    - of a sum, only a slice is used, of at most one half.
+
+    Args:
+        compiled, mesh, chip: as for `report`. Without a chip there are no times. It may be what
+            `lower(...)` returns, which is compiled first.
+
+    Raises:
+        HloError, TypeError: as `report`.
+        ValueError: as `report`.
+
+    >>> twice = ranks(lambda x: jax.lax.psum(2 * jax.lax.psum(x, "x"), "x"), out_specs=P())
+    >>> with mesh:
+    ...     print(len(overlap.waste(twice.lower(jnp.ones(8)))))
+    1
+    """
+    reading = read(compiled, mesh, chip, needs_chip=False)
+    found = []
+    for what, collectives, cure in _found(reading.module):
+        names = [instruction.name for instruction in collectives]
+        if names[-1] not in reading.timeline.transfers:
+            continue  # it never runs, or is a part of something else
+        sent, _ = reading.timeline.transfers[names[-1]]
+        count = round(reading.timeline.tally[names[-1], "count"])
+        lines = [reading.lines.of(name) for name in names]
+        if what == _TWICE and len({_pass(line) for line in lines}) > 1:
+            continue
+        axes = ", ".join(map(repr, axes_along(sent.members, reading.program))) or "the axis"
+        at = tuple(dict.fromkeys(line.short or "no line known" for line in lines))
+        sent_all, seconds = count * sent.bytes, count * sent.seconds
+        if sent_all:
+            found.append(Waste(what, at, sent_all, seconds, cure.format(axes=axes)))
+    return tuple(sorted(found, key=lambda one: -one.bytes))
+
+
+_TWICE, _AGAIN, _SLICE = "gathered twice", "summed again", "a slice of a sum"
+_CURES = {
+    _TWICE: "gather once, `whole = lax.all_gather(x, {axes}, tiled=True)`, and pass on `whole`",
+    _AGAIN: "leave the sum out: all ranks along {axes} have the same operand (to scale it, multiply)",
+    _SLICE: "`lax.psum_scatter(x, {axes}, tiled=True)`, if each rank uses its own block; if all use "
+    "the same slice, `lax.psum(x[...], {axes})`",
+}
+
+
+def _pass(line: Line) -> tuple[bool, bool]:
+    """Whether it is the backward pass, and whether it is computed again there."""
+    return "transpose(" in line.op_name, "rematted_computation" in line.op_name
+
+
+def _found(module: Module) -> Iterator[_Found]:
+    fused = {
+        name
+        for computation in module.computations.values()
+        for instruction in computation.instructions
+        if instruction.opcode != "while"
+        for name in instruction.called
+    }
+    for name, computation in module.computations.items():
+        if name in fused:
+            continue
+        for what, finder in ((_TWICE, _twice), (_AGAIN, _again), (_SLICE, _slices)):
+            for collectives in finder(module, computation):
+                yield _Found(what, collectives, _CURES[what])
+
+
+def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
+    """Gathers of the same operand, with the first one."""
+    first: dict[tuple, Instruction] = {}
+    for instruction in computation.instructions:
+        if instruction.opcode.removesuffix("-start") != "all-gather":
+            continue
+        if len(instruction.operands) == 1:
+            source = _source(computation, instruction.operands[0])
+            key = source, _groups(module, instruction), instruction.attribute("dimensions")
+            if key in first:
+                yield first[key], instruction
+            first.setdefault(key, instruction)
+
+
+def _source(computation: Computation, name: str) -> str:
+    """The value of which an instruction has all elements, in another type, shape or memory."""
+    while (made := computation.by_name.get(name)) and made.opcode in _RENAMING:
+        name = made.operands[0]
+    return name
+
+
+def _groups(module: Module, instruction: Instruction) -> Groups:
+    return frozenset(map(frozenset, groups(instruction, module.ranks)))
+
+
+def _is_sum(module: Module, instruction: Instruction) -> bool:
+    body = next(module.called(instruction), None)
+    is_all_reduce = instruction.opcode.removesuffix("-start") == "all-reduce"
+    return is_all_reduce and body is not None and body.root.opcode == "add"
+
+
+def _again(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
+    """Sums of what is the same on all ranks over which it is summed."""
+    same: dict[str, Same] = {}
+    for instruction in computation.instructions:
+        known = [same.get(name, frozenset()) for name in instruction.operands]
+        operands = (
+            frozenset.intersection(*some) if (some := [k for k in known if k is not None]) else None
+        )
+        if _is_sum(module, instruction) and operands and _covered(module, instruction, operands):
+            yield (instruction,)
+        same[instruction.name] = _same(module, instruction, operands)
+
+
+def _covered(module: Module, total: Instruction, same: frozenset[Groups]) -> bool:
+    """Whether all ranks of every group of a sum have the same operand."""
+    return any(
+        all(any(group <= wide for wide in known) for group in _groups(module, total))
+        for known in same
+    )
+
+
+def _same(module: Module, instruction: Instruction, operands: Same) -> Same:
+    """On which ranks the result of an instruction is the same, if its operands are on `operands`."""
+    opcode = instruction.opcode
+    if opcode in ("constant", "iota"):
+        return None
+    inside = [inner.opcode for _, inner in module.within(instruction)]
+    differs = any(inner in _DIFFERING and inner != "parameter" for inner in inside)
+    if opcode in _DIFFERING or (opcode == "fusion" and differs):
+        return frozenset()
+    if opcode.removesuffix("-start") in ("all-reduce", "all-gather") and operands is not None:
+        return operands | {_groups(module, instruction)}
+    if is_collective(instruction):
+        return frozenset()
+    return operands
+
+
+def _slices(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
+    """Sums of which at most one half is used."""
+    for instruction in computation.instructions:
+        if _is_sum(module, instruction) and len(instruction.operands) == 1:
+            used = _used(module, computation, instruction)
+            if 0 < used <= instruction.bytes / 2:
+                yield (instruction,)
+
+
+def _used(module: Module, computation: Computation, value: Instruction) -> float:
+    """The bytes of a value that slices of it use; all of them, if something else uses it."""
+    used = 0.0
+    if value.root:
+        return value.bytes
+    for user in computation.users[value.name]:
+        if user.opcode in _SLICES and user.operands[0] == value.name:
+            used += user.bytes
+        elif user.opcode in (*_RENAMING, "all-reduce-done"):
+            used += _used(module, computation, user)
+        elif user.opcode == "fusion":
+            body = next(module.called(user))
+            for number, name in enumerate(user.operands):
+                if name == value.name:
+                    used += _used(module, body, body.parameters[number])
+        else:
+            return value.bytes
+    return used
