@@ -20,15 +20,11 @@ _MISSING: Any = object()
 
 def param(params: Any, name: str, default: Any = _MISSING) -> Any:
     """params["name"] of a mapping, params.name of anything else."""
-    if isinstance(params, Mapping):
-        value = params.get(name, _MISSING)
-    else:
-        value = getattr(params, name, _MISSING)
+    is_mapping = isinstance(params, Mapping)
+    value = params.get(name, default) if is_mapping else getattr(params, name, default)
     if value is not _MISSING:
         return value
-    if default is not _MISSING:
-        return default
-    has = ", ".join(params) if isinstance(params, Mapping) else type(params).__name__
+    has = ", ".join(params) if is_mapping else type(params).__name__
     raise KeyError(f"ringcoll.layers: no {name!r} in the parameters ({has})")
 
 
@@ -68,7 +64,7 @@ def axes_in(entry: Any) -> tuple[Hashable, ...]:
     return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
-def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree) -> Pytree:
+def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree) -> list[Any]:
     """`call(name, leaf, spec)` for every leaf; it raises an error if the trees do not fit."""
 
     def checked(path: Any, leaf: Any, spec: Any) -> Any:
@@ -82,16 +78,13 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
         return call(name, leaf, spec)
 
     leaves, structure = tree_flatten_with_path(params)
-    of_leaves: list[Any] = []
     try:
-        jax.tree.map(lambda _, spec: of_leaves.append(spec), params, specs)
+        of_leaves = structure.flatten_up_to(specs)
     except ValueError as error:
         words = f"the specs do not match the parameters ({error})"
         cure = "make the specs from these parameters"
         raise refusal(ValueError, function, words, cure) from error
-    pairs = zip(leaves, of_leaves, strict=True)
-    mapped = [checked(path, leaf, spec) for (path, leaf), spec in pairs]
-    return jax.tree.unflatten(structure, mapped)
+    return [checked(*at, spec) for at, spec in zip(leaves, of_leaves, strict=True)]
 
 
 def check_axes(
