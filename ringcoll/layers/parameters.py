@@ -6,10 +6,9 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
@@ -48,15 +47,6 @@ def check_bound(function: str, axis_name: AxisName, argument: str = "axis_name")
             raise refusal(kind_of(error), function, words, bound_axes()) from error
 
 
-def array_of(function: str, name: str, value: Any) -> Array:
-    """An argument as an array, or a refusal."""
-    try:
-        return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        words = f"{name}={value!r} is not an array"
-        raise refusal(TypeError, function, words, "pass an array") from error
-
-
 def axes_in(entry: Any) -> tuple[Hashable, ...]:
     """The mesh axes that one entry of a spec names."""
     if entry is None:
@@ -77,13 +67,14 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
             raise refusal(ValueError, function, words, "make the specs from these parameters")
         return call(name, leaf, spec)
 
-    leaves, structure = tree_flatten_with_path(params)
+    of_leaves: list[Any] = []
     try:
-        of_leaves = structure.flatten_up_to(specs)
+        jax.tree.map(lambda _, spec: of_leaves.append(spec), params, specs)
     except ValueError as error:
         words = f"the specs do not match the parameters ({error})"
         cure = "make the specs from these parameters"
         raise refusal(ValueError, function, words, cure) from error
+    leaves = tree_leaves_with_path(params)
     return [checked(*at, spec) for at, spec in zip(leaves, of_leaves, strict=True)]
 
 
@@ -164,11 +155,7 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
 
 def check_alike(function: str, **arrays: Any) -> None:
     """Refuse arrays of several dtypes: after promotion, more bytes would be sent."""
-    for name, x in arrays.items():
-        if not hasattr(x, "ndim"):
-            words = f"{name} is a {type(x).__name__}, no array"
-            raise refusal(TypeError, function, words, "pass an array")
-    dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
+    dtypes = {name: jax.typeof(x).dtype for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:
         words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
         cure = "cast them to one dtype (fsdp.gather(..., dtype=) casts parameters)"
