@@ -50,6 +50,7 @@ from ringcoll.layers.expert_parallel.experts import (
 )
 from ringcoll.layers.expert_parallel.ring import by_ring
 from ringcoll.layers.expert_parallel.routing import Routing, route
+from ringcoll.layers.linear import rank_count
 from ringcoll.layers.parameters import errors_of, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.tensor_parallel import partition_specs as by_name
@@ -230,8 +231,8 @@ def _by_ragged_all_to_all(
     """
     me, count, (tokens, k) = lax.axis_index(axes), experts.count, routing.ids.shape
     order, back = orders(routing.ids)
-    table = all_gather(count_each(routing.ids.reshape(-1), routing.experts), axes, axis=0)  # [n, E]
-    n, most = len(table), tokens * min(k, count)
+    n, most = rank_count(axes), tokens * min(k, count)
+    table = all_gather(count_each(routing.ids.reshape(-1), n * count), axes, axis=0)  # [n, E]
     fits = jnp.array(True)
     if max_send is not None and max_send < most:
         most, fits = max_send, table.reshape(n, n, count).sum(2).max() <= max_send
