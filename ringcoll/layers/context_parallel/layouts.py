@@ -42,7 +42,7 @@ def check_layout(refusal: Callable[..., Exception], layout: Any, n: int, length:
         words = f"layout={layout!r}"
         raise refusal(ValueError, words=words, cure=f"choose from {', '.join(LAYOUTS)}")
     multiple = max(n, 1) * PARTS[layout]
-    if n < 1 or length < 1 or length % multiple:
+    if n < 1 or length < 0 or length % multiple:
         words = f"{length} positions over n={n} ranks, layout={layout!r}"
         cure = f"pad the sequence to a multiple of {multiple}"
         raise refusal(ValueError, words=words, cure=cure)
