@@ -98,7 +98,7 @@ def _all_to_alls(
     routing = route(x, router, "x", top_k, normalize=True)
     order, back = orders(routing.ids)
     rows = spread(x, order, back, jnp.ones(routing.ids.shape, bool))
-    rows = rows.reshape(routing.experts, -1, x.shape[1])
+    rows = rows.reshape(router.shape[1], -1, x.shape[1])
     rows = exchange(rows, split_axis=0, concat_axis=1)  # [experts here, rows of all ranks, d]
     hidden = jax.nn.silu(_products(rows, gate)) * _products(rows, up)
     rows = exchange(_products(hidden, down), split_axis=1, concat_axis=0)

@@ -118,12 +118,7 @@ def column_linears(
         raise refusal(ValueError, function, f"x is {x.shape}", cure)
     check_bound(function, axis_name)
     factors = [kernel for _, kernel, _ in named]
-    # Kernels become matrices if they differ in their number of dimensions. Otherwise they keep
-    # their shapes: a TPU would copy kernels of heads to make matrices of them.
-    differ = len({kernel.ndim for kernel in factors}) > 1
-    if not sequence_parallel or differ:
-        factors = [kernel.reshape(kernel.shape[0], -1) for kernel in factors]
-    if sequence_parallel:
+    if sequence_parallel:  # kernels of heads keep their shapes; a TPU would copy them for others
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
         spec = f"{tokens}z,z{features}->{tokens}{features}"
         with errors_of(function):
@@ -133,7 +128,8 @@ def column_linears(
         exact: dict[str, Any] = {
             name: options[name] for name in ("precision", "preferred_element_type")
         }
-        products = [jnp.matmul(copy, matrix, **exact) for matrix in factors]
+        matrices = [kernel.reshape(kernel.shape[0], -1) for kernel in factors]
+        products = [jnp.matmul(copy, matrix, **exact) for matrix in matrices]
     results = []
     for y, (_, kernel, bias) in zip(products, named, strict=True):
         shape = (*y.shape[: x.ndim - 1], *kernel.shape[1:])

@@ -6,10 +6,9 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
@@ -20,15 +19,11 @@ _MISSING: Any = object()
 
 def param(params: Any, name: str, default: Any = _MISSING) -> Any:
     """params["name"] of a mapping, params.name of anything else."""
-    if isinstance(params, Mapping):
-        value = params.get(name, _MISSING)
-    else:
-        value = getattr(params, name, _MISSING)
+    is_mapping = isinstance(params, Mapping)
+    value = params.get(name, default) if is_mapping else getattr(params, name, default)
     if value is not _MISSING:
         return value
-    if default is not _MISSING:
-        return default
-    has = ", ".join(params) if isinstance(params, Mapping) else type(params).__name__
+    has = ", ".join(params) if is_mapping else type(params).__name__
     raise KeyError(f"ringcoll.layers: no {name!r} in the parameters ({has})")
 
 
@@ -52,15 +47,6 @@ def check_bound(function: str, axis_name: AxisName, argument: str = "axis_name")
             raise refusal(kind_of(error), function, words, bound_axes()) from error
 
 
-def array_of(function: str, name: str, value: Any) -> Array:
-    """An argument as an array, or a refusal."""
-    try:
-        return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        words = f"{name}={value!r} is not an array"
-        raise refusal(TypeError, function, words, "pass an array") from error
-
-
 def axes_in(entry: Any) -> tuple[Hashable, ...]:
     """The mesh axes that one entry of a spec names."""
     if entry is None:
@@ -68,7 +54,7 @@ def axes_in(entry: Any) -> tuple[Hashable, ...]:
     return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
-def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree) -> Pytree:
+def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree) -> list[Any]:
     """`call(name, leaf, spec)` for every leaf; it raises an error if the trees do not fit."""
 
     def checked(path: Any, leaf: Any, spec: Any) -> Any:
@@ -81,7 +67,6 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
             raise refusal(ValueError, function, words, "make the specs from these parameters")
         return call(name, leaf, spec)
 
-    leaves, structure = tree_flatten_with_path(params)
     of_leaves: list[Any] = []
     try:
         jax.tree.map(lambda _, spec: of_leaves.append(spec), params, specs)
@@ -89,9 +74,8 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
         words = f"the specs do not match the parameters ({error})"
         cure = "make the specs from these parameters"
         raise refusal(ValueError, function, words, cure) from error
-    pairs = zip(leaves, of_leaves, strict=True)
-    mapped = [checked(path, leaf, spec) for (path, leaf), spec in pairs]
-    return jax.tree.unflatten(structure, mapped)
+    leaves = tree_leaves_with_path(params)
+    return [checked(*at, spec) for at, spec in zip(leaves, of_leaves, strict=True)]
 
 
 def check_axes(
@@ -171,11 +155,7 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
 
 def check_alike(function: str, **arrays: Any) -> None:
     """Refuse arrays of several dtypes: after promotion, more bytes would be sent."""
-    for name, x in arrays.items():
-        if not hasattr(x, "ndim"):
-            words = f"{name} is a {type(x).__name__}, no array"
-            raise refusal(TypeError, function, words, "pass an array")
-    dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
+    dtypes = {name: jax.typeof(x).dtype for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:
         words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
         cure = "cast them to one dtype (fsdp.gather(..., dtype=) casts parameters)"

@@ -1,10 +1,8 @@
 """Values that all ranks share and each rank uses; their gradients are summed over the ranks."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
-from functools import partial
-from typing import TypedDict, Unpack
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -35,16 +33,6 @@ class SumOptions(TypedDict, total=False):
     reduce_dtype: DTypeLike | None
 
 
-@dataclass(frozen=True)
-class _Summing:
-    """How gradients are summed: over which axes, in which dtype, with which algorithm and wire."""
-
-    axes: tuple[Hashable, ...]
-    reduce_dtype: DTypeLike | None
-    algorithm: Algorithm
-    wire: Wire | None
-
-
 @with_options("layers.")
 def copied(tree: Pytree, axis_name: AxisName, **options: Unpack[SumOptions]) -> Pytree:
     """Mark a replicated pytree as per-rank, so that its gradient is summed over the axes.
@@ -69,28 +57,34 @@ def copied(tree: Pytree, axis_name: AxisName, **options: Unpack[SumOptions]) -> 
     >>> print(ranks(gradient, (P(), P("x")), P())(jnp.ones(1), jnp.arange(4.0)))  # 0 + 1 + 2 + 3
     [6.]
     """
-    return copied_with(tree, axis_name, **options)
-
-
-def copied_with(
-    tree: Pytree, axis_name: AxisName, wire: Wire | None = None, **options: Unpack[SumOptions]
-) -> Pytree:
-    """`copied`; the messages of its sum may have a `wire`, as those of `fsdp.gather` do."""
-    if not is_checked():
-        return tree
-    check_bound("copied", axis_name)
     leaves, structure = jax.tree.flatten(tree)
-    groups: dict[tuple[Hashable, ...], list[int]] = defaultdict(list)
+    copies = copied_leaves(leaves, [None] * len(leaves), axis_name, **options)
+    return jax.tree.unflatten(structure, copies)
+
+
+def copied_leaves(
+    leaves: list[Array],
+    wires: Sequence[Wire | None],
+    axis_name: AxisName,
+    *,
+    algorithm: Algorithm,
+    reduce_dtype: DTypeLike | None,
+) -> list[Array]:
+    """`copied` of each leaf; the messages of its sum may have a wire, as those of `fsdp.gather`."""
+    if not is_checked():
+        return leaves
+    check_bound("copied", axis_name)
+    groups: dict[Any, list[int]] = defaultdict(list)
     for i, leaf in enumerate(leaves):
         missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
         if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
-            groups[missing].append(i)
-    for axes, members in groups.items():
-        summing = _Summing(axes, wire=wire, **options)
-        copies = _copied(summing, [leaves[i] for i in members])
-        for i, x in zip(members, copies, strict=True):
-            leaves[i] = x
-    return jax.tree.unflatten(structure, leaves)
+            groups[missing, wires[i]].append(i)
+    copies = [*leaves]
+    for (axes, wire), members in groups.items():
+        copy = _copying(axes, wire, algorithm, reduce_dtype)
+        for i, x in zip(members, copy([leaves[i] for i in members]), strict=True):
+            copies[i] = x
+    return copies
 
 
 @with_options("layers.")
@@ -152,15 +146,22 @@ def _tied_backward(_: None, cts: Pytree) -> tuple[Pytree]:
 _tied.defvjp(lambda tree: (tree, None), _tied_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copied(summing: _Summing, leaves: list[Array]) -> list[Array]:
-    return [varying(x, summing.axes) for x in leaves]
+def _copying(
+    axes: tuple[Hashable, ...],
+    wire: Wire | None,
+    algorithm: Algorithm,
+    reduce_dtype: DTypeLike | None,
+) -> Callable[[list[Array]], list[Array]]:
+    """A function that types arrays as varying over axes, and sums their gradients over these."""
 
+    @jax.custom_vjp
+    def copy(leaves: list[Array]) -> list[Array]:
+        return [varying(x, axes) for x in leaves]
 
-def _copied_backward(summing: _Summing, _: None, cts: list[Array]) -> tuple[list[Array]]:
-    wide = [ct.astype(narrowed(ct.dtype, summing.reduce_dtype)) for ct in cts]
-    sums = psum(wide, summing.axes, algorithm=summing.algorithm, wire=summing.wire)
-    return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
+    def summed(_: None, cts: list[Array]) -> tuple[list[Array]]:
+        wide = [ct.astype(narrowed(ct.dtype, reduce_dtype)) for ct in cts]
+        sums = psum(wide, axes, algorithm=algorithm, wire=wire)
+        return ([y.astype(ct.dtype) for y, ct in zip(sums, cts, strict=True)],)
 
-
-_copied.defvjp(lambda summing, leaves: (_copied(summing, leaves), None), _copied_backward)
+    copy.defvjp(lambda leaves: (copy(leaves), None), summed)
+    return copy

@@ -117,7 +117,7 @@ def partition_specs(
         dim, ndim = dims[known], len(leaf.shape)
         if ndim < -dim:
             words = f"{'/'.join(names)} has {ndim} dimensions, and dimension {dim} is to be sharded"
-            cure = "heads need their own dimension: kernels are [d, heads, head_dim]"
+            cure = "heads and experts need a dimension: pass [d, heads, head_dim], [experts, d, f]"
             raise refusal(ValueError, "tensor_parallel.partition_specs", words, cure)
         return PartitionSpec(*[axis_name if d == ndim + dim else None for d in range(ndim)])
 

@@ -50,10 +50,10 @@ def embed(
     table = jnp.asarray(param(params, "embedding"))
     tokens = _integers("tensor_parallel.embed", "tokens", tokens)
     check_bound("tensor_parallel.embed", axis_name)
-    mine, row = _own(tokens, table.shape[0], axis_name)
+    mine, row, is_in = _own(tokens, table.shape[0], axis_name)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
     rows = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
-    rows = jnp.where(_is_in(tokens, table.shape[0], axis_name)[..., None], rows, jnp.nan)
+    rows = jnp.where(is_in[..., None], rows, jnp.nan)
     with errors_of("tensor_parallel.embed"):
         if not sequence_parallel:
             return psum(rows, axis_name, algorithm=algorithm)
@@ -117,12 +117,11 @@ def cross_entropy(
     local = lax.stop_gradient(logits.max(-1).astype(wide))
     with errors_of("tensor_parallel.cross_entropy"):
         top = pmax(local, axis_name, algorithm=algorithm)
-    mine, place = _own(labels, logits.shape[-1], axis_name)
+    mine, place, is_in = _own(labels, logits.shape[-1], axis_name)
     at_label = jnp.take_along_axis(logits, place[..., None], -1)[..., 0].astype(wide)
     sums = (_sum_of_exps(logits, top), jnp.where(mine, at_label - top, -0.0))
     with errors_of("tensor_parallel.cross_entropy"):
         total, label = psum(sums, axis_name, algorithm=algorithm)
-    is_in = _is_in(labels, logits.shape[-1], axis_name)
     return jnp.where(is_in, jnp.log(total) - label, jnp.nan)
 
 
@@ -132,16 +131,11 @@ def _sum_of_exps(logits: Array, top: Array) -> Array:
     return jnp.exp(logits.astype(top.dtype) - top[..., None]).sum(-1)
 
 
-def _own(ids: Array, size: int, axis_name: AxisName) -> tuple[Array, Array]:
-    """Which ids are in this rank's part of the vocabulary, and their rows there (0 for others)."""
+def _own(ids: Array, size: int, axis_name: AxisName) -> tuple[Array, Array, Array]:
+    """Which ids are in this rank's part of the vocabulary, their rows there, and which in any."""
     place = ids - lax.axis_index(axes_of(axis_name)) * size
     mine = (place >= 0) & (place < size)
-    return mine, jnp.where(mine, place, 0)
-
-
-def _is_in(ids: Array, size: int, axis_name: AxisName) -> Array:
-    """Which ids are in the vocabulary at all."""
-    return (ids >= 0) & (ids < rank_count(axis_name) * size)
+    return mine, jnp.where(mine, place, 0), (ids >= 0) & (ids < rank_count(axis_name) * size)
 
 
 def _integers(function: str, name: str, ids: Array) -> Array:

@@ -4,10 +4,15 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 from matmul_forms import FORMS
 from support import assert_same, data, make_mesh, mostly_exhaustive, per_rank
+
+from ringcoll.matmuls.labels import Scatter
+from ringcoll.matmuls.options import Options
+from ringcoll.matmuls.overlapped import multiply_and_scatter
 
 ALGORITHMS = ("ring", "bidirectional_ring", "two_ended")
 
@@ -59,3 +64,28 @@ def test_second_derivatives(name, residuals, n, check_vma):
     right = found.pop("")
     for algorithm, ours in found.items():
         assert_same({algorithm: ours}, {algorithm: right})
+
+
+@pytest.mark.parametrize("algorithm", ["lax", "ring"])
+def test_gradients_of_a_sum_of_three_products(algorithm):
+    """Such is the gradient of a gather that several products share."""
+    n, terms = 3, (("mk", "kf"), ("mk", "kf"), ("km", "fk"))
+    shapes = {"mk": (6, 2), "kf": (2, 4), "km": (2, 6), "fk": (4, 2)}
+    scatter = Scatter("m", "mf", terms, np.dtype("float32"))
+
+    def by_rounds(*xs):
+        pairs = [*zip(xs[::2], xs[1::2], strict=True)]
+        return multiply_and_scatter(Options(("x",), algorithm), scatter, pairs)
+
+    def whole(*xs):
+        products = zip(terms, xs[::2], xs[1::2], strict=True)
+        total = sum(jnp.einsum(f"{a},{b}->mf", x, y) for (a, b), x, y in products)
+        return lax.psum_scatter(total, "x", tiled=True)
+
+    def gradients(call):
+        return lambda ct, *xs: jax.vjp(call, *xs)[1](ct)
+
+    operands = [data((n, *shapes[labels])) for term in terms for labels in term]
+    ct, mesh = data((n, 2, 4)), make_mesh(n)
+    ours, theirs = (per_rank(mesh, gradients(f), ct, *operands) for f in (by_rounds, whole))
+    assert_same(ours, theirs)

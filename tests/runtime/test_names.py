@@ -81,6 +81,12 @@ def test_every_collective_has_its_name():
     assert found == sorted(expected)
 
 
+def test_plain_rounds_have_no_barriers():
+    for call, _ in CALLS[:4]:
+        mapped = jax.shard_map(call, mesh=make_mesh(4), in_specs=P("x"), out_specs=P("x"))
+        assert "optimization_barrier" not in jax.jit(mapped).lower(jnp.ones((16, 2))).as_text()
+
+
 def test_the_rounds_of_a_loop_share_a_name(monkeypatch):
     monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
     found = names(lambda x: ringcoll.psum(x, "x", algorithm="ring"))

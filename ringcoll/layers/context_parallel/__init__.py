@@ -25,6 +25,7 @@ gradients that wait to be sent.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -42,7 +43,7 @@ from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.call import Call
 from ringcoll.layers.context_parallel.auto import ULYSSES, Attention, fastest
-from ringcoll.layers.context_parallel.layouts import LAYOUTS, PARTS, positions
+from ringcoll.layers.context_parallel.layouts import check_layout, positions
 from ringcoll.layers.context_parallel.overlapped import attend
 from ringcoll.layers.context_parallel.tiles import NOWHERE, Mask
 from ringcoll.layers.context_parallel.visits import AttentionOptions, BlockMask, Kernel
@@ -118,11 +119,9 @@ def attention(
     )
     _check_arrays(call, q, k, v, segment_ids)
     sizes = tuple(call.attempt(lax.axis_size, axis) for axis in call.axes)
-    mask = _mask(call, causal, window)
+    mask = Mask(call.attempt(bool, causal), _window(call, window))
     scale = _scale(call, scale, q.shape[3])
-    if kernel is not None and not callable(kernel):
-        raise call.refusal(TypeError, f"kernel={kernel!r}", "pass a function, or None")
-    _check_layout(call, layout, q.shape[1])
+    check_layout(call.refusal, layout, prod(sizes), prod(sizes) * q.shape[1])
     per_axis, plan = _per_axis(call, algorithm), None
     if per_axis is None:
         (batch, length, heads, d), groups = q.shape, k.shape[2]
@@ -139,13 +138,12 @@ def attention(
     told = plan or Plan(algorithm if gathers else ULYSSES, why=NAMED, exchanged=exchanged)
     q, k, v = noted_when_lowered("attention", call.axes, (q, k, v), lambda *_: told)
 
-    ids = [] if segment_ids is None else [_ids(segment_ids, call.axes, sizes, exchanged)]
+    across, n = tuple(call.axes[i] for i in exchanged), prod(sizes[i] for i in exchanged)
+    ids = [] if segment_ids is None else [_ids(segment_ids, gathered, across, n)]
     q, k, v, *ids = typed_alike([q, k, v, *ids], call.axes)
     heads, groups = q.shape[2], k.shape[2]
     kv = jnp.concatenate([k, v], -1)
-    across = tuple(call.axes[i] for i in exchanged)
     if across:
-        n = prod(sizes[i] for i in exchanged)
         if heads % n or groups % n:
             words = f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}"
             raise call.refusal(ValueError, words, "make both multiples of the ranks, or gather")
@@ -223,28 +221,18 @@ def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -
     """
     arguments = {"length": length, "layout": layout}
     call = Call("layers.context_parallel.position_ids", axis_name, arguments=arguments, operands="")
-    _check_layout(call, layout, call.integer("length"))
-    table = jnp.asarray(positions(layout, call.attempt(call.rank_count), length))
+    n = call.attempt(call.rank_count)
+    check_layout(call.refusal, layout, n, n * call.integer("length"))
+    table = jnp.asarray(positions(layout, n, length))
     return table[lax.axis_index(call.axes)]
 
 
 def _order(function: str, shape: Sequence[int], n: int, layout: str, dim: int) -> np.ndarray:
     """The positions of a whole sequence in the order of a layout."""
     where = f"context_parallel.{function}"
-    for name, value in {"n": n, "dim": dim}.items():
-        if not hasattr(value, "__index__"):
-            raise refusal(
-                TypeError, where, f"{name}={value!r} is not an integer", "pass a Python int"
-            )
-    if layout not in tuple(LAYOUTS):
-        cure = f"choose from {', '.join(LAYOUTS)}"
-        raise refusal(ValueError, where, f"layout={layout!r}", cure)
     if not -len(shape) <= dim < len(shape):
         raise refusal(ValueError, where, f"dim={dim} of {len(shape)} dimensions", "pass one")
-    if n < 1 or shape[dim] % (n * PARTS[layout]):
-        words = f"{shape[dim]} positions over n={n} ranks, layout={layout!r}"
-        cure = f"pad the sequence to a multiple of {max(n, 1) * PARTS[layout]}"
-        raise refusal(ValueError, where, words, cure)
+    check_layout(partial(refusal, function=where), layout, n, shape[dim])
     return positions(layout, n, shape[dim] // n).reshape(-1)
 
 
@@ -278,15 +266,13 @@ def _check_arrays(call: Call, q: Any, k: Any, v: Any, ids: Any) -> None:
         raise call.refusal(ValueError, words, f"pass {list(query.shape[:2])}, as the sequence")
 
 
-def _mask(call: Call, causal: Any, window: Any) -> Mask:
-    if isinstance(causal, jax.core.Tracer):
-        raise call.refusal(TypeError, "causal is traced", "pass True or False")
+def _window(call: Call, window: Any) -> int | None:
     if window is None:
-        return Mask(bool(causal))
+        return None
     width = call.integer("window")
     if width < 1:
         raise call.refusal(ValueError, f"window={width}", "pass 1 or more, or None")
-    return Mask(bool(causal), min(width, int(NOWHERE)))  # a wider window would not fit an int32
+    return min(width, int(NOWHERE))  # a wider window would not fit an int32
 
 
 def _scale(call: Call, scale: Any, width: int) -> float:
@@ -299,16 +285,6 @@ def _scale(call: Call, scale: Any, width: int) -> float:
         raise call.refusal(
             TypeError, words, "pass a Python float, or multiply q by the number"
         ) from error
-
-
-def _check_layout(call: Call, layout: Any, length: int) -> None:
-    if layout not in tuple(LAYOUTS):  # in a tuple, so that it need not be hashable
-        words = f"layout={layout!r}"
-        raise call.refusal(ValueError, words, f"choose from {', '.join(LAYOUTS)}")
-    if length < 1 or length % PARTS[layout]:
-        words = f"{length} positions on a rank, layout={layout!r}"
-        cure = f"a rank's positions must be a multiple of {PARTS[layout]}, and more than 0"
-        raise call.refusal(ValueError, words, cure)
 
 
 def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
@@ -346,14 +322,10 @@ def _checked(call: Call, kernel: Kernel) -> Kernel:
     return checked
 
 
-def _ids(
-    ids: Array, axes: Sequence[Any], sizes: tuple[int, ...], exchanged: Sequence[int]
-) -> Array:
+def _ids(ids: Array, gathered: tuple[Any, ...], across: tuple[Any, ...], n: int) -> Array:
     """The segments of the positions of all ranks: `[ranks that gather, batch, s]`."""
     batch, length = ids.shape
-    gathered = all_gather(jnp.asarray(ids), tuple(axes)).reshape(*sizes, batch, length)
-    others = [axis for axis in range(len(sizes)) if axis not in exchanged]
-    n = len(sizes)
-    gathered = gathered.transpose(*others, n, *exchanged, n + 1)
-    held = length * prod(sizes[i] for i in exchanged)
-    return gathered.reshape(prod(sizes[i] for i in others), batch, held)
+    every = all_gather(jnp.asarray(ids), (*gathered, *across))
+    ranks = len(every) // n
+    by_rank = every.reshape(ranks, n, batch, length).swapaxes(1, 2)
+    return by_rank.reshape(ranks, batch, n * length)

@@ -85,5 +85,5 @@ def _seconds(
     if name in (LAX, ULYSSES):
         n = prod(sizes)
         wire = built_in_seconds([], keys, n, model, links(n, model), gathers=True)
-        return wire + busiest([0, *tiles.needed()])
-    return visited_seconds(name, sizes, tiles.needed(), busiest, keys, model)
+        return wire + busiest([0, *tiles.needed])
+    return visited_seconds(name, sizes, tiles.needed, busiest, keys, model)

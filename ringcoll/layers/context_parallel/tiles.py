@@ -6,7 +6,7 @@ before anything runs: there is a table for each shard that arrives.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -86,9 +86,7 @@ class TilePlan:
         real = np.where(tiles == NOWHERE, -1, tiles)
         self.first, self.last = tiles.min(-1), real.max(-1)
         self.is_filled_up = (tiles == NOWHERE).any(-1)
-        # Caches: every lane, pass and layer needs the same tiles.
-        self._needed: frozenset[int] | None = None
-        self._tiles: dict[tuple[int, ...], dict[bool, Tiles]] = {}
+        self.tiles = cache(self._tiles)  # every lane, pass and layer needs the same tiles
 
     def kinds(self, rank: int, origin: int) -> np.ndarray:
         """`[query tiles, key tiles]`: 0 if nothing is visible, 2 if everything is, otherwise 1.
@@ -114,20 +112,14 @@ class TilePlan:
         digits = np.unravel_index(offset, self.shape)
         return np.roll(ranks, digits, range(len(self.shape))).reshape(-1)
 
+    @cached_property
     def needed(self) -> frozenset[int]:
         """The offsets, except 0, of the shards that at least one rank needs."""
-        if self._needed is None:
-            others = range(1, len(self.positions))
-            self._needed = frozenset(offset for offset in others if self.counted(offset).any())
-        return self._needed
+        others = range(1, len(self.positions))
+        return frozenset(offset for offset in others if self.counted(offset).any())
 
-    def tiles(self, offsets: tuple[int, ...]) -> dict[bool, Tiles]:
+    def _tiles(self, offsets: tuple[int, ...]) -> dict[bool, Tiles]:
         """The tiles of shards with these offsets: those that need a mask, and those that do not."""
-        if offsets not in self._tiles:
-            self._tiles[offsets] = self._listed(offsets)
-        return self._tiles[offsets]
-
-    def _listed(self, offsets: tuple[int, ...]) -> dict[bool, Tiles]:
         n = len(self.positions)
         lists: dict[bool, dict[bytes, int]] = {False: {}, True: {}}
         which = {masked: np.zeros((n, n), np.int32) for masked in lists}

@@ -103,7 +103,7 @@ class Visits:
             axes=self.options.axes,
             algorithm=self.options.algorithm,
             dim=0,
-            needed=None if self.options.mask.window is None else self.plan.needed(),
+            needed=None if self.options.mask.window is None else self.plan.needed,
         )
 
     def me(self) -> Array:
@@ -112,7 +112,7 @@ class Visits:
 
     def is_needed(self, part: Arrived) -> bool:
         """Whether some rank computes a tile of a shard."""
-        return not self.plan.needed().isdisjoint(part.offsets[0]) or 0 in part.offsets[0]
+        return not self.plan.needed.isdisjoint(part.offsets[0]) or 0 in part.offsets[0]
 
     def by_rows(
         self, function: Callable[[Any, Any, Callable[[Array], Array]], Any], state: Any

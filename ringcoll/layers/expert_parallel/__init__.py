@@ -21,7 +21,7 @@ output is then a partial sum: add it up, `psum(moe(...).output, "model")`. `part
 both axes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -30,7 +30,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
-from jax.tree_util import keystr
 
 from ringcoll.choose.plan import NAMED, Plan
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
@@ -46,14 +45,15 @@ from ringcoll.layers.expert_parallel.experts import (
     experts_of,
     orders,
     permute,
-    slots_of,
     spread,
     weighted_sum,
 )
 from ringcoll.layers.expert_parallel.ring import by_ring
 from ringcoll.layers.expert_parallel.routing import Routing, route
-from ringcoll.layers.parameters import array_of, refusal, shard
+from ringcoll.layers.linear import rank_count
+from ringcoll.layers.parameters import errors_of, shard
 from ringcoll.layers.replicas import copied
+from ringcoll.layers.tensor_parallel import partition_specs as by_name
 from ringcoll.runtime.scopes import noted_when_lowered
 from ringcoll.runtime.value_types import device_kind, typed_alike
 
@@ -160,7 +160,7 @@ def moe(
     arguments = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
     call = Call(f"layers.{MOE}", axis_name, arguments=arguments, operands="x, router, experts")
     axes, n = call.axes, call.attempt(call.rank_count)
-    x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
+    x, router = (call.attempt(jnp.asarray, array) for array in (x, router))
     top_k = _checked(call, x, router, algorithm, n)
     if max_send is not None and (max_send := call.integer("max_send")) < 1:
         raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
@@ -216,9 +216,8 @@ def _by_gather(
     """Send all tokens to all ranks; each rank computes the weighted sum of its experts' results."""
     everywhere = partial(all_gather, axis_name=axes, axis=0, tiled=True)
     tokens, ids, weights = everywhere((x, routing.ids, routing.weights))
-    first = lax.axis_index(axes) * experts.count
     most = None if max_send is None else max_send * len(tokens) // max(len(x), 1)
-    y = experts.weighted(tokens, *slots_of(ids, weights, first, experts.count), most)
+    y = experts.weighted(tokens, ids, weights, axes, most)
     return psum_scatter(y, axes, scatter_dimension=0, tiled=True)
 
 
@@ -232,8 +231,8 @@ def _by_ragged_all_to_all(
     """
     me, count, (tokens, k) = lax.axis_index(axes), experts.count, routing.ids.shape
     order, back = orders(routing.ids)
-    table = all_gather(count_each(routing.ids.reshape(-1), routing.experts), axes, axis=0)  # [n, E]
-    n, most = len(table), tokens * min(k, count)
+    n, most = rank_count(axes), tokens * min(k, count)
+    table = all_gather(count_each(routing.ids.reshape(-1), n * count), axes, axis=0)  # [n, E]
     fits = jnp.array(True)
     if max_send is not None and max_send < most:
         most, fits = max_send, table.reshape(n, n, count).sum(2).max() <= max_send
@@ -279,18 +278,12 @@ def partition_specs(
     >>> ep.partition_specs(params, "x", features="model")
     {'down': P('x', 'model', None), 'router': P(), 'up': P('x', None, 'model')}
     """
-    columns, rows = (axis_name, None, features), (axis_name, features, None)
-    split: Mapping[str, Sequence[Any]] = {"gate": columns, "up": columns, "down": rows}
+    experts, columns = {"gate": -3, "up": -3, "down": -3}, {"gate": -1, "up": -1, "down": -2}
+    with errors_of("expert_parallel.partition_specs"):
+        by_expert = by_name(params, axis_name, columns=experts, rows={})
+        by_feature = by_name(params, features, columns=columns, rows={})
 
-    def spec(path: Any, leaf: Any) -> PartitionSpec:
-        names = [keystr((key,), simple=True) for key in path]
-        known = next((name for name in reversed(names) if name in split), None)
-        if known is None:
-            return PartitionSpec()
-        if len(leaf.shape) < 3:
-            words = f"{'/'.join(names)} has {len(leaf.shape)} dimensions"
-            cure = "experts need their own dimension: pass [experts, d, f] or [experts, f, d]"
-            raise refusal(ValueError, "expert_parallel.partition_specs", words, cure)
-        return PartitionSpec(*[None] * (len(leaf.shape) - 3), *split[known])
+    def both(one: PartitionSpec, other: PartitionSpec) -> PartitionSpec:
+        return PartitionSpec(*[a or b for a, b in zip(one, other, strict=True)])
 
-    return jax.tree_util.tree_map_with_path(spec, params)
+    return jax.tree.map(both, by_expert, by_feature)

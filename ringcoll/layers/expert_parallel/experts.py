@@ -14,17 +14,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
+from jax.tree_util import register_dataclass
 
-from ringcoll.layers.parameters import array_of, check_alike, param, refusal
+from ringcoll.layers.parameters import check_alike, param, refusal
 from ringcoll.runtime.value_types import typed_alike
 
 #: (rows sorted by expert `[r, d]`, weights `[e, d, f]`, rows of each expert `[e]`) -> `[r, f]`
 Kernel = Callable[[Array, Array, Array], Array]
 
 
+@partial(
+    register_dataclass,
+    data_fields=("gate", "up", "down"),
+    meta_fields=("activation", "precision", "kernel"),
+)
 @dataclass(frozen=True)
 class Experts:
-    """This rank's experts: their weights, and how they multiply.
+    """This rank's experts, a pytree of their weights, and how they multiply.
 
     Attributes:
         gate, up, down: the weights, `[e, d, f]`, `[e, d, f]` and `[e, f, d]`.
@@ -60,11 +66,15 @@ class Experts:
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
         return product(hidden, down, sizes).astype(rows.dtype)  # a kernel may return wider floats
 
-    def weighted(self, x: Array, slots: Array, weights: Array, most: int | None = None) -> Array:
-        """The weighted sum of each token's results: `[t, d], [t, s], [t, s] -> [t, d]`.
+    def weighted(
+        self, x: Array, ids: Array, weights: Array, axes: tuple[Any, ...], most: int | None
+    ) -> Array:
+        """The weighted sum of each token's results here: `[t, d], [t, k], [t, k] -> [t, d]`.
 
-        `most` bounds the rows, and so the buffers: if there are more rows, the sums are NaN.
+        `ids` are numbered over all ranks of the axes. `most` bounds the rows, and so the buffers:
+        if there are more rows, the sums are NaN.
         """
+        slots, weights = slots_of(ids, weights, lax.axis_index(axes) * self.count, self.count)
         order, back = orders(slots)
         x, _ = typed_alike([x, slots], ())
         sizes = count_each(slots.reshape(-1), self.count)
@@ -86,9 +96,7 @@ def experts_of(
     function: str, params: Any, x: Array, total: int, ranks: int, **options: Any
 ) -> Experts:
     """Find this rank's experts by name. They must fit the tokens and the `total` experts."""
-    weights = {
-        name: array_of(function, name, param(params, name)) for name in ("gate", "up", "down")
-    }
+    weights = {name: jnp.asarray(param(params, name)) for name in ("gate", "up", "down")}
     check_alike(function, x=x, **weights)
     shapes = ", ".join(f"{name} {list(w.shape)}" for name, w in weights.items())
     gate, up, down = weights.values()

@@ -22,12 +22,9 @@ from jax import Array, lax
 
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.visits import Arrived, Rounds, Wanted
-from ringcoll.layers.expert_parallel.experts import Experts, Kernel, slots_of
+from ringcoll.layers.expert_parallel.experts import Experts, Kernel
 from ringcoll.layers.expert_parallel.routing import Routing
 from ringcoll.runtime.value_types import typed_alike
-
-#: The weights gate, up and down.
-Weights = tuple[Array, ...]
 
 
 def by_ring(
@@ -39,12 +36,10 @@ def by_ring(
     algorithm: str,
 ) -> Array:
     """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`."""
-    operands = x, routing.ids, routing.weights, experts.gate, experts.up, experts.down
-    x, ids, weights, *own = typed_alike(operands, axes)
+    leaves, structure = jax.tree.flatten((x, routing.ids, routing.weights, experts))
+    x, ids, weights, experts = jax.tree.unflatten(structure, typed_alike(leaves, axes))
     table = all_gather((weights, ids), axes, axis=0, tiled=True)  # [n t, k]
-    options = {name: getattr(experts, name) for name in ("activation", "precision", "kernel")}
-    ring = _Ring(axes, algorithm, max_send, max(len(x), 1), partial(Experts, **options))
-    return _mixed(ring, x, *table, tuple(own))
+    return _mixed(_Ring(axes, algorithm, max_send, max(len(x), 1)), x, *table, experts)
 
 
 @dataclass(frozen=True)
@@ -54,14 +49,12 @@ class _Ring:
     Attributes:
         axes, algorithm, max_send: as for `moe`.
         tokens: the number of tokens of a rank, or 1 if it has none.
-        experts: makes `Experts` from weights.
     """
 
     axes: tuple[Any, ...]
     algorithm: str
     max_send: int | None
     tokens: int
-    experts: Callable[..., Experts]
 
     def tour(
         self, x: Array, visit: Callable[[Any, Arrived], tuple[Any, Array]], carry: Any
@@ -72,9 +65,7 @@ class _Ring:
 
     def work(self, at: Wanted, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
         """The weighted sums of this rank's experts' results for the tokens of a round."""
-        first = lax.axis_index(self.axes) * experts.count
-        slots = slots_of(at.take(ids), at.take(weights), first, experts.count)
-        return experts.weighted(x, *slots, self.most(len(x)))
+        return experts.weighted(x, at.take(ids), at.take(weights), self.axes, self.most(len(x)))
 
     def most(self, tokens: int) -> int | None:
         """The most rows that this many tokens may have; None without a bound."""
@@ -86,16 +77,15 @@ class _Ring:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mixed(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) -> Array:
+def _mixed(ring: _Ring, x: Array, weights: Array, ids: Array, experts: Experts) -> Array:
     def visit(_: None, arrived: Arrived) -> tuple[None, Array]:
-        return None, ring.work(arrived, ids, arrived.value, weights, ring.experts(*own))
+        return None, ring.work(arrived, ids, arrived.value, weights, experts)
 
     return ring.tour(x, visit, None)[1]
 
 
-def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) -> Any:
+def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, experts: Experts) -> Any:
     saved = list[Any]()
-    experts = ring.experts(*own)
 
     def visit(_: None, arrived: Arrived) -> tuple[None, Array]:
         x = arrived.value
@@ -106,11 +96,11 @@ def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, own: Weights) ->
         saved.append(of_round)
         return None, result
 
-    return ring.tour(x, visit, None)[1], (saved, weights, ids, own)
+    return ring.tour(x, visit, None)[1], (saved, weights, ids, experts)
 
 
 def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
-    saved, weights, ids, own = residuals
+    saved, weights, ids, experts = residuals
     if not ring.keeps():
         # Without the barrier, a compiler would keep the forward pass's results instead of computing
         # them again.
@@ -125,20 +115,18 @@ def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
             gradients = [dweights]
             products.append([(*operands, ct) for operands, ct in zip(multiplied, cts, strict=True)])
         else:
-
-            def recompute(x: Array, weights: Array, own: Weights) -> Array:
-                return ring.work(arrived, ids, x, weights, ring.experts(*own))
-
-            dx, *gradients = jax.vjp(recompute, of_round, weights, own)[1](ct)
+            recompute = partial(ring.work, arrived, ids)
+            dx, *gradients = jax.vjp(recompute, of_round, weights, experts)[1](ct)
         sums = gradients if sums is None else jax.tree.map(lax.add, sums, gradients)
         return sums, dx
 
-    (dweights, *down), dx = ring.tour(ct, visit, None)
+    (dweights, *of_experts), dx = ring.tour(ct, visit, None)
     if ring.keeps():
-        product = ring.experts(*own).product
-        pairs = zip(own, zip(*products, strict=True), strict=True)
-        down = [tuple(_of_weights(product, w, rounds) for w, rounds in pairs)]
-    return dx, dweights, None, *down
+        leaves, structure = jax.tree.flatten(experts)
+        pairs = zip(leaves, zip(*products, strict=True), strict=True)
+        of_leaves = [_of_weights(experts.product, w, rounds) for w, rounds in pairs]
+        of_experts = [jax.tree.unflatten(structure, of_leaves)]
+    return dx, dweights, None, *of_experts
 
 
 _mixed.defvjp(_forward, _backward)
@@ -153,8 +141,7 @@ def _keeping(
     """
     every, most = len(x) * min(ids.shape[-1], experts.count), ring.most(len(x))
     count = every if most is None else min(most, every)
-    own = experts.gate, experts.up, experts.down
-    zeros = [jnp.zeros((count, w.shape[-1]), x.dtype) for w in own]
+    zeros = [jnp.zeros((count, w.shape[-1]), x.dtype) for w in jax.tree.leaves(experts)]
     zeros = typed_alike([*zeros, x], ())[:-1]
 
     def work(x: Array, weights: Array, zeros: Sequence[Array]) -> tuple[Array, Any]:

@@ -13,12 +13,11 @@ from ringcoll.layers.linear import rank_count
 
 
 class Routing(NamedTuple):
-    """The experts of each token and their weights, best first, `[t, k]` each; the loss; E."""
+    """The experts of each token and their weights, best first, `[t, k]` each; and the loss."""
 
     ids: Array
     weights: Array
     balance_loss: Array
-    experts: int
 
 
 def route(x: Array, router: Array, axis_name: AxisName, top_k: int, normalize: bool) -> Routing:
@@ -37,4 +36,4 @@ def route(x: Array, router: Array, axis_name: AxisName, top_k: int, normalize: b
     counts = count_each(ids.reshape(-1), experts).astype(wide)
     counts, likely = psum(jnp.stack([counts, probabilities.sum(0)]), axis_name)
     loss = experts * jnp.dot(counts, likely) / float(max(tokens * tokens * top_k, 1))
-    return Routing(ids, weights, loss, experts)
+    return Routing(ids, weights, loss)
