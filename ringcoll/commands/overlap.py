@@ -31,6 +31,7 @@ from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
+from ringcoll.overlap.wastes import waste
 from ringcoll.placement.meshes import mesh
 from ringcoll.placement.topology import devices
 
@@ -124,6 +125,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that overlaps: its plain form, which pictures, pages and traces then show above it)",
     )
     parser.add_argument(
+        "--waste", action="store_true", help="print what is sent without need, and the cure"
+    )
+    parser.add_argument(
         "--details", action="store_true", help="print MB, hops and GFLOP of each line, too"
     )
     parser.add_argument(
@@ -166,8 +170,11 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw, and return the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
-    if args.saved and args.text:
-        args.error("--text: a saved report has no program; name an --example or a --function")
+    if args.saved and (args.text or args.waste):
+        words = "a saved report has no program; name an --example or a --function"
+        args.error(f"--text, --waste: {words}")
+    if args.json and args.waste:
+        args.error("--waste: it prints no JSON; leave out --json")
     if args.allow_unread and not args.max_exposed:
         args.error("--allow-unread: nothing is limited; give --max-exposed, too")
     program, last, before = None, args.saved, args.against
@@ -194,6 +201,8 @@ def run(args: argparse.Namespace) -> int:
         print(last.details() if args.details else last)
         if compared:
             print(f"\n{compared}")
+        if args.waste:
+            print("", *(waste(program) or ["no waste was found"]), sep="\n")
     if args.text and program:
         files.write(args.text, program.text)
     reports = [report for report in (before, last) if report and report.segments] or [last]

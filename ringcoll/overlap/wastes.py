@@ -19,6 +19,7 @@ from ringcoll.overlap.transfers import groups, is_collective
 Groups = frozenset[frozenset[int]]
 #: A value that is the same on all ranks of some groups, by which groups; `None`: on all ranks.
 Same = frozenset[Groups] | None
+_UNKNOWN: Same = frozenset()
 #: Operations whose result has every element of their operand.
 _RENAMING = ("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape", "all-gather-done")
 _SLICES = ("slice", "dynamic-slice")
@@ -109,9 +110,9 @@ def waste(
 _TWICE, _AGAIN, _SLICE = "gathered twice", "summed again", "a slice of a sum"
 _CURES = {
     _TWICE: "gather once, `whole = lax.all_gather(x, {axes}, tiled=True)`, and pass on `whole`",
-    _AGAIN: "leave the sum out: all ranks along {axes} have the same operand (to scale it, multiply)",
-    _SLICE: "`lax.psum_scatter(x, {axes}, tiled=True)`, if each rank uses its own block; if all use "
-    "the same slice, `lax.psum(x[...], {axes})`",
+    _AGAIN: "leave it out: all ranks along {axes} have the same operand (to scale it, multiply)",
+    _SLICE: "`lax.psum_scatter(x, {axes}, tiled=True)`, if each rank uses its own block; if all "
+    "use the same slice, sum only that: `lax.psum(x[start:stop], {axes})`",
 }
 
 
@@ -143,17 +144,20 @@ def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instructi
         if instruction.opcode.removesuffix("-start") != "all-gather":
             continue
         if len(instruction.operands) == 1:
-            source = _source(computation, instruction.operands[0])
+            source = _source(module, computation, instruction.operands[0])
             key = source, _groups(module, instruction), instruction.attribute("dimensions")
             if key in first:
                 yield first[key], instruction
             first.setdefault(key, instruction)
 
 
-def _source(computation: Computation, name: str) -> str:
-    """The value of which an instruction has all elements, in another type, shape or memory."""
-    while (made := computation.by_name.get(name)) and made.opcode in _RENAMING:
-        name = made.operands[0]
+def _source(module: Module, computation: Computation, name: str) -> str:
+    """The value of which this one has all elements, in a different type, shape or memory."""
+    made = computation.by_name[name]
+    inside = {inner.opcode for _, inner in module.within(made)}
+    is_renamed = made.opcode == "fusion" and inside <= {"parameter", *_RENAMING}
+    if made.opcode in _RENAMING or (is_renamed and len(made.operands) == 1):
+        return _source(module, computation, made.operands[0])
     return name
 
 
@@ -171,10 +175,9 @@ def _again(module: Module, computation: Computation) -> Iterator[tuple[Instructi
     """Sums of what is the same on all ranks over which it is summed."""
     same: dict[str, Same] = {}
     for instruction in computation.instructions:
-        known = [same.get(name, frozenset()) for name in instruction.operands]
-        operands = (
-            frozenset.intersection(*some) if (some := [k for k in known if k is not None]) else None
-        )
+        known = [same.get(name, _UNKNOWN) for name in instruction.operands]
+        partly = [groups for groups in known if groups is not None]
+        operands = frozenset.intersection(*partly) if partly else None
         if _is_sum(module, instruction) and operands and _covered(module, instruction, operands):
             yield (instruction,)
         same[instruction.name] = _same(module, instruction, operands)
@@ -189,7 +192,7 @@ def _covered(module: Module, total: Instruction, same: frozenset[Groups]) -> boo
 
 
 def _same(module: Module, instruction: Instruction, operands: Same) -> Same:
-    """On which ranks the result of an instruction is the same, if its operands are on `operands`."""
+    """On which ranks the result is the same, if the operands are the same on `operands`."""
     opcode = instruction.opcode
     if opcode in ("constant", "iota"):
         return None
