@@ -207,7 +207,7 @@ def describe(mesh: Mesh) -> Description:
             usual = jax.make_mesh(
                 mesh.devices.shape, mesh.axis_names, devices=sorted(mesh.devices.flat, key=_id)
             )
-        except (NotImplementedError, ValueError):  # it has no order for these axes
+        except (AssertionError, NotImplementedError, ValueError):  # it has no order for these
             return Description(_axes(mesh), {})
     return Description(_axes(mesh), _axes(usual))
 

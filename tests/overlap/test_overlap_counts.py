@@ -124,7 +124,6 @@ FAULTS = [
     (lambda x: lax.psum(gathered(x), "model"), AGAIN, 384),
     (lambda x: 2 * own_block(lax.psum(x, "model")), SLICE, 96),
     (lambda x: lax.psum(x, "model")[:, :2], SLICE, 96),
-    (lambda x: (gathered(x), gathered(lax.optimization_barrier(x)) + 1), TWICE, 192),
     (lambda x: (gathered(x), gathered(narrow(x))), TWICE, 192),
 ]
 #: Programs without one.

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 import jax
 import pytest
+from support import HERE, python
 
 from benchmarks.compiled import recorded_claims
 
@@ -133,6 +134,13 @@ def test_a_static_profile_is_taken_first(models):
     assert report["sources"].keys() == {"profile"}, report["text"]
     assert report["temporaries"] is not None
     assert report["program_bytes"] > 0
+
+
+@pytest.mark.exhaustive
+def test_the_page_of_meshes_has_the_table_of_hops():
+    printed = python("-m", "benchmarks", "meshes", "--hops").stdout
+    page = (HERE / "docs" / "meshes.md").read_text(encoding="utf-8")
+    assert printed in page
 
 
 def test_rings_take_single_hops_in_the_order_of_mesh(programs):
