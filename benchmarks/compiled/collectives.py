@@ -2,7 +2,7 @@
 
 Each program is one collective. The time of the built-in is the least that any algorithm could take
 over its links, without latency; the time of ringcoll's comes from its messages on the links. Ranks
-are in the order of `overlap.mesh`. The messages of `ring:int8` hold codes.
+are in the order of `ringcoll.mesh`. The messages of `ring:int8` hold codes.
 """
 
 import argparse

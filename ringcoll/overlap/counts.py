@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
-from typing import Any
 
 import numpy as np
 
@@ -126,19 +125,12 @@ def assert_collectives(
         sent, limit = sum(row.count * row.bytes for row in of_kind), (bytes or {}).get(kind)
         if limit is not None and not isclose(sent, limit):
             wrong.append(f"{kind} sends {sent:.0f} bytes, not {limit:.0f}")
-    if wrong:
-        raise AssertionError("\n".join([*wrong, "", *in_lines(rows)]))
-
-
-def in_lines(rows: Sequence[Collective]) -> list[str]:
-    """The lines of a table of collectives."""
-    if not rows:
-        return ["the program has no collective"]
-    heads = ("times", "bytes", "along", "asked by", "collective", "line")
-    return [*table_lines([heads, *map(_cells, rows)])]
-
-
-def _cells(row: Collective) -> tuple[Any, ...]:
-    along = ", ".join(row.axes) or "-"
-    at = row.at or "no line known"
-    return str(row.count), bytes_in_words(row.bytes), along, row.asked, row.kind, at
+    if not wrong:
+        return
+    lines = [("times", "bytes", "along", "asked by", "collective", "line")]
+    for row in rows:
+        along, at = ", ".join(row.axes) or "-", row.at or "no line known"
+        sent = bytes_in_words(row.bytes)
+        lines.append((str(row.count), sent, along, row.asked, row.kind, at))
+    there = table_lines(lines) if rows else ["the program has no collective"]
+    raise AssertionError("\n".join([*wrong, "", *there]))

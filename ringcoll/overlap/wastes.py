@@ -4,9 +4,10 @@ Three faults are found, each inside one computation of the text. What cannot be 
 is not reported, so a program may have faults that are not found.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import product
+from typing import Any
 
 from ringcoll.io.text import bytes_in_words, seconds_in_words, wrapped
 from ringcoll.overlap.chips import Chip, Gpu
@@ -27,8 +28,7 @@ _SLICES = ("slice", "dynamic-slice")
 _DIFFERING = (
     *("parameter", "partition-id", "replica-id", "rng", "rng-bit-generator", "infeed", "recv"),
     *("custom-call", "while", "conditional", "call", "async-start", "async-done"),
-    *("rng-get-and-update-state", "collective-permute", "collective-permute-start", "all-to-all"),
-    *("reduce-scatter", "ragged-all-to-all", "collective-broadcast"),
+    "rng-get-and-update-state",
 )
 
 
@@ -56,12 +56,6 @@ class Waste:
         return "\n".join(wrapped([first, f"    {self.cure}"], then="    "))
 
 
-class _Found(NamedTuple):
-    what: str
-    collectives: tuple[Instruction, ...]  # the last one is not needed
-    cure: str
-
-
 def waste(
     compiled: object, *, mesh: object = None, chip: str | Chip | Gpu | None = None
 ) -> tuple[Waste, ...]:
@@ -80,61 +74,35 @@ def waste(
             `lower(...)` returns, which is compiled first.
 
     Raises:
-        HloError, TypeError: as `report`.
-        ValueError: as `report`.
+        HloError, TypeError, ValueError: as `report`, but not for want of a chip.
 
-    >>> twice = ranks(lambda x: jax.lax.psum(2 * jax.lax.psum(x, "x"), "x"), out_specs=P())
-    >>> with mesh:
-    ...     print(len(overlap.waste(twice.lower(jnp.ones(8)))))
-    1
+    >>> @partial(jax.shard_map, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
+    ... def twice(x):
+    ...     return jax.lax.psum(2 * jax.lax.psum(x, "x"), "x")
+    >>> [found.what for found in overlap.waste(jax.jit(twice).lower(jnp.ones(8)))]
+    ['summed again']
     """
     reading = read(compiled, mesh, chip, needs_chip=False)
     found = []
-    for what, collectives, cure in _found(reading.module):
-        names = [instruction.name for instruction in collectives]
-        if names[-1] not in reading.timeline.transfers:
-            continue  # it never runs, or is a part of something else
-        sent, _ = reading.timeline.transfers[names[-1]]
-        count = round(reading.timeline.tally[names[-1], "count"])
-        lines = [reading.lines.of(name) for name in names]
-        if what == _TWICE and len({_pass(line) for line in lines}) > 1:
-            continue
-        axes = ", ".join(map(repr, axes_along(sent.members, reading.program))) or "the axis"
-        at = tuple(dict.fromkeys(line.short or "no line known" for line in lines))
-        sent_all, seconds = count * sent.bytes, count * sent.seconds
-        if sent_all:
-            found.append(Waste(what, at, sent_all, seconds, cure.format(axes=axes)))
-    return tuple(sorted(found, key=lambda one: -one.bytes))
-
-
-_TWICE, _AGAIN, _SLICE = "gathered twice", "summed again", "a slice of a sum"
-_CURES = {
-    _TWICE: "gather once, `whole = lax.all_gather(x, {axes}, tiled=True)`, and pass on `whole`",
-    _AGAIN: "leave it out: all ranks along {axes} have the same operand (to scale it, multiply)",
-    _SLICE: "`lax.psum_scatter(x, {axes}, tiled=True)`, if each rank uses its own block; if all "
-    "use the same slice, sum only that: `lax.psum(x[start:stop], {axes})`",
-}
+    for computation, (what, (finder, cure)) in product(
+        reading.module.computations.values(), _FAULTS.items()
+    ):
+        for collectives in finder(reading.module, computation):
+            *_, last = names = [instruction.name for instruction in collectives]
+            lines = [reading.lines.of(name) for name in names]
+            if last not in reading.timeline.transfers or len(set(map(_pass, lines))) > 1:
+                continue  # it never runs, or is a part of a fusion; or a gradient gathers again
+            sent, count = reading.timeline.transfers[last][0], reading.timeline.tally[last, "count"]
+            axes = ", ".join(map(repr, axes_along(sent.members, reading.program))) or "the axis"
+            at = tuple(dict.fromkeys(line.short or "no line known" for line in lines))
+            cost = count * sent.bytes, count * sent.seconds
+            found.append(Waste(what, at, *cost, cure.format(axes=axes)))
+    return tuple(sorted((one for one in found if one.bytes), key=lambda one: -one.bytes))
 
 
 def _pass(line: Line) -> tuple[bool, bool]:
     """Whether it is the backward pass, and whether it is computed again there."""
     return "transpose(" in line.op_name, "rematted_computation" in line.op_name
-
-
-def _found(module: Module) -> Iterator[_Found]:
-    fused = {
-        name
-        for computation in module.computations.values()
-        for instruction in computation.instructions
-        if instruction.opcode != "while"
-        for name in instruction.called
-    }
-    for name, computation in module.computations.items():
-        if name in fused:
-            continue
-        for what, finder in ((_TWICE, _twice), (_AGAIN, _again), (_SLICE, _slices)):
-            for collectives in finder(module, computation):
-                yield _Found(what, collectives, _CURES[what])
 
 
 def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
@@ -193,18 +161,13 @@ def _covered(module: Module, total: Instruction, same: frozenset[Groups]) -> boo
 
 def _same(module: Module, instruction: Instruction, operands: Same) -> Same:
     """On which ranks the result is the same, if the operands are the same on `operands`."""
-    opcode = instruction.opcode
-    if opcode in ("constant", "iota"):
+    if instruction.opcode in ("constant", "iota"):
         return None
-    inside = [inner.opcode for _, inner in module.within(instruction)]
-    differs = any(inner in _DIFFERING and inner != "parameter" for inner in inside)
-    if opcode in _DIFFERING or (opcode == "fusion" and differs):
-        return frozenset()
-    if opcode.removesuffix("-start") in ("all-reduce", "all-gather") and operands is not None:
-        return operands | {_groups(module, instruction)}
-    if is_collective(instruction):
-        return frozenset()
-    return operands
+    if instruction.opcode.removesuffix("-start") in ("all-reduce", "all-gather"):
+        return operands if operands is None else operands | {_groups(module, instruction)}
+    inside = [inner for _, inner in module.within(instruction) if inner.opcode != "parameter"]
+    may_differ = any(i.opcode in _DIFFERING or is_collective(i) for i in (instruction, *inside))
+    return _UNKNOWN if may_differ else operands
 
 
 def _slices(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
@@ -234,3 +197,21 @@ def _used(module: Module, computation: Computation, value: Instruction) -> float
         else:
             return value.bytes
     return used
+
+
+#: Each fault: what finds it, and what to write.
+_FAULTS: Mapping[str, tuple[Callable[[Module, Computation], Iterator[Any]], str]] = {
+    "gathered twice": (
+        _twice,
+        "gather once, `whole = lax.all_gather(x, {axes}, tiled=True)`, and pass on `whole`",
+    ),
+    "summed again": (
+        _again,
+        "leave it out: all ranks along {axes} have the same operand (to scale it, multiply)",
+    ),
+    "a slice of a sum": (
+        _slices,
+        "`lax.psum_scatter(x, {axes}, tiled=True)`, if each rank uses its own block; if all use "
+        "the same slice, sum only that: `lax.psum(x[start:stop], {axes})`",
+    ),
+}

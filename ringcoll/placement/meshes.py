@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -201,19 +202,14 @@ def describe(mesh: Mesh) -> Description:
     """
     if network(mesh.devices.flat) is None:
         return Description(_axes(mesh), {})
+    devices = sorted(mesh.devices.flat, key=attrgetter("id"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `jax.make_mesh` warns of an order that it cannot improve
+        warnings.simplefilter("ignore")  # of an order that `jax.make_mesh` cannot improve
         try:
-            usual = jax.make_mesh(
-                mesh.devices.shape, mesh.axis_names, devices=sorted(mesh.devices.flat, key=_id)
-            )
+            usual = jax.make_mesh(mesh.devices.shape, mesh.axis_names, devices=devices)
         except (AssertionError, NotImplementedError, ValueError):  # it has no order for these
             return Description(_axes(mesh), {})
     return Description(_axes(mesh), _axes(usual))
-
-
-def _id(device: Any) -> int:
-    return device.id
 
 
 def _axes(mesh: Mesh) -> dict[str, MeshAxis]:
