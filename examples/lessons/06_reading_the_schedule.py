@@ -69,9 +69,8 @@ claim("no message is hidden: a CPU waits for each", cpus.exposed_share == 1)
 """
 ## For TPUs, without a TPU
 
-`ringcoll.mesh` has eight chips, ordered so that successive ranks are neighbours. If the compiler for
-TPUs is not installed, the next cell prints how to install it, and the cells after that print
-nothing.
+`ringcoll.mesh` orders eight chips so that successive ranks are neighbours. If the compiler for TPUs
+is not installed, the next cell prints how to install it, and the cells after that print nothing.
 """
 
 # %%

@@ -129,8 +129,8 @@ def assert_collectives(
         return
     lines = [("times", "bytes", "along", "asked by", "collective", "line")]
     for row in rows:
-        along, at = ", ".join(row.axes) or "-", row.at or "no line known"
-        sent = bytes_in_words(row.bytes)
-        lines.append((str(row.count), sent, along, row.asked, row.kind, at))
+        along, size = ", ".join(row.axes) or "-", bytes_in_words(row.bytes)
+        line = row.at or "no line known"
+        lines.append((str(row.count), size, along, row.asked, row.kind, line))
     there = table_lines(lines) if rows else ["the program has no collective"]
     raise AssertionError("\n".join([*wrong, "", *there]))

@@ -71,9 +71,7 @@ def mesh(
     """
     if topology is not None and devices is not None:
         raise ValueError(f"ringcoll.mesh({topology!r}, devices=...): give one of the two")
-    found = list(jax.devices() if devices is None else devices)
-    if topology is not None:
-        found = topologies.devices(topology)
+    found = topologies.devices(topology) if topology else [*(devices or jax.devices())]
     axes = axes or {"x": len(found)}
     shape, names = tuple(axes.values()), tuple(axes)
     if prod(shape) != len(found):
