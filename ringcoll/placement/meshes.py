@@ -71,7 +71,8 @@ def mesh(
     """
     if topology is not None and devices is not None:
         raise ValueError(f"ringcoll.mesh({topology!r}, devices=...): give one of the two")
-    found = topologies.devices(topology) if topology else [*(devices or jax.devices())]
+    here = jax.devices() if devices is None else devices
+    found = topologies.devices(topology) if topology else [*here]
     axes = axes or {"x": len(found)}
     shape, names = tuple(axes.values()), tuple(axes)
     if prod(shape) != len(found):
