@@ -19,11 +19,12 @@ import ringcoll
 from benchmarks.compiled import check_claims, compiling, pages, recorded_claims
 from benchmarks.compiled.stack import stack
 from ringcoll import overlap
+from ringcoll.commands.overlap import mesh_on
 from ringcoll.layers import tensor_parallel
 from ringcoll.placement import topology
 
 TOPOLOGY = "v5e:4x2"
-mesh = ringcoll.mesh(TOPOLOGY)
+mesh = mesh_on(TOPOLOGY)
 
 
 def ring(x, w, step):

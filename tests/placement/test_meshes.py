@@ -141,3 +141,14 @@ def test_prices_are_those_of_the_places():
     assert (paid.hops, paid.link, paid.startups) == (14, 7, 7)
     paid = line.price("all_gather", "bidirectional_ring")
     assert (paid.hops, paid.link) == (14, 7)
+
+
+def test_cost_has_the_places_of_the_last_axis():
+    for kind, size, ranks in (("v6e", (8, 16), 8), ("v5e", (4, 4), 8), ("v5p", (4, 4, 4), 16)):
+        devices = chips(kind, size)
+        found = ringcoll.mesh(devices=devices, data=len(devices) // ranks, model=ranks)
+        of_mesh = describe(found).axes["model"].place
+        of_cost = costs.place_of(ranks, kind, network="x".join(map(str, size)))
+        for algorithm in ("ring", "two_ended", "bruck", "lax"):
+            one, other = (costs.predict("psum", 2**24, p, algorithm) for p in (of_mesh, of_cost))
+            assert one == pytest.approx(other)
