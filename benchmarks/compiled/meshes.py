@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ",".join(MESHES)
     what = f"topologies with commas between ({known})"
     parser.add_argument("--topology", default=known, metavar="LIST", help=what)
-    for name, values in (("program", PROGRAMS), ("order", ORDERS)):
+    for name, values in (("program", PROGRAMS), ("order", ORDERS), ("algorithm", ("auto",))):
         listed, what = options.listed(*values), f"{', '.join(values)} (all)"
         parser.add_argument(f"--{name}", type=listed, default="all", metavar="LIST", help=what)
     compiling.add_arguments(parser)
@@ -64,21 +64,24 @@ def run(args: argparse.Namespace) -> int:
         print(*table_of_hops(), sep="\n")
         return 0
     todo = compiling.every(
-        topology=compiling.devices_of(args), program=args.program, order=args.order
+        topology=compiling.devices_of(args),
+        program=args.program,
+        order=args.order,
+        algorithm=args.algorithm,
     )
     return compiling.compile_all(args, todo, program_of)
 
 
-def program_of(topology: str, program: str, order: str) -> tuple[Callable, tuple]:
+def program_of(topology: str, program: str, order: str, algorithm: str) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
     sizes = axes(MESHES[topology])
     mesh = mesh_on(topology, sizes) if order == "rings" else usual(topology, sizes)
     if program == "block":
-        function, operands = block(SHAPE, "auto", mesh)
+        function, operands = block(SHAPE, algorithm, mesh)
         return with_gradient(function), operands
 
     def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
-        return ringcoll.all_gather_matmul(x, w, "model")
+        return ringcoll.all_gather_matmul(x, w, "model", algorithm=algorithm)
 
     specs = P(("data", "model")), P(None, "model")
     shapes = (8192 * sizes["data"], 8192), (8192, 28672)
