@@ -52,7 +52,9 @@ class Line(NamedTuple):
     @property
     def operation(self) -> str:
         """JAX's operation: "dot_general"."""
-        return self.op_name.rpartition("/")[2].removesuffix("_invariant")
+        name = self.op_name.rpartition("/")[2]
+        # A compiler that joins operations writes "(this/psum:that/psum)".
+        return (name if "(" in name else name.rstrip(")")).removesuffix("_invariant")
 
     @property
     def short(self) -> str:

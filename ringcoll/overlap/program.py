@@ -54,7 +54,7 @@ def program_of(compiled: object, mesh: object = None) -> Program:
     else:
         raise TypeError(
             f"report: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
-            f"got {type(compiled).__name__}"
+            f"got {type(compiled).__module__}.{type(compiled).__name__}"
         )
     if mesh is None:
         return program
@@ -98,7 +98,10 @@ _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda*", "jax-rocm*")}
 
 def _shardings(compiled: Compiled) -> list[Any]:
     """The shardings of a program's operands and results."""
-    return tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    try:
+        return tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    except ValueError:  # JAX does not know those of results beside a `jax.Ref`
+        return tree.leaves(compiled.input_shardings)
 
 
 def mesh_of(shardings: Iterable[Any]) -> Mesh | None:

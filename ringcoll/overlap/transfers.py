@@ -158,13 +158,24 @@ def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
     if mesh := re.match(rf"mesh\[(.*?)\](?:, device_ids=\({_IOTA}\))?\s*\{{(.*)\}}$", text):
         axes_and_sizes, dims, axes, meant = mesh.groups()
         sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", axes_and_sizes)}
-        used, names = re.findall(r"'([^']*)'", meant), list(sizes)
-        if set(used) <= sizes.keys() and ":" not in meant:
-            order = _iota(dims, axes) if dims else np.arange(np.prod(list(sizes.values())))
-            grid = order.reshape(list(sizes.values()))
-            rest = [names.index(name) for name in names if name not in used]
-            grid = grid.transpose(rest + [names.index(name) for name in used])
-            return grid.reshape(-1, int(np.prod([sizes[name] for name in used]))).tolist()
+        # A part of an axis is written 'a':(2)4: its digit of size 4 after one of size 2.
+        used = {
+            (name, int(before or 1)): int(size or sizes.get(name, 0))
+            for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", meant)
+        }
+        if {name for name, _ in used} <= sizes.keys():
+            shape, within = list[int](), list[int]()
+            for axis, length in sizes.items():
+                left = 1
+                for before, size in sorted((b, n) for (name, b), n in used.items() if name == axis):
+                    shape += [before // left, size]
+                    within.append(len(shape) - 1)
+                    left = before * size
+                shape.append(length // left)
+            order = _iota(dims, axes) if dims else np.arange(np.prod(shape))
+            rest = [i for i in range(len(shape)) if i not in within]
+            grid = order.reshape(shape).transpose(rest + within)
+            return grid.reshape(-1, int(np.prod([*used.values()]))).tolist()
     if re.fullmatch(r"[{}\d,\s]*", text):
         lists = filter(None, map(_numbers, re.findall(r"[^{}]+", text)))
         return list(lists) or [list(range(ranks))]

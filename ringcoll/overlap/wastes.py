@@ -4,16 +4,18 @@ Three faults are found, each inside one computation of the text. What cannot be 
 is not reported, so a program may have faults that are not found.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from ringcoll.io.text import bytes_in_words, seconds_in_words, wrapped
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.counts import axes_along
 from ringcoll.overlap.hlo import Computation, Instruction, Module
-from ringcoll.overlap.lines import Line
 from ringcoll.overlap.reading import read
 from ringcoll.overlap.transfers import groups, is_collective
 
@@ -39,7 +41,7 @@ class Waste:
     Attributes:
         what: "gathered twice", "summed again" or "a slice of a sum".
         at: the lines of source of the collectives.
-        bytes: what a rank sends without need, in the whole program.
+        bytes: what a rank sends by the last of them, in the whole program.
         seconds: the model's time of that, as in `report`; 0 without a chip.
         cure: what to write.
     """
@@ -83,26 +85,26 @@ def waste(
     ['summed again']
     """
     reading = read(compiled, mesh, chip, needs_chip=False)
-    found = []
+    found: defaultdict[tuple, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for computation, (what, (finder, cure)) in product(
         reading.module.computations.values(), _FAULTS.items()
     ):
         for collectives in finder(reading.module, computation):
             *_, last = names = [instruction.name for instruction in collectives]
             lines = [reading.lines.of(name) for name in names]
-            if last not in reading.timeline.transfers or len(set(map(_pass, lines))) > 1:
-                continue  # it never runs, or is a part of a fusion; or a gradient gathers again
+            if last not in reading.timeline.transfers or lines[-1].operation == "reduce_scatter":
+                continue  # it never runs, is a part of a fusion, or is a scatter already
             sent, count = reading.timeline.transfers[last][0], reading.timeline.tally[last, "count"]
             axes = ", ".join(map(repr, axes_along(sent.members, reading.program))) or "the axis"
             at = tuple(dict.fromkeys(line.short or "no line known" for line in lines))
-            cost = count * sent.bytes, count * sent.seconds
-            found.append(Waste(what, at, *cost, cure.format(axes=axes)))
-    return tuple(sorted((one for one in found if one.bytes), key=lambda one: -one.bytes))
-
-
-def _pass(line: Line) -> tuple[bool, bool]:
-    """Whether it is the backward pass, and whether it is computed again there."""
-    return "transpose(" in line.op_name, "rematted_computation" in line.op_name
+            key = what, at, cure.format(axes=axes)
+            found[key] += np.array([sent.bytes, sent.seconds]) * count
+    wastes = [
+        Waste(fault, places, float(size), float(time), advice)
+        for (fault, places, advice), (size, time) in found.items()
+        if size
+    ]
+    return tuple(sorted(wastes, key=lambda one: -one.bytes))
 
 
 def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
@@ -113,10 +115,25 @@ def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instructi
             continue
         if len(instruction.operands) == 1:
             source = _source(module, computation, instruction.operands[0])
-            key = source, _groups(module, instruction), instruction.attribute("dimensions")
-            if key in first:
+            passes = _passes(computation, instruction)
+            key = source, _groups(module, instruction), instruction.attribute("dimensions"), passes
+            if len(passes) < 2 and key in first:
                 yield first[key], instruction
             first.setdefault(key, instruction)
+
+
+def _passes(computation: Computation, value: Instruction) -> frozenset[tuple[bool, bool]]:
+    """In which passes a value is used: backward or not, and computed again there or not.
+
+    Its own name does not say: the partitioner names a gather after what made its operand.
+    """
+    found = frozenset[tuple[bool, bool]]()
+    for user in computation.users[value.name]:
+        name = user.attribute("op_name") or ""
+        is_renamed = user.opcode in _RENAMING or not name
+        one = frozenset({("transpose(" in name, "rematted_computation" in name)})
+        found |= _passes(computation, user) if is_renamed else one
+    return found
 
 
 def _source(module: Module, computation: Computation, name: str) -> str:
@@ -174,28 +191,31 @@ def _slices(module: Module, computation: Computation) -> Iterator[tuple[Instruct
     """Sums of which at most one half is used."""
     for instruction in computation.instructions:
         if _is_sum(module, instruction) and len(instruction.operands) == 1:
-            used = _used(module, computation, instruction)
-            if 0 < used <= instruction.bytes / 2:
+            used = _used(module, computation, instruction, instruction.shapes[0].elements)
+            if 0 < used <= instruction.shapes[0].elements / 2:
                 yield (instruction,)
 
 
-def _used(module: Module, computation: Computation, value: Instruction) -> float:
-    """The bytes of a value that slices of it use; all of them, if something else uses it."""
-    used = 0.0
-    if value.root:
-        return value.bytes
+def _used(
+    module: Module, computation: Computation, value: Instruction, whole: int, around: int = 0
+) -> int:
+    """The elements of a value that slices of it use; `whole`, if something else uses it.
+
+    `around`: the elements that are used of the fusion whose result the value may be; 0 outside.
+    """
+    used = around or whole if value.root else 0
     for user in computation.users[value.name]:
         if user.opcode in _SLICES and user.operands[0] == value.name:
-            used += user.bytes
+            used += user.shapes[0].elements
         elif user.opcode in (*_RENAMING, "all-reduce-done"):
-            used += _used(module, computation, user)
+            used += _used(module, computation, user, whole, around)
         elif user.opcode == "fusion":
-            body = next(module.called(user))
+            body, beyond = next(module.called(user)), _used(module, computation, user, whole)
             for number, name in enumerate(user.operands):
                 if name == value.name:
-                    used += _used(module, body, body.parameters[number])
+                    used += _used(module, body, body.parameters[number], whole, beyond)
         else:
-            return value.bytes
+            return whole
     return used
 
 
