@@ -22,6 +22,7 @@ from benchmarks.compiled import (
     fsdp,
     layers,
     matmul,
+    meshes,
     overlap,
     recipes,
 )
@@ -45,6 +46,7 @@ COMMANDS = {
     "context": context,
     "experts": experts,
     "recipes": recipes,
+    "meshes": meshes,
     "claims": check_claims,
     "machines": fit,
     "measured": measured,

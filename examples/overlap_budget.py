@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plain", action="store_true", help="gather, then multiply")
     step = plain if parser.parse_args(argv).plain else overlapped
 
-    mesh = overlap.mesh(TOPOLOGY)
+    mesh = ringcoll.mesh(TOPOLOGY)
     shapes = (TOKENS, WIDTH), (WIDTH, FEATURES), (FEATURES, WIDTH)
     operands = [
         ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))

@@ -45,6 +45,7 @@ from ringcoll.matmuls.functions import (
 )
 from ringcoll.matmuls.options import GatherOptions, MatmulOptions
 from ringcoll.matmuls.sharded import sharded_matmul
+from ringcoll.placement.meshes import describe, mesh
 from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, SizeError
 
 __version__ = "0.1.0"  # `pyproject.toml` reads it here
@@ -69,6 +70,7 @@ __all__ = [
     "all_to_all",
     "costs",
     "debug",
+    "describe",
     "draw",
     "einsum_reduce_scatter",
     "exchange",
@@ -80,6 +82,7 @@ __all__ = [
     "learn",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "mesh",
     "overlap",
     "pbroadcast",
     "per_shard",

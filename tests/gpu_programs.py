@@ -5,12 +5,13 @@ import sys
 
 from benchmarks.compiled.programs import program, with_gradient
 from ringcoll import overlap
-from ringcoll.overlap import gpus
+from ringcoll.commands.overlap import mesh_on
+from ringcoll.placement import gpus
 
 TOPOLOGY = "h200:8"
 SHAPE = "8192x8192x28672"
 TWO = {"xla_gpu_experimental_parallel_collective_overlap_limit": 2}
-mesh = overlap.mesh(TOPOLOGY)
+mesh = mesh_on(TOPOLOGY)
 
 forms = {
     "gather": "all_gather_matmul",
@@ -41,7 +42,7 @@ reports["both ways, two at once"] = reported("gather", "bidirectional_ring", **T
 reports["regather"] = reported("gather", "ring/regather", both=True)
 reports["targets"] = {}
 for name in gpus.TARGETS:
-    small = program(forms["gather"], "512x512x1024", "ring", overlap.mesh(f"{name}:2"))
+    small = program(forms["gather"], "512x512x1024", "ring", mesh_on(f"{name}:2"))
     found = overlap.report(overlap.compile_for(f"{name}:2", small[0], *small[1]))
     reports["targets"][name] = found.chip.name, found.total
 reports["kinds"] = [device.device_kind for device in mesh.devices.flat]

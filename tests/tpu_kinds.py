@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringcoll import overlap
+from ringcoll.commands.overlap import mesh_on
 from ringcoll.overlap.chips import chip
 from ringcoll.overlap.hlo import parse
 from ringcoll.overlap.timeline import Timeline
@@ -46,7 +47,7 @@ def kernel(x, w):
 
 def read(topology, function, x, w, specs, out):
     """What a timeline reads in the compiled function of x and w."""
-    mesh = overlap.mesh(topology)
+    mesh = mesh_on(topology)
     operands = [
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
         for shape, spec in zip((x, w), specs, strict=True)

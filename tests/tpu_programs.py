@@ -19,10 +19,12 @@ import ringcoll
 from benchmarks.compiled import check_claims, compiling, pages, recorded_claims
 from benchmarks.compiled.stack import stack
 from ringcoll import overlap
+from ringcoll.commands.overlap import mesh_on
 from ringcoll.layers import tensor_parallel
+from ringcoll.placement import topology
 
 TOPOLOGY = "v5e:4x2"
-mesh = overlap.mesh(TOPOLOGY)
+mesh = mesh_on(TOPOLOGY)
 
 
 def ring(x, w, step):
@@ -178,21 +180,23 @@ def small():
         "loop": reported(loop, SMALL),
         "plain": reported(plain, SMALL),
     }
-    flat = overlap.topology.devices("v5e:8x8")
+    flat = topology.devices("v5e:8x8")
     far = Mesh(np.array(flat), ("x",))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        rings = [overlap.hops(overlap.mesh(t), "x") for t in ("v5e:4x2", "v5e:8x8", "v5p:2x2x2")]
-        reports["hops"] = {
-            "good": rings,
-            "axes": [overlap.hops(overlap.mesh("v5e:4x2", a=4, b=2), axis) for axis in "ab"],
-            "far": max(overlap.hops(far, "x")),
-            "said": [str(warning.message) for warning in caught],
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of `jax.make_mesh`, which knows no better order
+        hops = {
+            name: [axis.hops for axis in ringcoll.describe(on).axes.values()]
+            for name, on in {
+                **{name: ringcoll.mesh(name) for name in ("v5e:4x2", "v5e:8x8", "v5p:2x2x2")},
+                "two axes": ringcoll.mesh("v5e:4x2", a=4, b=2),
+                "far": far,
+            }.items()
         }
+    reports["hops"] = hops
     f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
     for name, call in {
-        "topology": lambda: overlap.mesh("v5e:5x7"),
-        "axes": lambda: overlap.mesh(TOPOLOGY, x=4),
+        "topology": lambda: ringcoll.mesh("v5e:5x7"),
+        "axes": lambda: ringcoll.mesh(TOPOLOGY, x=4),
         "kind": lambda: overlap.compile_for("v5p:2x2x2", f, *operands),
         "slice": lambda: overlap.compile_for("v5e:2x2", f, *operands),
     }.items():

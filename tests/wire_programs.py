@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import ringcoll
 from ringcoll import overlap
+from ringcoll.commands.overlap import mesh_on
 
 #: The shape of a rank's operand, in bfloat16.
 SHAPE = (1024, 128)
@@ -34,7 +35,7 @@ def both(x):
 
 def sent(topology):
     """The dtypes of each message, and the bytes that a rank sends."""
-    mesh = overlap.mesh(topology)
+    mesh = mesh_on(topology)
     shape = (SHAPE[0] * mesh.size, *SHAPE[1:])
     x = jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, P("x")))
     mapped = jax.shard_map(both, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)

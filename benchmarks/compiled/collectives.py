@@ -2,7 +2,7 @@
 
 Each program is one collective. The time of the built-in is the least that any algorithm could take
 over its links, without latency; the time of ringcoll's comes from its messages on the links. Ranks
-are in the order of `overlap.mesh`. The messages of `ring:int8` hold codes.
+are in the order of `ringcoll.mesh`. The messages of `ring:int8` hold codes.
 """
 
 import argparse
@@ -19,8 +19,8 @@ import ringcoll
 from benchmarks.collectives.cases import name_and_options
 from benchmarks.compiled import compiling
 from benchmarks.measuring import options
-from ringcoll import overlap
 from ringcoll.commands.arguments import shape, size
+from ringcoll.commands.overlap import mesh_on
 
 COLLECTIVES: Mapping[str, Callable] = {
     "psum_scatter": partial(ringcoll.psum_scatter, tiled=True),
@@ -68,7 +68,7 @@ def program_of(
     """The program that the flags of the command name, and its operand."""
     sizes = shape(axes)
     names = tuple("xyz"[: len(sizes)])
-    mesh = overlap.mesh(topology, **dict(zip(names, sizes, strict=True)))
+    mesh = mesh_on(topology, dict(zip(names, sizes, strict=True)))
     whole = P() if collective == "psum" else P(names)
 
     name, options = name_and_options(algorithm)

@@ -15,8 +15,8 @@ from benchmarks.compiled.programs import DIRECTIONS, tuning
 from benchmarks.measuring import files, options, report
 from ringcoll import overlap
 from ringcoll.commands.overlap import add_option
-from ringcoll.overlap import topology as topologies
-from ringcoll.overlap.gpus import is_named
+from ringcoll.placement import topology as topologies
+from ringcoll.placement.gpus import is_named
 
 #: Makes, from keywords that name a program, its function and operands for `overlap.compile_for`.
 Make = Callable[..., tuple[Callable, tuple]]

@@ -24,8 +24,8 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.compiled import compiling
 from benchmarks.compiled.programs import PLAIN, with_gradient
 from benchmarks.measuring import options
-from ringcoll import overlap
 from ringcoll.choose.table import LAX
+from ringcoll.commands.overlap import mesh_on
 from ringcoll.layers import context_parallel
 from ringcoll.layers.context_parallel.layouts import LAYOUTS
 
@@ -61,7 +61,7 @@ def program_of(
     topology: str, layout: str, direction: str, shape: str, algorithm: str
 ) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
-    return program(overlap.mesh(topology), layout, direction, shape, algorithm, jnp.bfloat16)
+    return program(mesh_on(topology), layout, direction, shape, algorithm, jnp.bfloat16)
 
 
 def program(

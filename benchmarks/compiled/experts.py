@@ -28,7 +28,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.compiled import compiling
 from benchmarks.compiled.programs import PLAIN, with_gradient
-from ringcoll import overlap
+from ringcoll.commands.overlap import mesh_on
 from ringcoll.layers import expert_parallel
 from ringcoll.layers.expert_parallel.experts import orders, permute, spread, weighted_sum
 from ringcoll.layers.expert_parallel.routing import route
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def program_of(topology: str, direction: str, shape: str, algorithm: str) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
-    return program(overlap.mesh(topology), direction, shape, algorithm, jnp.bfloat16)
+    return program(mesh_on(topology), direction, shape, algorithm, jnp.bfloat16)
 
 
 def program(

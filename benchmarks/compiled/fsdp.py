@@ -26,7 +26,7 @@ from benchmarks.compiled import compiling
 from benchmarks.compiled.programs import BUILT_IN, with_gradient
 from benchmarks.compiled.stack import OURS, POLICIES, stack
 from benchmarks.measuring import options
-from ringcoll import overlap
+from ringcoll.commands.overlap import mesh_on
 
 #: Layers of Llama 3 8B.
 SHAPE = "4x4096x4096x14336"
@@ -55,5 +55,5 @@ def run(args: argparse.Namespace) -> int:
 
 def program_of(topology: str, shape: str, kept: str, algorithm: str) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
-    function, operands = stack(shape, kept, algorithm, overlap.mesh(topology))
+    function, operands = stack(shape, kept, algorithm, mesh_on(topology))
     return with_gradient(function), operands

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from benchmarks.compiled import block_halves, compiling, program_cache, programs
 from benchmarks.compiled.program_figures import Figures
 from benchmarks.compiled.programs import COMPILER, DIRECTIONS, PLAIN, TUNED
-from ringcoll import overlap
+from ringcoll.commands.overlap import mesh_on
 from ringcoll.io.files import write
 
 TOPOLOGIES = ("v5e:2x2", "v5e:4x2", "v5e:4x4", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
@@ -117,7 +117,7 @@ def program(
 ) -> tuple[Callable, tuple]:
     """A program of a cell, and its operands."""
     make = block_halves.half if form in block_halves.FORMS else programs.program
-    function, operands = make(form, shape, algorithm, overlap.mesh(topology))
+    function, operands = make(form, shape, algorithm, mesh_on(topology))
     return programs.with_gradient(function) if direction == "both" else function, operands
 
 

@@ -27,8 +27,7 @@ from math import prod
 from benchmarks.compiled import compiling
 from benchmarks.compiled.block import SUMMED, algorithms_of, block
 from benchmarks.compiled.programs import BUILT_IN, OURS, with_gradient
-from ringcoll import overlap
-from ringcoll.commands.overlap import axes
+from ringcoll.commands.overlap import axes, mesh_on
 
 #: Llama 3 8B.
 SHAPE = "2x4096x4096x32x8x14336"
@@ -82,7 +81,7 @@ def program_of(
     topology: str, mesh: str, direction: str, shape: str, algorithm: str
 ) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
-    function, operands = block(shape, algorithm, overlap.mesh(topology, **axes(mesh)))
+    function, operands = block(shape, algorithm, mesh_on(topology, axes(mesh)))
     return with_gradient(function) if direction == "both" else function, operands
 
 

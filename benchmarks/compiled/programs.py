@@ -14,7 +14,7 @@ import ringcoll
 from benchmarks.collectives import cases
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
 from examples import muon
-from ringcoll.overlap import gpus
+from ringcoll.placement import gpus
 
 PLAIN, COMPILER = "plain", "compiler"
 TUNED, ASYNCHRONOUS = "/tuned", "/asynchronous"

@@ -25,8 +25,8 @@ from benchmarks.compiled.programs import ASYNCHRONOUS, PLAIN
 from benchmarks.measuring import options
 from examples.muon import muon
 from examples.nearest_neighbours import nearest
-from ringcoll import overlap
 from ringcoll.choose.table import LAX
+from ringcoll.commands.overlap import mesh_on
 
 STACK = (32, 2048, 8192)
 #: The function, the sharding of all operands, their dtypes and their shapes.
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 def program_of(topology: str, recipe: str, algorithm: str) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
     function, spec, dtypes, shapes = RECIPES[recipe]
-    mesh = overlap.mesh(topology)
+    mesh = mesh_on(topology)
 
     def by_algorithm(*operands: Array) -> Any:
         with ringcoll.algorithm(LAX if algorithm == PLAIN else "auto"):

@@ -25,6 +25,7 @@ from benchmarks.compiled import (
     fsdp,
     grid,
     layers,
+    meshes,
     recipes,
 )
 from benchmarks.compiled.program_figures import Figures
@@ -46,6 +47,7 @@ COMPILED: Mapping[str, compiling.Make] = {
     "context": context.program_of,
     "experts": experts.program_of,
     "recipes": recipes.program_of,
+    "meshes": meshes.program_of,
 }
 
 

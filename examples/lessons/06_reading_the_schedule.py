@@ -69,15 +69,14 @@ claim("no message is hidden: a CPU waits for each", cpus.exposed_share == 1)
 """
 ## For TPUs, without a TPU
 
-`overlap.mesh` has eight chips, ordered so that successive ranks are neighbours. If the compiler for
-TPUs is not installed, the next cell prints how to install it, and the cells after that print
-nothing.
+`ringcoll.mesh` orders eight chips so that successive ranks are neighbours. If the compiler for TPUs
+is not installed, the next cell prints how to install it, and the cells after that print nothing.
 """
 
 # %%
 mesh: Mesh | None = None
 try:
-    mesh = overlap.mesh("v5e:4x2")
+    mesh = ringcoll.mesh("v5e:4x2")
 except ModuleNotFoundError as missing:
     print(missing)
 reports = {}

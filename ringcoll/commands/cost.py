@@ -222,7 +222,10 @@ def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
     }
     for (name, ports), model in known.items():
         yield f"{ports} port{'s' * (ports > 1)} of a host to {name}: {_constants(model)}"
-    networks = [place.network or () for place in places if not place.is_torus]
+    for network in dict.fromkeys(place.network or () for place in places if place.places):
+        chips = "x".join(map(str, network))
+        yield f"the ranks are the last axis of a mesh on {chips} chips, as ringcoll.mesh orders it"
+    networks = [place.network or () for place in places if not (place.is_torus or place.places)]
     if networks:
         shapes = dict.fromkeys("x".join(map(str, network)) for network in networks)
         yield (
@@ -328,7 +331,7 @@ def _formulas_at(collective: str, algorithms: Algorithms, row: Priced) -> dict[s
     place, formulas = row.place, {}
     for name in row.seconds:
         if algorithms[name] != LAX and place.hosts == 1:
-            paid = counted(collective, algorithms[name], place.shape, place.network, place.closed)
+            paid = counted(collective, algorithms[name], *place.where)
             formulas[name] = at(place.ranks, paid, place.device.model.gamma > 0)
     return formulas
 

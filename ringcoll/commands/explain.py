@@ -23,7 +23,6 @@ from ringcoll.commands import arguments, overlap
 from ringcoll.costs.closed_forms import closed_form, prices, recognised
 from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned, wrapped
-from ringcoll.overlap import topology
 from ringcoll.schedules.registry import (
     ALL_TO_ALLS,
     AS_ALL_REDUCE,
@@ -98,7 +97,7 @@ def _print_plans(args: argparse.Namespace) -> None:
     """Print the plans of the program that --function makes for a mesh of the topology."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
     try:
-        mesh = topology.mesh(args.topology, **args.mesh)
+        mesh = overlap.mesh_on(args.topology, args.mesh)
         function, operands = overlap.program_on(args.function, mesh)
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))

@@ -13,17 +13,17 @@ than --max-exposed allows. An example that overlaps is compared with its plain f
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from ringcoll.commands import arguments
 from ringcoll.commands.overlap_examples import NAMES, PLAIN, SIZES, Example, example
 from ringcoll.io import files
-from ringcoll.overlap import topology
 from ringcoll.overlap.budget import TOTAL, breaches, limits
 from ringcoll.overlap.chips import CHIPS, chip
 from ringcoll.overlap.comparison import compare
@@ -31,6 +31,9 @@ from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
+from ringcoll.overlap.wastes import waste
+from ringcoll.placement.meshes import mesh
+from ringcoll.placement.topology import devices
 
 #: How the file of each option is written. Several reports are drawn one above the other.
 _FILES: dict[str, Callable[..., None]] = {
@@ -55,6 +58,12 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
         metavar="x=4,y=2",
         help="axes of the mesh (default: one axis x)",
     )
+
+
+def mesh_on(topology: str, axes: Mapping[str, int] = MappingProxyType({})) -> Mesh:
+    """A mesh of the topology whose axes are left to the compiler."""
+    named: dict[str, Any] = dict(axes or {"x": len(devices(topology))})
+    return mesh(topology, axis_types=(AxisType.Auto,) * len(named), **named)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,6 +125,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "that overlaps: its plain form, which pictures, pages and traces then show above it)",
     )
     parser.add_argument(
+        "--waste", action="store_true", help="print what is sent without need, and the cure"
+    )
+    parser.add_argument(
         "--details", action="store_true", help="print MB, hops and GFLOP of each line, too"
     )
     parser.add_argument(
@@ -158,8 +170,11 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw, and return the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
-    if args.saved and args.text:
-        args.error("--text: a saved report has no program; name an --example or a --function")
+    if args.saved and (args.text or args.waste):
+        words = "a saved report has no program; name an --example or a --function"
+        args.error(f"--text, --waste: {words}")
+    if args.json and args.waste:
+        args.error("--waste: it prints no JSON; leave out --json")
     if args.allow_unread and not args.max_exposed:
         args.error("--allow-unread: nothing is limited; give --max-exposed, too")
     program, last, before = None, args.saved, args.against
@@ -168,15 +183,15 @@ def run(args: argparse.Namespace) -> int:
         if not last:
             if sys.stderr.isatty():
                 print(f"compiling for {args.topology}: seconds, or minutes", file=sys.stderr)
-            mesh = _mesh(args)
+            chips = _mesh(args)
             if args.example in PLAIN and not (before or args.json):
                 _, before = _compile_and_report(
-                    args, *example(PLAIN[args.example], mesh, args.shape)
+                    args, *example(PLAIN[args.example], chips, args.shape)
                 )
             if args.example:
-                program, last = _compile_and_report(args, *example(args.example, mesh, args.shape))
+                program, last = _compile_and_report(args, *example(args.example, chips, args.shape))
             else:
-                program, last = _compile_and_report(args, *program_on(args.function, mesh))
+                program, last = _compile_and_report(args, *program_on(args.function, chips))
         compared = compare(before, last) if before else ""
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))
@@ -186,6 +201,8 @@ def run(args: argparse.Namespace) -> int:
         print(last.details() if args.details else last)
         if compared:
             print(f"\n{compared}")
+        if args.waste:
+            print("", *(waste(program) or ["no waste was found"]), sep="\n")
     if args.text and program:
         files.write(args.text, program.text)
     reports = [report for report in (before, last) if report and report.segments] or [last]
@@ -204,15 +221,15 @@ def _mesh(args: argparse.Namespace) -> Mesh:
     """The mesh of --topology and --mesh.
 
     Raises:
-        ValueError: the constants of its chips are not known; or as `topology.mesh`.
+        ValueError: the constants of its chips are not known; or as `ringcoll.mesh`.
     """
-    mesh = topology.mesh(args.topology, **args.mesh)
-    if chip(mesh.devices.flat[0].device_kind) is None:
+    chips = mesh_on(args.topology, args.mesh)
+    if chip(chips.devices.flat[0].device_kind) is None:
         raise ValueError(
             f"--topology {args.topology}: the constants of this chip are not known, only those of "
             f"{', '.join(CHIPS)}; name one of these, such as v5e:4x2"
         )
-    return mesh
+    return chips
 
 
 def program_on(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import ceil, prod
 from typing import Any, TypeVar
 
-from ringcoll.costs.routes import HostRound, Load, UnevenRounds, on_hosts, on_torus
+from ringcoll.costs.routes import HostRound, Load, Places, UnevenRounds, on_hosts, on_torus
 from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import TOUR, Algorithm, build
@@ -59,6 +59,7 @@ def price(
     shape: Sequence[int],
     network: Sequence[int] | None = None,
     closed: Sequence[bool] | None = None,
+    places: Places | None = None,
 ) -> Price:
     """The cost of a collective for one rank, in shards (1/n of the full vector).
 
@@ -76,6 +77,8 @@ def price(
         network: the shape of a physical ring or torus; None is a switch, to which each
             rank has one port. Stages are routed along their digits of the ranks.
         closed: which axes of the network are rings; the others are lines. None: all are rings.
+        places: the place of each rank on the network, for each group of ranks that runs the
+            collective at the same time; None: the ranks fill the network in order.
 
     Raises:
         ValueError: as `algorithms.build`; or the network has the wrong number of ranks.
@@ -89,7 +92,7 @@ def price(
     """
     built = build(collective, algorithm, tuple(shape))
     run = phases(collective, built)
-    alone = _count_each(run, lambda schedule: price_backward(schedule, network, closed))
+    alone = _count_each(run, lambda schedule: price_backward(schedule, network, closed, places))
     paid = _total(*(_phase_price(run[i], one, i == 0) for i, one in enumerate(alone)))
     return replace(paid, rounds=tour(built).rounds) if collective == TOUR else paid
 
@@ -219,6 +222,7 @@ def price_backward(
     schedule: Schedule,
     network: Sequence[int] | None = None,
     closed: Sequence[bool] | None = None,
+    places: Places | None = None,
 ) -> Price:
     """The cost for one rank of a schedule that runs backward, as a reduce-scatter.
 
@@ -228,13 +232,13 @@ def price_backward(
     Args:
         schedule: a schedule of any kind.
         network: as for `price`: on a physical ring or torus, a shift of s loads s links.
-        closed: as for `price`.
+        closed, places: as for `price`.
 
     Raises:
         ScheduleError: `network` does not have as many ranks as the schedule, or `closed` not as
             many axes as the network.
     """
-    if network is not None and prod(network) != schedule.size:
+    if network is not None and places is None and prod(network) != schedule.size:
         raise ScheduleError(f"network {tuple(network)} is not of {schedule.size} ranks")
     if network is not None and closed is not None and len(closed) != len(network):
         raise ScheduleError(f"closed {tuple(closed)} is not of the axes of {tuple(network)}")
@@ -252,7 +256,7 @@ def price_backward(
     load = Load(messages, 0, sent)
     if network is not None:
         rings = None if closed is None else tuple(closed)
-        load = on_torus(schedule, tuple(network), rings)
+        load = on_torus(schedule, tuple(network), rings, places)
     return Price(
         rounds=len(schedule.rounds),
         messages=messages,

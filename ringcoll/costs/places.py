@@ -6,10 +6,13 @@ from functools import lru_cache
 from math import prod
 from numbers import Integral
 from operator import index
+from typing import Any
 
 from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
+from ringcoll.costs.embedding import embed
 from ringcoll.costs.machines import MACHINES, Device, find
 from ringcoll.costs.model import seconds, seconds_on_hosts
+from ringcoll.costs.routes import Places
 from ringcoll.costs.slices import closed as closed_sides
 from ringcoll.costs.slices import rings
 from ringcoll.io.strict_json import shown
@@ -35,6 +38,8 @@ class Place:
         hosts: the number of hosts.
         network: the shape of the torus or grid; None is a switch.
         closed: which axes of the network are rings; None: all.
+        places: the place of each rank on the network, for each group of ranks that communicates at
+            the same time; None: the ranks fill the network in order.
         between: the network between hosts; None if there is none.
         ports: the number of ports of a host to that network; 0: one for each of its ranks.
         built_in: the place for a built-in collective, if it is a different one. Hosts may then have
@@ -47,6 +52,7 @@ class Place:
     hosts: int = 1
     network: tuple[int, ...] | None = None
     closed: tuple[bool, ...] | None = None
+    places: Places | None = None
     between: Device | None = None
     ports: int = 0
     built_in: "Place | None" = None
@@ -54,6 +60,11 @@ class Place:
     @property
     def ranks(self) -> int:
         return prod(self.shape)
+
+    @property
+    def where(self) -> tuple[Any, ...]:
+        """The last arguments of `costs.price`."""
+        return self.shape, self.network, self.closed, self.places
 
     @property
     def name(self) -> str:
@@ -77,8 +88,7 @@ class Place:
         """
         if self.between and 1 < self.hosts < self.ranks:
             return price_on_hosts(collective, algorithm, self.shape, self.hosts)
-        where = self.shape, self.network, self.closed
-        return counted(collective, algorithm, *where)
+        return counted(collective, algorithm, *self.where)
 
     def seconds(self, paid: Price | HostsPrice) -> Seconds:
         """The time of a price here, as a function of bytes."""
@@ -110,7 +120,8 @@ def place_of(
             with equal numbers of ranks), or the first size of a shape.
         network: between hosts, its name ("ethernet100"; None: the machine's usual one). For TPUs,
             the chips of the slice, "4x4": the built-in uses all its axes; if there are fewer ranks
-            than chips, they are one axis of it (None: a slice of the ranks' shape). Or "switch".
+            than chips, they are the last axis of a `ringcoll.mesh` (None: a slice of the ranks'
+            shape). Or "switch".
         closed: whether all axes of the slice are rings, or none is; None: as a slice of this size
             is.
 
@@ -183,9 +194,15 @@ def _on_a_slice(
         laid, is_ring = sizes, closed_sides(axes, sizes)
     elif fills and sum(n > 1 for n in sizes) == 1:  # there is no box to go round
         is_ring = (any(closed_sides(axes, sizes)),)
-    elif prod(sizes) > prod(shape) and (shape[0] in sizes or len(shape) > 1):  # a part of it
+    elif prod(sizes) > prod(shape) and len(shape) > 1:  # a part of its sides
         sides = dict(zip(sizes, closed_sides(axes, sizes), strict=True))
         is_ring = tuple(sides.get(n, False) for n in shape)
+    elif prod(sizes) > prod(shape) and closed is None and prod(sizes) % prod(shape) == 0:
+        # The last axis of a mesh, with all others beside it.
+        placed = embed(sizes, closed_sides(axes, sizes), (prod(sizes) // prod(shape), *shape))
+        assert placed is not None  # the chips of a slice form a box, which can be cut
+        places = tuple(tuple(map(tuple, group)) for group in placed.tolist())
+        return Place(device, shape, network=sizes, closed=closed_sides(axes, sizes), places=places)
     if closed is not None:
         is_ring = (closed,) * len(laid)
     built_in = None

@@ -216,10 +216,12 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     # Messages start together; each link carries its share. (A matmul that exchanges rows does not
     # have the slice: see `model.all_to_all_seconds`.)
     if name == "all_to_all":
-        paid = counted(name, "pairwise", place.shape, place.network, place.closed)
+        paid = counted(name, "pairwise", *place.where)
         paid = replace(paid, startups=1, hops=max(place.shape) // 2, uneven=())
     elif sum(size > 1 for size in place.shape) > 1:
-        paid = counted(name, "torus", place.shape, place.network, place.closed)
+        paid = counted(name, "torus", *place.where)
+    elif place.places:
+        paid = counted(name, "bidirectional_ring", *place.where)
     elif place.closed == (True,):
         paid = counted(name, "bidirectional_ring", (n,), (n,))
     else:  # on a line, shards go outward: each direction of a link carries as much as a ring's

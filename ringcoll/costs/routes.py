@@ -24,6 +24,8 @@ from ringcoll.schedules.schedule import Schedule, ScheduleError
 #: The kind of a round: the shift, the axis and the number of offsets of each move. Rounds of one
 #: kind load a network in the same way.
 Kind = tuple[tuple[int, int, int], ...]
+#: The place of each rank on a network, for each group of ranks.
+Places = tuple[tuple[tuple[int, ...], ...], ...]
 #: The most messages of a round that are routed; more would take gigabytes.
 MOST_MESSAGES = 2**22
 #: The most distances of a round that are looked at. If there are more, these are spread evenly.
@@ -67,7 +69,10 @@ class HostRound(NamedTuple):
 
 
 def on_torus(
-    schedule: Schedule, network: tuple[int, ...], closed: tuple[bool, ...] | None = None
+    schedule: Schedule,
+    network: tuple[int, ...],
+    closed: tuple[bool, ...] | None = None,
+    places: Places | None = None,
 ) -> Load:
     """The load of a schedule on a physical ring, torus or grid, summed over its rounds.
 
@@ -76,6 +81,8 @@ def on_torus(
         network: the sizes of the network's axes.
         closed: which of them are rings; None: all. The others are lines, on which
             `slices.along` places the ranks.
+        places: the place of each rank, for each group of ranks that runs the schedule at the same
+            time; None: there is one group, which fills the network in order.
 
     Startups of a round are the most messages that leave a rank through one port (an axis and a
     direction); messages through other ports start at the same time. Hops of a round are the links
@@ -87,7 +94,7 @@ def on_torus(
     rings = closed or (True,) * len(network)
     startups, hops, shards, uneven = 0, 0, 0, []
     for kind, times in _kinds(schedule).items():
-        starts, reach = _round_on_torus(schedule, kind, network, rings)
+        starts, reach = _round_on_torus(schedule, kind, network, rings, places)
         (_, most), (farthest, _) = reach[0], reach[-1]
         startups, hops, shards = (
             total + times * one
@@ -152,14 +159,25 @@ def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
 
 
 def _round_on_torus(
-    schedule: Schedule, kind: Kind, network: tuple[int, ...], closed: tuple[bool, ...]
+    schedule: Schedule,
+    kind: Kind,
+    network: tuple[int, ...],
+    closed: tuple[bool, ...],
+    places: Places | None,
 ) -> tuple[int, list[tuple[int, int]]]:
     """Startups; and `UnevenRounds.reach`, with the load of the busiest link in lane shares."""
     # On a torus of its own shape, what one rank sends is what all send.
-    alike = schedule.shape == network and all(closed)
+    alike = schedule.shape == network and all(closed) and places is None
     ranks = np.arange(1 if alike else schedule.size)
     source, target, shards = _messages(schedule, kind, ranks)
-    here, there = (_places(r, network, closed) for r in (source, target))
+    if places is None:
+        here, there = (_places(r, network, closed) for r in (source, target))
+    else:
+        at = np.array(places)  # [groups, ranks, axes]
+        here, there = (np.concatenate(at[:, r]).T for r in (source, target))
+        ranks = np.arange(schedule.size * len(at))
+        source = np.concatenate([source + schedule.size * group for group in range(len(at))])
+        shards = np.tile(shards, len(at))
     ways, far = [], np.zeros(len(source), int)
     starts = np.zeros((2, len(network), len(ranks)), int)  # ahead, back
     for axis, length in enumerate(network):  # one dimension after the other

@@ -33,10 +33,7 @@ def rings(axes: int, shape: Sequence[int]) -> tuple[bool, ...]:
     """Which axes of ranks are rings of neighbours, on a slice with as many chips as ranks.
 
     A single axis with an even number of ranks above two is a ring around a box of chips, as
-    `overlap.mesh` places it. Several axes are assumed to be the axes of the slice. `cost` and
-    `overlap` then agree if every axis is a ring. If one is a line, they may differ: `overlap.mesh`
-    may place an axis in boxes, and `overlap` counts the bytes of a message on every link that it
-    passes.
+    `ringcoll.mesh` places it. Several axes are assumed to be the axes of the slice.
 
     Args:
         axes: as for `closed`.

@@ -33,25 +33,29 @@ of turns is not known.
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
+from ringcoll.overlap.counts import Collective, assert_collectives, collectives
 from ringcoll.overlap.hlo import HloError
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import assert_overlapped, report
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
-from ringcoll.overlap.topology import hops, mesh
+from ringcoll.overlap.wastes import Waste, waste
 
 __all__ = [
     "CHIPS",
     "Chip",
+    "Collective",
     "Gpu",
     "HloError",
     "Program",
     "Report",
     "Row",
+    "Waste",
+    "assert_collectives",
     "assert_overlapped",
+    "collectives",
     "compare",
     "compile_for",
-    "hops",
-    "mesh",
     "report",
+    "waste",
 ]

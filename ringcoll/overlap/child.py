@@ -14,7 +14,7 @@ from jax import export, tree
 from jax.sharding import Mesh
 
 from ringcoll.overlap.program import program_of
-from ringcoll.overlap.topology import devices
+from ringcoll.placement.topology import devices
 
 
 def compile_exported(folder: Path) -> None:

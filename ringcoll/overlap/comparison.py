@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from operator import attrgetter
 
+from ringcoll.io.text import bytes_in_words
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import LineRows, by_line, table_lines
 
@@ -42,9 +43,12 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
         change = "appeared" if not pair[0] else "went" if not pair[1] else ""
         if cells[0] != cells[1]:
             change = change or ("grew" if new > old else "shrank")
-        line = pair[1] or pair[0]
+        line, sent = pair[1] or pair[0], [_sent(line) for line in pair]
+        name = line.name if line else ""
+        if all(pair) and sent[0] != sent[1]:
+            change, name = change or "sends", f"{name}, {sent[1]}, before {sent[0]}"
         if change and line:
-            changes.append((new - old, (change, *cells, line.kind, line.name)))
+            changes.append((new - old, (change, *cells, line.kind, name)))
         else:
             same += 1
     yield f"compared with {before.title}:"
@@ -58,6 +62,11 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
         yield f"{same} line{'s' * (same > 1)} as before"
     faster = f", {before.total / now.total:.2f} times as fast" if now.total else ""
     yield f"before: {before.summary}; now: {now.summary}{faster}"
+
+
+def _sent(line: LineRows | None) -> str:
+    """How often a line sends, and how much each time: "8 x 2M"."""
+    return f"{line.sum_of('count')} x {bytes_in_words(line.mean_of('bytes'))}" if line else ""
 
 
 def _pairs(before: Sequence[LineRows], now: Sequence[LineRows]) -> Iterator[list[LineRows | None]]:

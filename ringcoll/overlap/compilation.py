@@ -20,7 +20,7 @@ from jax import export, tree
 from jax.sharding import Mesh
 
 from ringcoll.overlap.program import Program, mesh_of, program_of, read_profile
-from ringcoll.overlap.topology import devices
+from ringcoll.placement.topology import devices
 
 #: Seconds after which `compile_for` stops waiting for a profile.
 PATIENCE = 900
@@ -38,7 +38,7 @@ def compile_for(
     Args:
         topology: the topology of the operands' mesh, such as "v5e:4x2" or "h200:8".
         function: a function, jitted or not.
-        operands: `jax.ShapeDtypeStruct`s with a `NamedSharding` on `overlap.mesh(topology)`.
+        operands: `jax.ShapeDtypeStruct`s with a `NamedSharding` on `ringcoll.mesh(topology)`.
         profile: whether to get the static profile too, in a separate process (slow; needs the
             package flatbuffers of the extra tpu). If that fails, as it does for GPUs, the report
             says so and uses the compiler's estimates.
@@ -53,7 +53,7 @@ def compile_for(
             not have; or the function returns no array.
         Exception: whatever JAX or the compiler raises.
 
-    >>> chips = overlap.mesh("v5e:2x2")
+    >>> chips = ringcoll.mesh("v5e:2x2")
     >>> x = jax.ShapeDtypeStruct((4, 128), "float32", sharding=jax.NamedSharding(chips, P("x")))
     >>> program = overlap.compile_for("v5e:2x2", lambda x: x.sum(0), x)
     >>> [row.kind for row in overlap.report(program).rows]
@@ -64,7 +64,7 @@ def compile_for(
     if mesh is None:
         raise ValueError(
             f"{call}: no operand is sharded over a mesh; give jax.ShapeDtypeStruct(shape, dtype, "
-            "sharding=NamedSharding(overlap.mesh(topology), spec))"
+            "sharding=NamedSharding(ringcoll.mesh(topology), spec))"
         )
     available = devices(topology)
     known = {*map(_identity, available)}
@@ -73,7 +73,7 @@ def compile_for(
             raise ValueError(
                 f"{call}: an operand is on {device} ({device.device_kind}), which is not one of "
                 f"the {len(available)} devices of {topology} ({available[0].device_kind}); "
-                f"shard operands over overlap.mesh({topology!r})"
+                f"shard operands over ringcoll.mesh({topology!r})"
             )
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     options = dict(compiler_options or {})

@@ -17,7 +17,7 @@ _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
 #: The function of `jax.lax` that makes an operation, by the operation's name.
-_CALLS = {"reduce_scatter": "psum_scatter"} | {
+CALLS = {"reduce_scatter": "psum_scatter"} | {
     name: name
     for name in (
         "all_gather",
@@ -52,7 +52,9 @@ class Line(NamedTuple):
     @property
     def operation(self) -> str:
         """JAX's operation: "dot_general"."""
-        return self.op_name.rpartition("/")[2].removesuffix("_invariant")
+        name = self.op_name.rpartition("/")[2]
+        # A compiler that joins operations writes "(this/psum:that/psum)".
+        return (name if "(" in name else name.rstrip(")")).removesuffix("_invariant")
 
     @property
     def short(self) -> str:
@@ -63,7 +65,7 @@ class Line(NamedTuple):
         ours = re.search(r"ringcoll\.(\w+)", self.op_name)
         called = self.function or (ours[1] if ours else "")
         if not called and not (self.file and gradient):  # a gather's gradient is no gather
-            called = _CALLS.get(self.operation, "" if self.file else self.operation)
+            called = CALLS.get(self.operation, "" if self.file else self.operation)
         when = ", gradient" if gradient else ", recomputed" if again else ""
         return f"{self.place} {called}".strip() + when
 

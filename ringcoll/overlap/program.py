@@ -12,8 +12,8 @@ from jax import tree
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
 
-from ringcoll.overlap.network import Network
-from ringcoll.overlap.topology import network
+from ringcoll.placement.network import Network
+from ringcoll.placement.topology import network
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Program:
 
     kind is the `device.device_kind`; temporaries and program_bytes are bytes, None if unknown;
     profile is cycles by name of instruction; notes are for readers of the report; versions are
-    those of the packages that compiled it.
+    those of the packages that compiled it; axes are the names and sizes of the mesh, if known.
     """
 
     text: str
@@ -33,6 +33,7 @@ class Program:
     profile: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    axes: Mapping[str, int] = field(default_factory=dict)
 
 
 def program_of(compiled: object, mesh: object = None) -> Program:
@@ -53,12 +54,12 @@ def program_of(compiled: object, mesh: object = None) -> Program:
     else:
         raise TypeError(
             f"report: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
-            f"got {type(compiled).__name__}"
+            f"got {type(compiled).__module__}.{type(compiled).__name__}"
         )
     if mesh is None:
         return program
     kind = mesh.devices.flat[0].device_kind
-    return replace(program, network=network(mesh), kind=kind)
+    return replace(program, network=network(mesh.devices.flat), kind=kind, axes=mesh.shape)
 
 
 def _from_compiled(compiled: Compiled) -> Program:
@@ -97,7 +98,10 @@ _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda*", "jax-rocm*")}
 
 def _shardings(compiled: Compiled) -> list[Any]:
     """The shardings of a program's operands and results."""
-    return tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    try:
+        return tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    except ValueError:  # JAX does not know those of results beside a `jax.Ref`
+        return tree.leaves(compiled.input_shardings)
 
 
 def mesh_of(shardings: Iterable[Any]) -> Mesh | None:

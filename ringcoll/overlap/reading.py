@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from sys import float_info
+from typing import NamedTuple
+
+from jax.stages import Lowered
 
 from ringcoll.overlap.budget import Limit, breaches, limits
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu
@@ -9,11 +12,11 @@ from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
 from ringcoll.overlap.lines import Lines
-from ringcoll.overlap.network import Network
 from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
+from ringcoll.placement.network import Network
 
 
 def report(
@@ -42,7 +45,28 @@ def report(
     >>> [(row.kind, row.matmuls) for row in found.rows], found.exposed_share  # nothing hides it
     ([('collective-permute', 0)], 1.0)
     """
-    program = program_of(compiled, mesh=mesh)
+    return _build_report(read(compiled, mesh, chip))
+
+
+class Reading(NamedTuple):
+    """A compiled program, parsed, on a chip, and its run."""
+
+    program: Program
+    module: Module
+    network: Network
+    chip: Chip | Gpu | None
+    timeline: Timeline
+    lines: Lines
+
+
+def read(
+    compiled: object, mesh: object, chip: str | Chip | Gpu | None, *, needs_chip: bool = True
+) -> Reading:
+    """Parse a compiled program, or one that is only lowered, and run it in the model.
+
+    Raises: as `report`; without `needs_chip`, not for want of a chip.
+    """
+    program = program_of(compiled.compile() if isinstance(compiled, Lowered) else compiled, mesh)
     module = parse(program.text)
     if isinstance(chip, str):
         name, chip = chip, named_chip(chip)
@@ -53,7 +77,7 @@ def report(
             )
     elif chip is None and program.kind is not None:
         chip = named_chip(program.kind)  # a CPU has none: it has no times to trust
-    if module.tiled and not isinstance(chip, Chip):
+    if needs_chip and module.tiled and not isinstance(chip, Chip):
         unknown = f"no chip {program.kind!r} is known" if program.kind else "nothing says of which"
         raise ValueError(
             f"report: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (or v5p, v6e, "
@@ -61,13 +85,12 @@ def report(
         )
     network = program.network or Network.ring(module.ranks)
     timeline = Timeline(module, network, chip, program.profile).run()
-    return _build_report(program, module, network, chip, timeline)
+    return Reading(program, module, network, chip, timeline, Lines(program.text, module))
 
 
-def _build_report(
-    program: Program, module: Module, network: Network, chip: Chip | Gpu | None, timeline: Timeline
-) -> Report:
-    tally, lines = timeline.tally, Lines(program.text, module)
+def _build_report(reading: Reading) -> Report:
+    program, module, network, chip, timeline, lines = reading
+    tally = timeline.tally
     named = dict.fromkeys([*timeline.transfers, *(s.label for s in timeline.segments)])
     line_of = {name: lines.of(name) for name in named}
     rows = tuple(

@@ -8,11 +8,11 @@ from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.instruction_costs import Costs, memory_seconds
 from ringcoll.overlap.loops import loop_part, trip_count
-from ringcoll.overlap.network import FAR, Link, Network
 from ringcoll.overlap.pending import Held, Pending, Scope
 from ringcoll.overlap.roles import Action, Role, role_of
 from ringcoll.overlap.transfers import Transfer, transfer
 from ringcoll.overlap.work import copy_traffic, flops
+from ringcoll.placement.network import FAR, Link, Network
 
 #: How many turns of a loop are simulated at least. After that, equal turns are only counted.
 TURNS = 16
@@ -184,7 +184,7 @@ class Timeline:
         if wire.hops > FAR and self._network.stated:
             self.notes.add(
                 f"warning: a {wire.kind} goes {wire.hops} hops; order the devices so that "
-                "neighbours are neighbours: overlap.mesh(topology, axis=size)"
+                "neighbours are neighbours: ringcoll.mesh(topology, axis=size)"
             )
         return wire
 

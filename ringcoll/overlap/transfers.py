@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, HloError, Instruction
-from ringcoll.overlap.network import Link, Network
+from ringcoll.placement.network import Link, Network
 
 RAGGED, PERMUTE = "ragged-all-to-all", "collective-permute"
 #: The compiler's collectives, which also exist as -start and -done, and their names in
@@ -38,7 +38,7 @@ class Transfer:
 
     bytes are what a rank sends. hops are those of the longest route; 0 for a built-in collective,
     which chooses its own routes. links are those that it occupies. seconds is 0 if no chip is
-    given.
+    given. members are the groups of ranks; of a permute, the (sender, receiver) pairs.
     """
 
     kind: str
@@ -46,6 +46,7 @@ class Transfer:
     hops: int
     seconds: float
     links: frozenset[Link]
+    members: tuple[tuple[int, ...], ...] = ()
 
 
 def transfer(
@@ -76,14 +77,15 @@ def transfer(
             f"{instruction.name} sends between more than the {len(network.places)} ranks "
             "of the network; pass mesh= the mesh that the program was compiled for"
         )
+    ranks = tuple(map(tuple, pairs or members))
     if isinstance(chip, Gpu):
-        return _price_on_gpus(kind, sent, pairs, members, chip)
+        return replace(_price_on_gpus(kind, sent, pairs, members, chip), members=ranks)
     rate, latency = (chip.link, chip.hop) if chip else (inf, 0.0)
     if kind == PERMUTE:
         load = network.load(pairs)
         hops = max((network.hops(*pair) for pair in pairs), default=0)
         seconds = max(hops, *load.values(), 0) * sent / rate + hops * latency
-        return Transfer(kind, sent, hops, seconds, frozenset(load))
+        return Transfer(kind, sent, hops, seconds, frozenset(load), ranks)
     links = frozenset[Link]().union(*(network.group_links(group) for group in members))
     leaving = [_sent(kind, sent, len(group)) for group in members]
     least = max(
@@ -96,7 +98,7 @@ def transfer(
     if kind.endswith("all-to-all"):  # each block is for one rank, and takes its own route
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
-    return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links)
+    return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links, ranks)
 
 
 def _price_on_gpus(
@@ -156,13 +158,24 @@ def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
     if mesh := re.match(rf"mesh\[(.*?)\](?:, device_ids=\({_IOTA}\))?\s*\{{(.*)\}}$", text):
         axes_and_sizes, dims, axes, meant = mesh.groups()
         sizes = {name: int(n) for name, n in re.findall(r"'([^']*)'=(\d+)", axes_and_sizes)}
-        used, names = re.findall(r"'([^']*)'", meant), list(sizes)
-        if set(used) <= sizes.keys() and ":" not in meant:
-            order = _iota(dims, axes) if dims else np.arange(np.prod(list(sizes.values())))
-            grid = order.reshape(list(sizes.values()))
-            rest = [names.index(name) for name in names if name not in used]
-            grid = grid.transpose(rest + [names.index(name) for name in used])
-            return grid.reshape(-1, int(np.prod([sizes[name] for name in used]))).tolist()
+        # A part of an axis is written 'a':(2)4: its digit of size 4 after one of size 2.
+        used = {
+            (name, int(before or 1)): int(size or sizes.get(name, 0))
+            for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", meant)
+        }
+        if {name for name, _ in used} <= sizes.keys():
+            shape, within = list[int](), list[int]()
+            for axis, length in sizes.items():
+                left = 1
+                for before, size in sorted((b, n) for (name, b), n in used.items() if name == axis):
+                    shape += [before // left, size]
+                    within.append(len(shape) - 1)
+                    left = before * size
+                shape.append(length // left)
+            order = _iota(dims, axes) if dims else np.arange(np.prod(shape))
+            rest = [i for i in range(len(shape)) if i not in within]
+            grid = order.reshape(shape).transpose(rest + within)
+            return grid.reshape(-1, int(np.prod([*used.values()]))).tolist()
     if re.fullmatch(r"[{}\d,\s]*", text):
         lists = filter(None, map(_numbers, re.findall(r"[^{}]+", text)))
         return list(lists) or [list(range(ranks))]

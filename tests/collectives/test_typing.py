@@ -10,7 +10,8 @@ import pytest
 from support import python
 from test_doctests import named, public
 
-from ringcoll import debug, layers, learn, overlap
+import ringcoll
+from ringcoll import debug, layers, learn
 
 USER = """\
 import jax
@@ -88,4 +89,4 @@ def test_public_functions_name_their_options():
         if parameter.kind is parameter.VAR_KEYWORD
     }
     # They pass on the arguments of a function, the names of axes, or the names of results.
-    assert hidden == {debug.check_consistent, overlap.mesh, learn.make_mesh, learn.agree}
+    assert hidden == {debug.check_consistent, ringcoll.mesh, learn.make_mesh, learn.agree}

@@ -8,9 +8,9 @@ import pytest
 from support import HERE, make_mesh
 
 from ringcoll.__main__ import main
+from ringcoll.commands import overlap
 from ringcoll.commands.explain import LISTS, about
 from ringcoll.draw.source import paragraphs
-from ringcoll.overlap import topology
 
 pytestmark = pytest.mark.quick
 
@@ -96,7 +96,7 @@ def own(tmp_path, monkeypatch):
     """A module of programs; topologies are eight devices of this process."""
     (tmp_path / "explained.py").write_text(OWN, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(topology, "mesh", lambda name, **axes: make_mesh(8))
+    monkeypatch.setattr(overlap, "mesh_on", lambda name, axes: make_mesh(8))
     return "explained"
 
 

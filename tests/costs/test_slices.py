@@ -12,8 +12,8 @@ from ringcoll.costs import price
 from ringcoll.costs.counts import price_backward
 from ringcoll.costs.routes import on_torus
 from ringcoll.costs.slices import along, closed, rings
-from ringcoll.overlap.network import Network
-from ringcoll.overlap.topology import FLAT
+from ringcoll.placement.network import Network
+from ringcoll.placement.topology import FLAT
 from ringcoll.schedules.schedule import ScheduleError
 
 pytestmark = pytest.mark.quick

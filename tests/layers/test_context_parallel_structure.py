@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from operations import hops
 from support import make_mesh, mostly_exhaustive, with_gradients
 
+import ringcoll
 from ringcoll import overlap
 from ringcoll.layers import context_parallel as cp
 from ringcoll.layers.context_parallel.auto import OF_SCORE, Attention, fastest, plans
@@ -68,7 +69,7 @@ def test_a_rank_holds_its_shard_what_travels_and_its_sums(n, gradients):
     """Temporaries of the compiled program, for 2048 positions a rank and any number of ranks."""
     part, heads, groups, d = 2048, 16, 4, 128
     topology = TOPOLOGIES[n]
-    mesh = overlap.mesh(topology, x=n)
+    mesh = ringcoll.mesh(topology, x=n)
     sharding = jax.NamedSharding(mesh, P(None, "x"))
     q, k = (
         jax.ShapeDtypeStruct((1, n * part, count, d), jnp.bfloat16, sharding=sharding)

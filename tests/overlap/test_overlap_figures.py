@@ -10,7 +10,7 @@ import pytest
 from hlo_texts import CHIP, SHAPE, blocking, done, dot, loop, program, start, untiled, us
 
 from ringcoll import overlap
-from ringcoll.overlap.network import Network
+from ringcoll.placement.network import Network
 
 
 def read(*lines, ranks=4, network=None, chip=CHIP, **options):

@@ -6,7 +6,7 @@ import pytest
 from hlo_texts import CHIP, SHAPE, done, program, start, us
 
 from ringcoll import overlap
-from ringcoll.overlap.network import Network
+from ringcoll.placement.network import Network
 
 #: Ranks 0 to 7 on two rows of four, no axis a ring.
 GRID = Network(tuple(product(range(2), range(4))), (False, False))

@@ -4,8 +4,8 @@ import pytest
 from hlo_texts import CHIP, MATMUL, SHAPE, blocking, computation, done, dot, loop, program, start
 
 from ringcoll.overlap.hlo import parse
-from ringcoll.overlap.network import Network
 from ringcoll.overlap.timeline import Timeline
+from ringcoll.placement.network import Network
 
 
 def kernel(config=""):

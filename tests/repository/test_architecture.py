@@ -28,6 +28,7 @@ ROOMS = (
     "schedules",
     "algorithms",
     "costs",
+    "placement",
     "runtime",
     "choose",
     "collectives",
@@ -55,7 +56,7 @@ LAYERS_KNOW = (
     *("runtime.scopes", "runtime.value_types"),
 )
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
-OVERLAP_KNOWS = ("overlap", "costs", "io", "web")
+OVERLAP_KNOWS = ("overlap", "placement", "costs", "io", "web")
 #: The second is for modules that the first is not for: see `Call`.
 SENDERS = ("runtime.hop", "collectives.permute")
 SOURCES = {

@@ -32,7 +32,7 @@ LISTS = (
 )  # of public names
 OWN = (algorithms, expert_auto)  # where what is defined is public
 REGISTRY = (algorithms.build, algorithms.in_lax, algorithms.listed_name, algorithms.names)
-FOR_TPUS = ("ringcoll.overlap.topology", "ringcoll.overlap.compilation")
+FOR_TPUS = ("ringcoll.placement.meshes", "ringcoll.overlap.compilation")
 
 
 def public():

@@ -7,7 +7,8 @@ from math import prod
 import numpy as np
 
 from ringcoll.costs.slices import along
-from ringcoll.overlap.network import Place
+
+Place = tuple[int, ...]
 
 
 def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:

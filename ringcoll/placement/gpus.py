@@ -91,7 +91,9 @@ def devices(topology: str) -> list[Any]:
     """
     kind, _, count = topology.partition(":")
     if not (count.isdecimal() and int(count)):
-        raise ValueError(f"overlap: {topology!r} does not give their number; name such as h200:8")
+        raise ValueError(
+            f"ringcoll.mesh: {topology!r} does not give their number; name such as h200:8"
+        )
     options = {
         "target_config": _TARGET.format(name=kind.upper(), **asdict(TARGETS[kind])),
         "topology": f"1x1x{count}",  # slices x hosts of a slice x devices of a host
@@ -102,7 +104,7 @@ def devices(topology: str) -> list[Any]:
         return list(topologies.get_topology_desc("", platform="cuda", **options).devices)
     except NotImplementedError as error:  # no plugin is registered
         raise ModuleNotFoundError(
-            f"overlap: to compile for {topology!r} needs XLA's compiler for GPUs, of the version "
-            "of JAX: pip install -e '.[gpu]' in ringcoll's checkout (no GPU, no CUDA is needed; "
-            "where JAX was started before, set JAX_PLATFORMS=cpu)"
+            f"ringcoll.mesh: to compile for {topology!r} needs XLA's compiler for GPUs, of the "
+            "version of JAX: pip install -e '.[gpu]' in ringcoll's checkout (no GPU, no CUDA is "
+            "needed; where JAX was started before, set JAX_PLATFORMS=cpu)"
         ) from error

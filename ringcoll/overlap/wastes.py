@@ -1,0 +1,237 @@
+"""Find collectives that a compiled program could do without: `waste`.
+
+Three faults are found, each inside one computation of the text. What cannot be proved from the text
+is not reported, so a program may have faults that are not found.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ringcoll.io.text import bytes_in_words, seconds_in_words, wrapped
+from ringcoll.overlap.chips import Chip, Gpu
+from ringcoll.overlap.counts import axes_along
+from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.reading import read
+from ringcoll.overlap.transfers import groups, is_collective
+
+Groups = frozenset[frozenset[int]]
+#: A value that is the same on all ranks of some groups, by which groups; `None`: on all ranks.
+Same = frozenset[Groups] | None
+_UNKNOWN: Same = frozenset()
+#: Operations whose result has every element of their operand.
+_RENAMING = ("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape", "all-gather-done")
+_SLICES = ("slice", "dynamic-slice")
+#: Operations whose results may differ between ranks, whatever their operands are.
+_DIFFERING = (
+    *("parameter", "partition-id", "replica-id", "rng", "rng-bit-generator", "infeed", "recv"),
+    *("custom-call", "while", "conditional", "call", "async-start", "async-done"),
+    "rng-get-and-update-state",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waste:
+    """Communication that a program could do without.
+
+    Attributes:
+        what: "gathered twice", "summed again" or "a slice of a sum".
+        at: the lines of source of the collectives.
+        bytes: what a rank sends by the last of them, in the whole program.
+        seconds: the model's time of that, as in `report`; 0 without a chip.
+        cure: what to write.
+    """
+
+    what: str
+    at: tuple[str, ...]
+    bytes: float
+    seconds: float
+    cure: str
+
+    def __str__(self) -> str:
+        time = f", {seconds_in_words(self.seconds)}" if self.seconds else ""
+        first = f"{self.what}: {' and '.join(self.at)}: {bytes_in_words(self.bytes)} a rank{time}"
+        return "\n".join(wrapped([first, f"    {self.cure}"], then="    "))
+
+
+def waste(
+    compiled: object, *, mesh: object = None, chip: str | Chip | Gpu | None = None
+) -> tuple[Waste, ...]:
+    """What a compiled program communicates without need, the most bytes first.
+
+    Three faults are found:
+
+    - an array is gathered twice, in one pass over the model (a gradient may gather again what it
+      did not keep; that is no fault);
+    - an array is summed over ranks that all have the same array already, because it was summed or
+      gathered over them;
+    - of a sum, only a slice is used, of at most one half.
+
+    Args:
+        compiled, mesh, chip: as for `report`. Without a chip there are no times. It may be what
+            `lower(...)` returns, which is compiled first.
+
+    Raises:
+        HloError, TypeError, ValueError: as `report`, but not for want of a chip.
+
+    >>> @partial(jax.shard_map, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
+    ... def twice(x):
+    ...     return jax.lax.psum(2 * jax.lax.psum(x, "x"), "x")
+    >>> [found.what for found in overlap.waste(jax.jit(twice).lower(jnp.ones(8)))]
+    ['summed again']
+    """
+    reading = read(compiled, mesh, chip, needs_chip=False)
+    found: defaultdict[tuple, np.ndarray] = defaultdict(lambda: np.zeros(2))
+    for computation, (what, (finder, cure)) in product(
+        reading.module.computations.values(), _FAULTS.items()
+    ):
+        for collectives in finder(reading.module, computation):
+            *_, last = names = [instruction.name for instruction in collectives]
+            lines = [reading.lines.of(name) for name in names]
+            if last not in reading.timeline.transfers or lines[-1].operation == "reduce_scatter":
+                continue  # it never runs, is a part of a fusion, or is a scatter already
+            sent, count = reading.timeline.transfers[last][0], reading.timeline.tally[last, "count"]
+            axes = ", ".join(map(repr, axes_along(sent.members, reading.program))) or "the axis"
+            at = tuple(dict.fromkeys(line.short or "no line known" for line in lines))
+            key = what, at, cure.format(axes=axes)
+            found[key] += np.array([sent.bytes, sent.seconds]) * count
+    wastes = [
+        Waste(fault, places, float(size), float(time), advice)
+        for (fault, places, advice), (size, time) in found.items()
+        if size
+    ]
+    return tuple(sorted(wastes, key=lambda one: -one.bytes))
+
+
+def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
+    """Gathers of the same operand, with the first one."""
+    first: dict[tuple, Instruction] = {}
+    for instruction in computation.instructions:
+        if instruction.opcode.removesuffix("-start") != "all-gather":
+            continue
+        if len(instruction.operands) == 1:
+            source = _source(module, computation, instruction.operands[0])
+            passes = _passes(computation, instruction)
+            key = source, _groups(module, instruction), instruction.attribute("dimensions"), passes
+            if len(passes) < 2 and key in first:
+                yield first[key], instruction
+            first.setdefault(key, instruction)
+
+
+def _passes(computation: Computation, value: Instruction) -> frozenset[tuple[bool, bool]]:
+    """In which passes a value is used: backward or not, and computed again there or not.
+
+    Its own name does not say: the partitioner names a gather after what made its operand.
+    """
+    found = frozenset[tuple[bool, bool]]()
+    for user in computation.users[value.name]:
+        name = user.attribute("op_name") or ""
+        is_renamed = user.opcode in _RENAMING or not name
+        one = frozenset({("transpose(" in name, "rematted_computation" in name)})
+        found |= _passes(computation, user) if is_renamed else one
+    return found
+
+
+def _source(module: Module, computation: Computation, name: str) -> str:
+    """The value of which this one has all elements, in a different type, shape or memory."""
+    made = computation.by_name[name]
+    inside = {inner.opcode for _, inner in module.within(made)}
+    is_renamed = made.opcode == "fusion" and inside <= {"parameter", *_RENAMING}
+    if made.opcode in _RENAMING or (is_renamed and len(made.operands) == 1):
+        return _source(module, computation, made.operands[0])
+    return name
+
+
+def _groups(module: Module, instruction: Instruction) -> Groups:
+    return frozenset(map(frozenset, groups(instruction, module.ranks)))
+
+
+def _is_sum(module: Module, instruction: Instruction) -> bool:
+    body = next(module.called(instruction), None)
+    is_all_reduce = instruction.opcode.removesuffix("-start") == "all-reduce"
+    return is_all_reduce and body is not None and body.root.opcode == "add"
+
+
+def _again(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
+    """Sums of what is the same on all ranks over which it is summed."""
+    same: dict[str, Same] = {}
+    for instruction in computation.instructions:
+        known = [same.get(name, _UNKNOWN) for name in instruction.operands]
+        partly = [groups for groups in known if groups is not None]
+        operands = frozenset.intersection(*partly) if partly else None
+        if _is_sum(module, instruction) and operands and _covered(module, instruction, operands):
+            yield (instruction,)
+        same[instruction.name] = _same(module, instruction, operands)
+
+
+def _covered(module: Module, total: Instruction, same: frozenset[Groups]) -> bool:
+    """Whether all ranks of every group of a sum have the same operand."""
+    return any(
+        all(any(group <= wide for wide in known) for group in _groups(module, total))
+        for known in same
+    )
+
+
+def _same(module: Module, instruction: Instruction, operands: Same) -> Same:
+    """On which ranks the result is the same, if the operands are the same on `operands`."""
+    if instruction.opcode in ("constant", "iota"):
+        return None
+    if instruction.opcode.removesuffix("-start") in ("all-reduce", "all-gather"):
+        return operands if operands is None else operands | {_groups(module, instruction)}
+    inside = [inner for _, inner in module.within(instruction) if inner.opcode != "parameter"]
+    may_differ = any(i.opcode in _DIFFERING or is_collective(i) for i in (instruction, *inside))
+    return _UNKNOWN if may_differ else operands
+
+
+def _slices(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
+    """Sums of which at most one half is used."""
+    for instruction in computation.instructions:
+        if _is_sum(module, instruction) and len(instruction.operands) == 1:
+            used = _used(module, computation, instruction, instruction.shapes[0].elements)
+            if 0 < used <= instruction.shapes[0].elements / 2:
+                yield (instruction,)
+
+
+def _used(
+    module: Module, computation: Computation, value: Instruction, whole: int, around: int = 0
+) -> int:
+    """The elements of a value that slices of it use; `whole`, if something else uses it.
+
+    `around`: the elements that are used of the fusion whose result the value may be; 0 outside.
+    """
+    used = around or whole if value.root else 0
+    for user in computation.users[value.name]:
+        if user.opcode in _SLICES and user.operands[0] == value.name:
+            used += user.shapes[0].elements
+        elif user.opcode in (*_RENAMING, "all-reduce-done"):
+            used += _used(module, computation, user, whole, around)
+        elif user.opcode == "fusion":
+            body, beyond = next(module.called(user)), _used(module, computation, user, whole)
+            for number, name in enumerate(user.operands):
+                if name == value.name:
+                    used += _used(module, body, body.parameters[number], whole, beyond)
+        else:
+            return whole
+    return used
+
+
+#: Each fault: what finds it, and what to write.
+_FAULTS: Mapping[str, tuple[Callable[[Module, Computation], Iterator[Any]], str]] = {
+    "gathered twice": (
+        _twice,
+        "gather once, `whole = lax.all_gather(x, {axes}, tiled=True)`, and pass on `whole`",
+    ),
+    "summed again": (
+        _again,
+        "leave it out: all ranks along {axes} have the same operand (to scale it, multiply)",
+    ),
+    "a slice of a sum": (
+        _slices,
+        "`lax.psum_scatter(x, {axes}, tiled=True)`, if each rank uses its own block; if all use "
+        "the same slice, sum only that: `lax.psum(x[start:stop], {axes})`",
+    ),
+}

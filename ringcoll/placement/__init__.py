@@ -1,0 +1,1 @@
+"""Where ranks are: devices of a topology, meshes whose axes are rings of neighbours, and links."""

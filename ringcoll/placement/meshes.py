@@ -1,0 +1,233 @@
+"""Meshes whose axes are rings of neighbours: `mesh` orders the devices, `describe` prints how.
+
+A ring waits in every round for its longest hop, so the order of the devices decides its speed.
+"""
+
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd, prod
+from operator import attrgetter
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from ringcoll.costs.embedding import embed
+from ringcoll.costs.machines import find
+from ringcoll.costs.places import Place
+from ringcoll.costs.prediction import predict
+from ringcoll.io.text import bytes_in_words, seconds_in_words
+from ringcoll.placement import topology as topologies
+from ringcoll.placement.topology import network
+
+#: The bytes of the all-gather whose time `describe` prints.
+_BYTES = 2**26
+
+
+def mesh(
+    topology: str | None = None,
+    /,
+    *,
+    devices: Sequence[Any] | None = None,
+    axis_types: tuple[AxisType, ...] | None = None,
+    weights: Mapping[str, float] | None = None,
+    **axes: int,
+) -> Mesh:
+    """A mesh in which each axis is a ring of neighbours, where the chips of the TPUs allow it.
+
+    The last axis is a box of chips, the axis before it a box of such boxes, and so on. In a box
+    with an even side, the chips form a ring of single hops:
+
+        4 x 4 chips as (2, 8)   0 1 2 3
+                                7 6 5 4
+                                8 9 a b
+                                f e d c
+
+    The last axis gets the shortest hops, and the others the shortest that are left. Several slices
+    are along the first axes. Chips that form no box keep their order; CPUs and GPUs have that of
+    `jax.make_mesh`, by process. `ringcoll.describe` prints what a mesh is like.
+
+    Args:
+        topology: chips that need not be here, to compile for: a kind and a size, such as
+            "v5e:4x2", "v5p:2x2x2" or "h200:8", or a kind and a number, such as "v5litepod-8".
+        devices: the devices; None: those of the topology or, without one, `jax.devices()`.
+        axis_types: as for `jax.make_mesh`, which makes all axes explicit by default.
+        weights: the bytes that travel along each axis. The axis with the most gets the shortest
+            hops. None: the last one does.
+        axes: the name and size of each axis, major first; without any, one axis x of all devices.
+
+    Raises:
+        ModuleNotFoundError: the compiler for the topology is not installed (the extra tpu or gpu).
+        ValueError: the sizes do not multiply to the number of devices; the topology is not known;
+            topology and devices are given; weights are not of these axes; or slices are of
+            different sizes, or do not divide the axes.
+
+    >>> on_tpus = ringcoll.mesh("v5e:4x4", data=2, model=8)
+    >>> [(*device.coords[:2],) for device in on_tpus.devices[0]]  # around the first box
+    [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (1, 0)]
+    """
+    if topology is not None and devices is not None:
+        raise ValueError(f"ringcoll.mesh({topology!r}, devices=...): give one of the two")
+    here = jax.devices() if devices is None else devices
+    found = topologies.devices(topology) if topology else [*here]
+    axes = axes or {"x": len(found)}
+    shape, names = tuple(axes.values()), tuple(axes)
+    if prod(shape) != len(found):
+        raise ValueError(
+            f"ringcoll.mesh: axes {axes} are {prod(shape)} devices, but there are {len(found)}; "
+            "let the sizes multiply to that, or pass devices="
+        )
+    weights = dict.fromkeys(names, 0.0) if weights is None else weights
+    if set(weights) != set(names):
+        raise ValueError(f"ringcoll.mesh: weights={weights!r} are not of the axes {names}")
+    first_to_last = sorted(range(len(shape)), key=lambda axis: weights[names[axis]])
+    if found[0].platform != "tpu":
+        return jax.make_mesh(shape, names, axis_types, devices=found)
+    ordered = _in_rings(found, shape, first_to_last)
+    types = jax.make_mesh((1,) * len(shape), names, axis_types, devices=found[:1]).axis_types
+    return Mesh(ordered, names, axis_types=types)
+
+
+def _in_rings(
+    devices: Sequence[Any], shape: tuple[int, ...], first_to_last: Sequence[int]
+) -> np.ndarray:
+    """The devices of a mesh of this shape: slices outermost, then boxes of chips."""
+    slices = defaultdict(list)
+    for device in devices:
+        slices[getattr(device, "slice_index", 0)].append(device)
+    outer, left = [], len(slices)
+    for size in shape:
+        outer.append(gcd(size, left))
+        left //= outer[-1]
+    sizes = {len(some) for some in slices.values()}
+    if left > 1 or len(sizes) > 1:
+        raise ValueError(
+            f"ringcoll.mesh: {len(slices)} slices of {sizes} devices do not divide the axes {shape}"
+        )
+    inner = [size // count for size, count in zip(shape, outer, strict=True)]
+    boxes = [_in_boxes(slices[number], inner, first_to_last) for number in sorted(slices)]
+    whole = np.array(boxes, object).reshape(*outer, *inner)
+    pairs = [axis for i in range(len(shape)) for axis in (i, len(shape) + i)]
+    return whole.transpose(pairs).reshape(shape)
+
+
+def _in_boxes(
+    devices: Sequence[Any], shape: Sequence[int], first_to_last: Sequence[int]
+) -> np.ndarray:
+    """The devices of one slice, such that each axis is a box of chips; as given, if none is."""
+    chips, ordered = network(devices), np.empty(len(devices), object)
+    ordered[:] = devices
+    if chips is None or prod(chips.size) != len(devices):
+        return ordered.reshape(shape)
+    places = embed(chips.size, chips.wrap, [shape[axis] for axis in first_to_last])
+    if places is None:
+        return ordered.reshape(shape)
+    at = dict(zip(chips.places, devices, strict=True))
+    ordered[:] = [at[tuple(place)] for place in places.reshape(-1, len(chips.size)).tolist()]
+    return ordered.reshape(places.shape[:-1]).transpose(np.argsort(first_to_last))
+
+
+@dataclass(frozen=True)
+class MeshAxis:
+    """Where the ranks of one axis of a mesh are.
+
+    Attributes:
+        name, size: of the axis.
+        hops: the links that the longest step of its ring passes, from a rank to the next; 0 if it
+            is not known, as on CPUs and GPUs.
+        is_closed: whether every step, also that from the last rank to the first, is one link.
+        shares: the axes whose rings use some of the same links.
+        place: the ranks as `costs.predict` takes them; None if their places are not known.
+    """
+
+    name: str
+    size: int
+    hops: int = 0
+    is_closed: bool = False
+    shares: tuple[str, ...] = ()
+    place: Place | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The model's time of an all-gather of 64 MiB by a ring both ways; 0 if unknown."""
+        return (
+            predict("all_gather", _BYTES, self.place, "bidirectional_ring") if self.place else 0.0
+        )
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a mesh is like: a line for each axis.
+
+    Attributes:
+        axes: its axes, by name.
+        usual: those of the mesh that `jax.make_mesh` makes; empty if it makes none.
+    """
+
+    axes: Mapping[str, MeshAxis]
+    usual: Mapping[str, MeshAxis]
+
+    def __str__(self) -> str:
+        lines = []
+        for name, axis in self.axes.items():
+            words = f"hops of up to {axis.hops} links"
+            words = "a ring of single hops" if axis.is_closed else words
+            if axis.place is None:
+                words = "places are not known (CPUs, GPUs, several slices); the order is as given"
+            elif axis.size > 1:
+                words += f", links shared with {', '.join(axis.shares) or 'no axis'}; "
+                words += f"all-gather of {bytes_in_words(_BYTES)} {seconds_in_words(axis.seconds)}"
+                if usual := self.usual.get(name):
+                    words += f" (jax.make_mesh: {seconds_in_words(usual.seconds)})"
+            lines.append(f"{name}={axis.size}: {words}")
+        return "\n".join(lines)
+
+
+def describe(mesh: Mesh) -> Description:
+    """What the axes of a mesh are like, beside those of `jax.make_mesh` on the same devices.
+
+    Print it: for each axis the longest hop, the axes with which it shares links, and the model's
+    time of an all-gather of 64 MiB. Or read `describe(mesh).axes["model"].hops`.
+
+    Args:
+        mesh: any mesh. Only TPUs of one slice have places on a network.
+
+    >>> described = ringcoll.describe(ringcoll.mesh("v5e:4x4", data=2, model=8))
+    >>> described.axes["data"].hops, described.axes["model"].is_closed
+    (2, True)
+    """
+    if network(mesh.devices.flat) is None:
+        return Description(_axes(mesh), {})
+    devices = sorted(mesh.devices.flat, key=attrgetter("id"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of an order that `jax.make_mesh` cannot improve
+        try:
+            usual = jax.make_mesh(mesh.devices.shape, mesh.axis_names, devices=devices)
+        except (AssertionError, NotImplementedError, ValueError):  # it has no order for these
+            return Description(_axes(mesh), {})
+    return Description(_axes(mesh), _axes(usual))
+
+
+def _axes(mesh: Mesh) -> dict[str, MeshAxis]:
+    chips = network(mesh.devices.flat)
+    if chips is None:
+        return {name: MeshAxis(name, size) for name, size in mesh.shape.items()}
+    ranks, device = np.arange(mesh.size).reshape(mesh.devices.shape), mesh.devices.flat[0]
+    rings, steps, links = {}, {}, {}
+    for axis, (name, size) in enumerate(mesh.shape.items()):
+        rings[name] = np.moveaxis(ranks, axis, -1).reshape(-1, size)
+        pairs = np.stack([rings[name], np.roll(rings[name], -1, 1)], -1).reshape(-1, 2)
+        steps[name] = [(a, b) for a, b in pairs.tolist() if a != b]
+        links[name] = {*chips.load(steps[name]), *chips.load((b, a) for a, b in steps[name])}
+    found = {}
+    for name, size in mesh.shape.items():
+        hops = max((chips.hops(a, b) for a, b in steps[name]), default=0)
+        shares = tuple(o for o in links if o != name and links[o] & links[name])
+        places = tuple(tuple(chips.places[rank] for rank in ring) for ring in rings[name].tolist())
+        kind, on = find(device.device_kind), chips.size
+        place = Place(kind, (size,), network=on, closed=chips.wrap, places=places)
+        found[name] = MeshAxis(name, size, hops, hops == 1, shares, place)
+    return found

@@ -1,0 +1,122 @@
+"""Devices of a topology, which need not be here, and their places on its network."""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from jax.experimental import topologies
+
+from ringcoll.costs.machines import DEVICES, KINDS
+from ringcoll.costs.slices import closed
+from ringcoll.placement import gpus
+from ringcoll.placement.network import Network
+
+#: Variables with which libtpu starts without a TPU and without output. They are set only where
+#: the environment does not have them.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_LOG_DIR": "disabled",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+#: Kinds of chips that are linked along two axes.
+FLAT = tuple(kind for kind, model in DEVICES.items() if model.axes == 2)
+#: Kinds by the names that Google Cloud has for them, where these differ.
+_CLOUD = {"v5litepod": "v5e"}
+
+
+def devices(topology: str) -> list[Any]:
+    """The devices of a topology, to compile for; they need not be here.
+
+    Args:
+        topology: a kind and a size, such as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; or a kind and
+            a number of devices, such as "v5e:8" or "v5litepod-8" (with a hyphen, as Google Cloud
+            counts: v5p-8 has 8 cores, which are 4 devices). For GPUs, a kind and a number, such as
+            "h200:8": see `gpus.devices`.
+
+    Raises:
+        ModuleNotFoundError: libtpu, or the plugin for GPUs, is not installed.
+        ValueError: libtpu does not know the topology.
+    """
+    if gpus.is_named(topology):
+        return gpus.devices(topology)
+    exact = _libtpu_name(topology)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if find_spec("libtpu") is None:
+        raise ModuleNotFoundError(
+            f"ringcoll.mesh: to compile for {topology!r} needs the TPU compiler: "
+            "pip install -e '.[tpu]' in ringcoll's checkout (no TPU is needed; with it, set "
+            "JAX_PLATFORMS=cpu to run programs on the CPU)"
+        )
+    try:
+        return list(topologies.get_topology_desc(exact, platform="tpu").devices)
+    except Exception as error:  # its type differs between versions of libtpu
+        raise ValueError(
+            f"ringcoll.mesh: libtpu has no topology {topology!r} ({error}); name a kind and a "
+            "size, such as v5e:4x2, v5p:2x2x2, v6e:4x4"
+        ) from error
+
+
+def _libtpu_name(topology: str) -> str:
+    """The name that libtpu has for a topology: "v5e:4x2" for "v5litepod-8".
+
+    Raises:
+        ValueError: with this name, libtpu would abort the process or use a different topology.
+    """
+    match = re.fullmatch(r"(\w+?)([:=_-])(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)", topology)
+    sizes = [int(n) for n in match[3].split("x")] if match else []
+    if match is None or 0 in sizes:
+        raise ValueError(
+            f"ringcoll.mesh: {topology!r} must be a kind of chip and a size, such as v5e:4x2 or "
+            "v5e:8"
+        )
+    kind = _CLOUD.get(match[1].lower(), match[1].lower())
+    axes = 2 if kind in FLAT else 3
+    if any(n != 1 for n in sizes[2:]) and axes == 2:
+        words = f"{topology!r}: {kind} has two axes; name such as {kind}:4x2"
+        raise ValueError(f"ringcoll.mesh: {words}")
+    if len(sizes) == 1 and kind not in DEVICES:
+        raise ValueError(f"ringcoll.mesh: {topology!r}: give {kind} a size, such as {kind}:2x2x1")
+    if len(sizes) == 1:
+        counts_cores = kind == "tpu7x" or (kind == "v5p" and match[2] == "-")
+        chips, rest = divmod(sizes[0], 2 if counts_cores else 1)
+        if rest or chips & (chips - 1):
+            name = f"{kind}:{'4x2' if axes == 2 else '2x2x1'}"
+            words = "an even power of two" if counts_cores else "a power of two"
+            raise ValueError(f"ringcoll.mesh: {topology!r} must be {words}; name such as {name}")
+        # As equal as they can be: 8 chips are 4x2 or 2x2x2.
+        power = chips.bit_length() - 1
+        sizes = [2 ** ((power + axes - 1 - axis) // axes) for axis in range(axes)]
+    return f"{kind}:{'x'.join(map(str, sizes))}{match[4]}"
+
+
+def coordinates(device: Any) -> tuple[int, ...]:
+    """The place of a device: its chip's coordinates, then its core (one hop from the others)."""
+    return (*device.coords, getattr(device, "core_on_chip", 0))
+
+
+def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
+    """Which axes of a slice are rings; the kind of chip and the size decide.
+
+    For the axes of chips, see `slices.closed`. The last axis is the cores of a chip: not a ring.
+    """
+    return (*closed(2 if kind in FLAT else 3, size[:3]), False)
+
+
+def network(devices: Iterable[Any]) -> Network | None:
+    """The places of devices, and which axes are rings; None if they are not one slice of TPUs."""
+    flat = list(devices)
+    # A GPU's coords are its slice, host and number. They are not a place on a network.
+    if not all(hasattr(device, "coords") and device.platform == "tpu" for device in flat):
+        return None
+    places = tuple(coordinates(device) for device in flat)
+    if len(set(places)) < len(places):  # of several slices
+        return None
+    size = [max(axis) + 1 for axis in zip(*places, strict=True)]
+    kind = KINDS.get(flat[0].device_kind, "")
+    return Network(places, wraps(kind, size))
