@@ -184,6 +184,8 @@ class Table:
             OSError: the file cannot be read.
         """
         try:
+            if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+                raise ValueError("is not a regular file")  # reading a pipe may block for ever
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from error

@@ -4,9 +4,10 @@ A built-in collective is priced as it is run: on GPUs by measured curves (of NCC
 along all axes of the slice, as XLA runs it, and on hosts over gloo by a ring.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, log2
+from typing import Any
 
 from ringcoll.costs.curves import Curve, Way, across, rising
 from ringcoll.costs.machines import MACHINES, Device
@@ -81,15 +82,19 @@ def predict(
     >>> print(f"{costs.predict('all_gather', 2**26, h100, 'ring'):.1e}")
     8.9e-04
     """
-    name = in_lax(collective)
-    if name not in (*COLLECTIVES, TOUR, PERMUTE):
+    is_text = isinstance(collective, str)
+    name = in_lax(collective) if is_text and collective != PERMUTE else collective
+    if not is_text or name not in (*COLLECTIVES, TOUR, PERMUTE):
         cure = choose(collective, (*COLLECTIVES, TOUR, PERMUTE))
         raise ValueError(f"predict: collective {shown(collective)} is not known; {cure}")
     if not isinstance(place, Place):
         raise ValueError(
             f"predict: place {shown(place)} is not a Place; pass place_of(8, 'h100') or the like"
         )
-    if not 0 <= nbytes <= 2**63:
+    if not isinstance(algorithm, Hashable):
+        words = "is not 'lax', a name, a schedule or a function"
+        raise ValueError(f"predict: algorithm {shown(algorithm)} {words}")
+    if not _is_size(nbytes):
         raise ValueError(
             f"predict: nbytes {shown(nbytes)} is not a number of bytes; give 0 or more, up to 2^63"
         )
@@ -141,6 +146,13 @@ def seconds_of(
     if name == PERMUTE:
         raise ValueError(f"a ppermute is one message: algorithm {algorithm!r} is not 'lax'")
     return place.seconds(place.price(name, algorithm))
+
+
+def _is_size(nbytes: Any) -> bool:
+    try:
+        return bool(0 <= nbytes <= 2**63)
+    except (TypeError, ValueError):  # no number; several
+        return False
 
 
 def _encoded(name: str, algorithm: Algorithm, itemsize: int, place: Place, wire: Wire) -> Seconds:

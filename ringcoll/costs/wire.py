@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from operator import index
 from typing import NamedTuple
 
+import numpy as np
+
 #: Bytes of a scale, a float32.
 SCALE = 4
 #: Codes are computed in float32, and some platforms round twice on the way to a float8.
@@ -62,7 +64,14 @@ class Wire:
     block: int = 128
 
     def __post_init__(self) -> None:
-        if self.dtype not in CODES:
+        name = self.dtype
+        if not isinstance(name, str):
+            try:
+                name = np.dtype(name).name
+            except TypeError:
+                name = repr(name)
+        object.__setattr__(self, "dtype", name)
+        if name not in CODES:
             known = ", ".join(map(repr, CODES))
             raise ValueError(f"dtype={self.dtype!r} has no codes; choose from {known}")
         try:

@@ -9,8 +9,23 @@ from typing import Any
 
 #: Bounds of numbers; None is no bound.
 Bounds = tuple[int | None, int | None]
-#: What the names of JAX's dtypes begin with.
-_KINDS = ("bool", "int", "uint", "float", "bfloat16", "complex")
+#: The names of JAX's dtypes. A row of a table has a prefix of such names. This module does not
+#: import JAX, so a test compares the list with JAX.
+DTYPES = (
+    *("bool", "int1", "int2", "int4", "int8", "int16", "int32", "int64"),
+    *("uint1", "uint2", "uint4", "uint8", "uint16", "uint32", "uint64"),
+    *(
+        "float4_e2m1fn",
+        "float6_e2m3fn",
+        "float6_e3m2fn",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+    ),
+    *("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
+)
 #: Numbers, perhaps with a suffix.
 _VERSION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})*)(?:(?:a|b|rc|\.dev|\.post|\+).*)?")
 #: Characters of a value that are shown.
@@ -21,11 +36,11 @@ def parsed(text: str) -> Any:
     """The value of a JSON text.
 
     Raises:
-        ValueError: it is not JSON (the error has the line), an object has a name twice, or lists
-            and objects are nested too deeply.
+        ValueError: it is not JSON (the error has the line), it has NaN or Infinity, an object has
+            a name twice, or lists and objects are nested too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=_named_once)
+        return json.loads(text, object_pairs_hook=_named_once, parse_constant=_no_number)
     except RecursionError:
         raise ValueError("lists and objects are nested too deeply") from None
 
@@ -34,6 +49,10 @@ def shown(value: Any) -> str:
     """A value as Python writes it, cut to fit in a line."""
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is not a number in JSON")
 
 
 def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -117,9 +136,9 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 def check_dtype(name: str, value: Any) -> None:
     """Refuse a prefix that no dtype's name begins with: it would silently match nothing."""
     check_string(name, value)
-    if not any(value.startswith(kind) or kind.startswith(value) for kind in _KINDS):
+    if not any(known.startswith(value) for known in DTYPES):
         raise ValueError(
-            f"{name}: {shown(value)} matches no dtype of JAX; they begin with {', '.join(_KINDS)}"
+            f"{name}: {shown(value)} matches no dtype of JAX; choose from {', '.join(DTYPES)}"
         )
 
 

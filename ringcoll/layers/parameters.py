@@ -6,7 +6,8 @@ from math import prod
 from typing import Any
 
 import jax
-from jax import lax
+import jax.numpy as jnp
+from jax import Array, lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_leaves_with_path
 
@@ -153,9 +154,22 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
     return jax.device_put(params, placed)
 
 
+def array_of(function: str, name: str, value: Any) -> Array:
+    """An argument as an array, or a refusal."""
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        words = f"{name}={value!r} is not an array"
+        raise refusal(TypeError, function, words, "pass an array") from error
+
+
 def check_alike(function: str, **arrays: Any) -> None:
     """Refuse arrays of several dtypes: after promotion, more bytes would be sent."""
-    dtypes = {name: jax.typeof(x).dtype for name, x in arrays.items()}
+    for name, x in arrays.items():
+        if not hasattr(x, "ndim"):
+            words = f"{name} is a {type(x).__name__}, no array"
+            raise refusal(TypeError, function, words, "pass an array")
+    dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:
         words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
         cure = "cast them to one dtype (fsdp.gather(..., dtype=) casts parameters)"

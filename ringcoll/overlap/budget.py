@@ -40,6 +40,23 @@ def breaches(
     return list(wrapped((*missing, *_exposed(report, shares, seconds)), then=""))
 
 
+def check_reading(min_collectives: object, allow_unread: Sequence[object]) -> None:
+    """Refuse a number of collectives, or names, that would limit nothing.
+
+    Raises:
+        TypeError, ValueError: as `assert_overlapped`.
+    """
+    where = "assert_overlapped: min_collectives"
+    if not isinstance(min_collectives, int) or isinstance(min_collectives, bool):
+        raise TypeError(f"{where}={min_collectives!r} is not an integer; pass such as 1")
+    if min_collectives < 0:
+        raise ValueError(f"{where}={min_collectives} is not 0 or more; pass such as 1")
+    for name in allow_unread:
+        if not isinstance(name, str):
+            words = f"allow_unread: {name!r} is no name; pass such as 'while.3', 'while*'"
+            raise TypeError(f"assert_overlapped: {words}")
+
+
 def _missing(report: Report, min_collectives: int, allow_unread: Sequence[str]) -> Iterator[str]:
     """What could not be read, and whether too few collectives send."""
     unread = [

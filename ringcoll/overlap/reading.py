@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jax.stages import Lowered
 
-from ringcoll.overlap.budget import Limit, breaches, limits
+from ringcoll.overlap.budget import Limit, breaches, check_reading, limits
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, parse
@@ -16,6 +16,7 @@ from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
+from ringcoll.overlap.transfers import source_target_pairs
 from ringcoll.placement.network import Network
 
 
@@ -76,14 +77,15 @@ def read(
                 "or an overlap.Chip with its constants"
             )
     elif chip is None and program.kind is not None:
-        chip = named_chip(program.kind)  # a CPU has none: it has no times to trust
+        found = named_chip(program.kind)  # a CPU has none: it has no times to trust
+        chip = found if module.tiled or isinstance(found, Gpu) else None
     if needs_chip and module.tiled and not isinstance(chip, Chip):
         unknown = f"no chip {program.kind!r} is known" if program.kind else "nothing says of which"
         raise ValueError(
             f"report: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (or v5p, v6e, "
             "tpu7x), or the compiled program in place of its text"
         )
-    network = program.network or Network.ring(module.ranks)
+    network = program.network or Network.ring(_ranks(module))
     timeline = Timeline(module, network, chip, program.profile).run()
     return Reading(program, module, network, chip, timeline, Lines(program.text, module))
 
@@ -136,6 +138,17 @@ def _build_report(reading: Reading) -> Report:
         unread=tuple(sorted(timeline.unread)),
         versions=program.versions,
     )
+
+
+def _ranks(module: Module) -> int:
+    """The number of ranks that a program names; a short form of its text has none in its header."""
+    pairs = (
+        pair
+        for computation in module.computations.values()
+        for instruction in computation.instructions
+        for pair in source_target_pairs(instruction)
+    )
+    return max(module.ranks, 1 + max((rank for pair in pairs for rank in pair), default=0))
 
 
 def _assumptions(
@@ -233,7 +246,7 @@ def assert_overlapped(
     Raises:
         AssertionError: more is exposed; or fewer collectives send something; or something could
             not be read and `allow_unread` does not name it. The message ends with the report.
-        TypeError: a limit is not a number.
+        TypeError: a limit is not a number, or a name is not a string.
         ValueError: a share is not between 0 and 1; seconds are negative, infinite or not a
             number; there is no such kind of collective; or seconds are limited, but the program
             has no times.
@@ -251,6 +264,7 @@ def assert_overlapped(
     shares = limits(name, max_exposed)
     seconds = limits(f"{name}_seconds", max_exposed_seconds, float_info.max)
     allowed = (allow_unread,) if isinstance(allow_unread, str) else tuple(allow_unread)
+    check_reading(min_collectives, allowed)
     overlap_report = report(compiled, mesh=mesh, chip=chip)
     if found := breaches(overlap_report, shares, seconds, min_collectives, allowed):
         raise AssertionError("\n".join([*found, "The report:", str(overlap_report)]))

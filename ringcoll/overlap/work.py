@@ -38,6 +38,8 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
     if instruction.opcode == "convolution":
         return 2.0 * _multiply_adds(computation, instruction)
     if instruction.opcode == "dot" or _is_gemm(instruction):
+        if instruction.operands[0] not in computation.by_name:
+            return 0.0
         lhs = computation.by_name[instruction.operands[0]].shapes[0]
         contracted = instruction.attribute("lhs_contracting_dim(?:ension)?s") or ""
         size = prod(lhs.dims[int(d)] for d in re.findall(r"\d+", contracted))

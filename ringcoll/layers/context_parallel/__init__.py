@@ -119,7 +119,9 @@ def attention(
     )
     _check_arrays(call, q, k, v, segment_ids)
     sizes = tuple(call.attempt(lax.axis_size, axis) for axis in call.axes)
-    mask = Mask(call.attempt(bool, causal), _window(call, window))
+    if isinstance(causal, jax.core.Tracer):
+        raise call.refusal(TypeError, "causal is traced", "pass True or False")
+    mask = Mask(bool(causal), _window(call, window))
     scale = _scale(call, scale, q.shape[3])
     check_layout(call.refusal, layout, prod(sizes), prod(sizes) * q.shape[1])
     per_axis, plan = _per_axis(call, algorithm), None
@@ -230,6 +232,10 @@ def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -
 def _order(function: str, shape: Sequence[int], n: int, layout: str, dim: int) -> np.ndarray:
     """The positions of a whole sequence in the order of a layout."""
     where = f"context_parallel.{function}"
+    for name, value in {"n": n, "dim": dim}.items():
+        if not hasattr(value, "__index__"):
+            words = f"{name}={value!r} is not an integer"
+            raise refusal(TypeError, where, words, "pass a Python int")
     if not -len(shape) <= dim < len(shape):
         raise refusal(ValueError, where, f"dim={dim} of {len(shape)} dimensions", "pass one")
     check_layout(partial(refusal, function=where), layout, n, shape[dim])

@@ -51,7 +51,7 @@ from ringcoll.layers.expert_parallel.experts import (
 from ringcoll.layers.expert_parallel.ring import by_ring
 from ringcoll.layers.expert_parallel.routing import Routing, route
 from ringcoll.layers.linear import rank_count
-from ringcoll.layers.parameters import errors_of, shard
+from ringcoll.layers.parameters import array_of, errors_of, shard
 from ringcoll.layers.replicas import copied
 from ringcoll.layers.tensor_parallel import partition_specs as by_name
 from ringcoll.runtime.scopes import noted_when_lowered
@@ -160,7 +160,7 @@ def moe(
     arguments = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
     call = Call(f"layers.{MOE}", axis_name, arguments=arguments, operands="x, router, experts")
     axes, n = call.axes, call.attempt(call.rank_count)
-    x, router = (call.attempt(jnp.asarray, array) for array in (x, router))
+    x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
     top_k = _checked(call, x, router, algorithm, n)
     if max_send is not None and (max_send := call.integer("max_send")) < 1:
         raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
