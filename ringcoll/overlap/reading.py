@@ -30,7 +30,7 @@ def report(
 
     Args:
         compiled: the result of `jax.jit(f).lower(...).compile()` or of `compile_for`, or a string
-            of scheduled HLO.
+            of scheduled HLO; or the result of `lower(...)`, which is compiled first.
         mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (A
             string has no shardings; without a mesh, its ranks are assumed to be a ring, in order.)
         chip: a key of `CHIPS`, or a `Chip` of your own; needed only for a string. A program that

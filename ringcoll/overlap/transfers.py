@@ -164,17 +164,17 @@ def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
             for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", meant)
         }
         if {name for name, _ in used} <= sizes.keys():
-            shape, within = list[int](), list[int]()
+            shape, at = list[int](), dict[tuple[str, int], int]()
             for axis, length in sizes.items():
                 left = 1
                 for before, size in sorted((b, n) for (name, b), n in used.items() if name == axis):
                     shape += [before // left, size]
-                    within.append(len(shape) - 1)
+                    at[axis, before] = len(shape) - 1
                     left = before * size
                 shape.append(length // left)
             order = _iota(dims, axes) if dims else np.arange(np.prod(shape))
-            rest = [i for i in range(len(shape)) if i not in within]
-            grid = order.reshape(shape).transpose(rest + within)
+            rest = [i for i in range(len(shape)) if i not in at.values()]
+            grid = order.reshape(shape).transpose(rest + [at[part] for part in used])
             return grid.reshape(-1, int(np.prod([*used.values()]))).tolist()
     if re.fullmatch(r"[{}\d,\s]*", text):
         lists = filter(None, map(_numbers, re.findall(r"[^{}]+", text)))

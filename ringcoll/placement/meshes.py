@@ -76,9 +76,10 @@ def mesh(
     axes = axes or {"x": len(found)}
     shape, names = tuple(axes.values()), tuple(axes)
     if prod(shape) != len(found):
+        there = f"{topology} has" if topology else "there are"
         raise ValueError(
-            f"ringcoll.mesh: axes {axes} are {prod(shape)} devices, but there are {len(found)}; "
-            "let the sizes multiply to that, or pass devices="
+            f"ringcoll.mesh: axes {axes} are {prod(shape)} devices, but {there} {len(found)}; let "
+            "the sizes multiply to that, or pass devices="
         )
     weights = dict.fromkeys(names, 0.0) if weights is None else weights
     if set(weights) != set(names):

@@ -50,7 +50,7 @@ def test_text_is_parsed_into_instructions():
         (HIDDEN[: HIDDEN.index("%y =") + 30] + "\n}\n", r"cannot be read: '  %y = f32"),
         (HIDDEN.replace("calls=%matmul", "calls=\n  {\n  }"), r"jit_f is .* canonical .*as_text"),
         (HIDDEN + BARE.replace("jit_f", "jit_g"), "has 2 programs, HloModule jit_f, jit_g; pass"),
-        (program(blocking("all-gather", groups="mesh['a'=4] {'a':(1)2}")), "=mesh.*does not know"),
+        (program(blocking("all-gather", groups="mesh['a'=4] {'b'}")), "=mesh.*does not know"),
     ],
 )
 def test_text_that_is_not_scheduled_hlo_is_refused(text, complaint):
@@ -59,7 +59,7 @@ def test_text_that_is_not_scheduled_hlo_is_refused(text, complaint):
 
 
 def test_bad_arguments_of_report_raise():
-    with pytest.raises(TypeError, match="got int"):
+    with pytest.raises(TypeError, match=r"got builtins\.int"):
         overlap.report(3)
     with pytest.raises(TypeError, match=r"mesh must be a jax\.sharding\.Mesh"):
         overlap.report(HIDDEN, mesh=("x",))

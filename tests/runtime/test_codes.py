@@ -105,7 +105,8 @@ def test_infinities_and_nans_of_a_block(codes):
 def test_a_wire_says_what_is_wrong_with_it():
     for arguments, words in {
         ("int4",): "dtype='int4' has no codes; choose from 'int8'",
-        (jnp.int8,): "has no codes; choose from 'int8'",
+        (jnp.int16,): "dtype='int16' has no codes",
+        (("int8",),): "has no codes; choose from 'int8'",
         ("int8", 0): "block=0 holds no value; pass 1 or more",
     }.items():
         with pytest.raises(ValueError, match=words):
@@ -115,6 +116,7 @@ def test_a_wire_says_what_is_wrong_with_it():
 
 
 def test_wires_are_equal_if_they_are_the_same():
+    assert Wire(jnp.int8) == Wire("int8")
     assert Wire("float8_e4m3fn") != Wire("int8")
     assert hash(Wire("int8", 64)) == hash(Wire("int8", np.int32(64)))
     assert Wire("int8", 64) != Wire("int8")
