@@ -22,7 +22,7 @@ from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, moved
 from ringcoll.runtime.slicing import LONG, dynamic_slice_in_dim, start_of
 from ringcoll.runtime.tree_sums import rounded, summed_along
-from ringcoll.runtime.value_types import explicit_spec, is_checked, varying
+from ringcoll.runtime.value_types import is_checked, varying
 from ringcoll.schedules.schedule import Schedule
 
 
@@ -79,6 +79,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
     """`dims` is the dimension along which the sum is scattered."""
 
     collective = "psum_scatter"
+    lowers_beside_explicit = False
 
     def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
@@ -90,9 +91,6 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
         if not self.tiled:  # a block that is not of size 1 cannot be squeezed
             return [y.squeeze(self.dims[0]) for y in replace(self, tiled=True)(*xs)]
         return super().__call__(*xs)
-
-    def has_built_in(self, x: Array) -> bool:
-        return bool(self.by_tree or self.wire) or explicit_spec(x) is None
 
     def exchanged(self, x: Array) -> Array:
         return exchanged_along(x, self.dims[0], self)

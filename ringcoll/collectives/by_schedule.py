@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import AxisType
 
 from ringcoll import algorithms
 from ringcoll.choose import collectives
@@ -40,6 +41,8 @@ class ScheduledCollective(Collective):
     gradient_by_tree: bool = False  # the same for the sums of its transpose
     collective: ClassVar[str]  # its name in `algorithms` and in the table
     tree_fields: ClassVar[tuple[str, ...]] = ("by_tree",)  # the fields that `order` sets
+    #: Whether JAX can lower its own collective beside an explicit axis.
+    lowers_beside_explicit: ClassVar[bool] = True
 
     def lower(self, where: Where, *xs: Array, plan: Plan | None = None) -> list[Array]:
         algorithm = (plan or self.plan(xs, where)).algorithm
@@ -92,8 +95,10 @@ class ScheduledCollective(Collective):
             )
         else:
             decided = Plan(algorithm, why=NAMED)
-        if decided.algorithm == LAX and algorithm != LAX and not self.has_built_in(xs[0]):
-            decided = BY_HAND
+        may_fail = not (self.lowers_beside_explicit or self.by_tree or self.wire)
+        if decided.algorithm == LAX and algorithm != LAX and may_fail:
+            axis_types = jax.typeof(xs[0]).sharding.mesh.axis_types
+            decided = BY_HAND if AxisType.Explicit in axis_types else decided
         call = self.primitive.name.removeprefix("ringcoll_")
         noted(call, self.axes, xs, decided, self.groups)
         return decided
@@ -130,10 +135,6 @@ class ScheduledCollective(Collective):
     def exchanged(self, x: Array) -> Array:
         """Exchange raw contributions by built-in collectives, and add them by the tree."""
         raise NotImplementedError
-
-    def has_built_in(self, x: Array) -> bool:
-        """Whether JAX can lower its own collective of x."""
-        return True
 
     def builtin(self, x: Array, platform: str) -> Array:
         """Run the built-in collective of the platform."""

@@ -105,7 +105,7 @@ def test_a_program_is_compiled_again_only_if_it_is_another(monkeypatch, tmp_path
 
 
 def test_the_operand_of_a_compiled_collective_is_of_so_many_bytes(monkeypatch):
-    monkeypatch.setattr(collectives.overlap, "mesh", lambda topology, **axes: make_mesh(4, 2))
+    monkeypatch.setattr(collectives, "mesh_on", lambda topology, axes: make_mesh(4, 2))
     _, (operand,) = collectives.program_of(
         "v5e:4x2", "4x2", "psum_scatter", "1M", "ring", "float32"
     )
