@@ -1,5 +1,6 @@
 """Count the collectives of a compiled program: `collectives` and `assert_collectives`."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isclose
@@ -7,9 +8,10 @@ from math import isclose
 import numpy as np
 
 from ringcoll.io.text import bytes_in_words, choose
+from ringcoll.overlap.hlo import in_words
 from ringcoll.overlap.lines import CALLS, Line
 from ringcoll.overlap.program import Program
-from ringcoll.overlap.reading import read
+from ringcoll.overlap.reading import Reading, read
 from ringcoll.overlap.rows import table_lines
 from ringcoll.overlap.transfers import COLLECTIVES
 
@@ -44,7 +46,7 @@ def collectives(compiled: object, *, mesh: object = None) -> tuple[Collective, .
     """The collectives of a compiled program, in the order in which they start.
 
     Collectives that the compiler joined into one are one. A loop whose number of turns is not known
-    counts once; of a conditional, the branch with most collectives counts.
+    counts once. Of a conditional, only the branch counts that `report` takes for the worst.
 
     Args:
         compiled: the result of `jax.jit(f).lower(...).compile()`, on any platform, or its text; or
@@ -60,7 +62,12 @@ def collectives(compiled: object, *, mesh: object = None) -> tuple[Collective, .
     ...     print(row.kind, row.count, row.bytes, row.axes, row.asked)
     all-reduce 1 6.0 ('x',) the program
     """
-    reading, rows = read(compiled, mesh, None, needs_chip=False), []
+    return _rows(read(compiled, mesh, None, needs_chip=False))
+
+
+@in_words()
+def _rows(reading: Reading) -> tuple[Collective, ...]:
+    rows = []
     for name, (sent, _) in reading.timeline.transfers.items():
         line, count = reading.lines.of(name), round(reading.timeline.tally[name, "count"])
         axes, asked = axes_along(sent.members, reading.program), _asked(line)
@@ -80,7 +87,7 @@ def axes_along(members: Sequence[Sequence[int]], program: Program) -> tuple[str,
 
 
 def _asked(line: Line) -> str:
-    if "ringcoll." in line.op_name:
+    if re.search(r"(^|[/(])ringcoll\.", line.op_name):
         return "ringcoll"
     return "the program" if line.operation in CALLS else "the partitioner"
 

@@ -6,13 +6,31 @@ computation in the order in which they are executed. Nothing here has a time.
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+#: A text that names more ranks is garbled: their places would fill the memory.
+MOST_RANKS = 2**20
+
 
 class HloError(ValueError):
     """The text is not a scheduled HLO program."""
+
+
+@contextmanager
+def in_words() -> Iterator[None]:
+    """Raise what a garbled text leads to as an `HloError`."""
+    try:
+        yield
+    except HloError:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, StopIteration, ValueError) as error:
+        raise HloError(
+            f"the text cannot be read ({type(error).__name__}: {error}); if it is cut off or "
+            "changed, pass compiled.as_text(); if a mesh was given, it may be a different one"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +211,8 @@ def parse(text: str) -> Module:
         )
     counts = re.findall(r"(?:num_partitions|replica_count)=(\d+)", header)
     ranks = prod(map(int, counts))
+    if ranks > MOST_RANKS:
+        raise HloError(f"HloModule {title} names {ranks} ranks; {MOST_RANKS} are the most")
     return Module(title, computations[entry], computations, ranks, tiled=":T(" in header)
 
 

@@ -9,7 +9,7 @@ from jax.stages import Lowered
 from ringcoll.overlap.budget import Limit, breaches, check_reading, limits
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.chips import chip as named_chip
-from ringcoll.overlap.hlo import Module, parse
+from ringcoll.overlap.hlo import Module, in_words, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.program import Program, program_of
@@ -46,7 +46,9 @@ def report(
     >>> [(row.kind, row.matmuls) for row in found.rows], found.exposed_share  # nothing hides it
     ([('collective-permute', 0)], 1.0)
     """
-    return _build_report(read(compiled, mesh, chip))
+    reading = read(compiled, mesh, chip)
+    with in_words():
+        return _build_report(reading)
 
 
 class Reading(NamedTuple):
@@ -68,7 +70,8 @@ def read(
     Raises: as `report`; without `needs_chip`, not for want of a chip.
     """
     program = program_of(compiled.compile() if isinstance(compiled, Lowered) else compiled, mesh)
-    module = parse(program.text)
+    with in_words():
+        module = parse(program.text)
     if isinstance(chip, str):
         name, chip = chip, named_chip(chip)
         if chip is None:
@@ -86,8 +89,9 @@ def read(
             "tpu7x), or the compiled program in place of its text"
         )
     network = program.network or Network.ring(_ranks(module))
-    timeline = Timeline(module, network, chip, program.profile).run()
-    return Reading(program, module, network, chip, timeline, Lines(program.text, module))
+    with in_words():
+        timeline = Timeline(module, network, chip, program.profile).run()
+        return Reading(program, module, network, chip, timeline, Lines(program.text, module))
 
 
 def _build_report(reading: Reading) -> Report:

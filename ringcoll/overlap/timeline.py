@@ -274,18 +274,21 @@ class Timeline:
             self.unread.add(instruction.name)
             turns = 1
         condition, body = (loop_part(self._module, instruction, k) for k in ("condition", "body"))
-        if any(role_of(self._module, condition, i).sends for i in condition.instructions):
-            self._mark_unread(instruction.name, "its condition communicates")
+        tests = any(role_of(self._module, condition, i).sends for i in condition.instructions)
         (carry,) = scope.operand_transfers(instruction)
         last: dict[tuple, float] = {}
         for turn in range(turns):
             before, start, older = self.tally.copy(), self.now, list(self._pending)
+            if tests:
+                self._run(condition, [carry])
             carry = self._run(body, [carry])
             grown = {k: v - before.get(k, 0.0) for k, v in self.tally.items()}
             if turn + 1 >= TURNS and _equal(grown, last):
                 self._skip(turns - turn - 1, grown, start, older)
                 break
             last = grown
+        if tests:
+            self._run(condition, [carry])
         return carry
 
     def _skip(

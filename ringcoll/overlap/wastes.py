@@ -5,7 +5,7 @@ is not reported, so a program may have faults that are not found.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -15,14 +15,16 @@ import numpy as np
 from ringcoll.io.text import bytes_in_words, seconds_in_words, wrapped
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.counts import axes_along
-from ringcoll.overlap.hlo import Computation, Instruction, Module
-from ringcoll.overlap.reading import read
+from ringcoll.overlap.hlo import Computation, Instruction, Module, in_words
+from ringcoll.overlap.reading import Reading, read
 from ringcoll.overlap.transfers import groups, is_collective
 
 Groups = frozenset[frozenset[int]]
 #: A value that is the same on all ranks of some groups, by which groups; `None`: on all ranks.
 Same = frozenset[Groups] | None
 _UNKNOWN: Same = frozenset()
+#: The computation around a fusion, and the names of its operands there; None outside of one.
+Given = tuple[Computation, Sequence[str]] | None
 #: Operations whose result has every element of their operand.
 _RENAMING = ("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape", "all-gather-done")
 _SLICES = ("slice", "dynamic-slice")
@@ -84,7 +86,11 @@ def waste(
     >>> [found.what for found in overlap.waste(jax.jit(twice).lower(jnp.ones(8)))]
     ['summed again']
     """
-    reading = read(compiled, mesh, chip, needs_chip=False)
+    return _found(read(compiled, mesh, chip, needs_chip=False))
+
+
+@in_words()
+def _found(reading: Reading) -> tuple[Waste, ...]:
     found: defaultdict[tuple, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for computation, (what, (finder, cure)) in product(
         reading.module.computations.values(), _FAULTS.items()
@@ -95,7 +101,8 @@ def waste(
             if last not in reading.timeline.transfers or lines[-1].operation == "reduce_scatter":
                 continue  # it never runs, is a part of a fusion, or is a scatter already
             sent, count = reading.timeline.transfers[last][0], reading.timeline.tally[last, "count"]
-            axes = ", ".join(map(repr, axes_along(sent.members, reading.program))) or "the axis"
+            along = axes_along(sent.members, reading.program)
+            axes = repr(along[0] if len(along) == 1 else along) if along else "the axis"
             at = tuple(dict.fromkeys(line.short or "no line known" for line in lines))
             key = what, at, cure.format(axes=axes)
             found[key] += np.array([sent.bytes, sent.seconds]) * count
@@ -109,20 +116,38 @@ def waste(
 
 def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
     """Gathers of the same operand, with the first one."""
-    first: dict[tuple, Instruction] = {}
+    first: dict[tuple, tuple[Instruction, frozenset[str]]] = {}
     for instruction in computation.instructions:
         if instruction.opcode.removesuffix("-start") != "all-gather":
             continue
         if len(instruction.operands) == 1:
-            source = _source(module, computation, instruction.operands[0])
-            passes = _passes(computation, instruction)
+            source, types = _source(module, computation, instruction.operands[0])
+            passes = _passes(module, computation, instruction)
             key = source, _groups(module, instruction), instruction.attribute("dimensions"), passes
-            if len(passes) < 2 and key in first:
-                yield first[key], instruction
-            first.setdefault(key, instruction)
+            before, known = first.setdefault(key, (instruction, types))
+            # Of two narrowings, neither can be made from the other.
+            own = {computation.by_name[source].shapes[0].dtype}
+            is_same = types == known or own >= types or own >= known
+            if before is not instruction and is_same and len(passes) < 2:
+                yield before, instruction
 
 
-def _passes(computation: Computation, value: Instruction) -> frozenset[tuple[bool, bool]]:
+def _source(module: Module, computation: Computation, name: str) -> tuple[str, frozenset[str]]:
+    """The value of which this one has all elements, and the dtypes that these had on the way."""
+    made = computation.by_name[name]
+    inside = [inner for _, inner in module.within(made)]
+    is_renamed = {inner.opcode for inner in inside} <= {"parameter", *_RENAMING}
+    if made.opcode in _RENAMING or (
+        made.opcode == "fusion" and is_renamed and len(made.operands) == 1
+    ):
+        source, types = _source(module, computation, made.operands[0])
+        return source, types | {i.shapes[0].dtype for i in (made, *inside)}
+    return name, frozenset()
+
+
+def _passes(
+    module: Module, computation: Computation, value: Instruction
+) -> frozenset[tuple[bool, bool]]:
     """In which passes a value is used: backward or not, and computed again there or not.
 
     Its own name does not say: the partitioner names a gather after what made its operand.
@@ -130,20 +155,16 @@ def _passes(computation: Computation, value: Instruction) -> frozenset[tuple[boo
     found = frozenset[tuple[bool, bool]]()
     for user in computation.users[value.name]:
         name = user.attribute("op_name") or ""
-        is_renamed = user.opcode in _RENAMING or not name
-        one = frozenset({("transpose(" in name, "rematted_computation" in name)})
-        found |= _passes(computation, user) if is_renamed else one
+        if user.opcode == "fusion":  # it may have work of both passes
+            body = next(module.called(user))
+            for number, operand in enumerate(user.operands):
+                if operand == value.name:
+                    found |= _passes(module, body, body.parameters[number])
+        elif user.opcode in _RENAMING or not name:
+            found |= _passes(module, computation, user)
+        else:
+            found |= {("transpose(" in name, "rematted_computation" in name)}
     return found
-
-
-def _source(module: Module, computation: Computation, name: str) -> str:
-    """The value of which this one has all elements, in a different type, shape or memory."""
-    made = computation.by_name[name]
-    inside = {inner.opcode for _, inner in module.within(made)}
-    is_renamed = made.opcode == "fusion" and inside <= {"parameter", *_RENAMING}
-    if made.opcode in _RENAMING or (is_renamed and len(made.operands) == 1):
-        return _source(module, computation, made.operands[0])
-    return name
 
 
 def _groups(module: Module, instruction: Instruction) -> Groups:
@@ -181,10 +202,23 @@ def _same(module: Module, instruction: Instruction, operands: Same) -> Same:
     if instruction.opcode in ("constant", "iota"):
         return None
     if instruction.opcode.removesuffix("-start") in ("all-reduce", "all-gather"):
-        return operands if operands is None else operands | {_groups(module, instruction)}
+        over = _groups(module, instruction)
+        if operands is None:
+            return None
+        return frozenset({over, *(known for known in operands if _kept(known, over))})
     inside = [inner for _, inner in module.within(instruction) if inner.opcode != "parameter"]
     may_differ = any(i.opcode in _DIFFERING or is_collective(i) for i in (instruction, *inside))
     return _UNKNOWN if may_differ else operands
+
+
+def _kept(known: Groups, over: Groups) -> bool:
+    """Whether what is the same on `known` groups still is after a sum or gather `over` groups.
+
+    All ranks of a known group must get as much from each of the known groups.
+    """
+    of = {rank: number for number, group in enumerate(known) for rank in group}
+    parts = {r: sorted(of.get(s, -1) for s in group) for group in over for r in group}
+    return all(len({tuple(parts.get(r, ())) for r in group}) == 1 for group in known)
 
 
 def _slices(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
@@ -197,26 +231,52 @@ def _slices(module: Module, computation: Computation) -> Iterator[tuple[Instruct
 
 
 def _used(
-    module: Module, computation: Computation, value: Instruction, whole: int, around: int = 0
+    module: Module,
+    computation: Computation,
+    value: Instruction,
+    whole: int,
+    around: int = 0,
+    given: Given = None,
 ) -> int:
     """The elements of a value that slices of it use; `whole`, if something else uses it.
 
     `around`: the elements that are used of the fusion whose result the value may be; 0 outside.
+    `given`: in a fusion, where it is, and its operands.
     """
     used = around or whole if value.root else 0
     for user in computation.users[value.name]:
         if user.opcode in _SLICES and user.operands[0] == value.name:
-            used += user.shapes[0].elements
+            starts = user.operands[1:]
+            is_known = all(_is_known(module, computation, name, given) for name in starts)
+            used += user.shapes[0].elements if is_known else whole
         elif user.opcode in (*_RENAMING, "all-reduce-done"):
-            used += _used(module, computation, user, whole, around)
+            used += _used(module, computation, user, whole, around, given)
         elif user.opcode == "fusion":
             body, beyond = next(module.called(user)), _used(module, computation, user, whole)
+            outside = computation, user.operands
             for number, name in enumerate(user.operands):
                 if name == value.name:
-                    used += _used(module, body, body.parameters[number], whole, beyond)
+                    inner = body.parameters[number]
+                    used += _used(module, body, inner, whole, beyond, outside)
         else:
             return whole
     return used
+
+
+def _is_known(module: Module, computation: Computation, name: str, given: Given) -> bool:
+    """Whether a start is the same on all ranks, or follows from the number of the rank alone."""
+    made = computation.by_name[name]
+    if made.opcode == "parameter":
+        if given is None:
+            return False
+        where, operands = given
+        return _is_known(module, where, operands[int(made.operands[0])], None)
+    inside = [inner for _, inner in module.within(made) if inner.opcode != "parameter"]
+    free = ("partition-id", "replica-id")
+    if any(is_collective(i) or i.opcode in {*_DIFFERING} - {*free} for i in (made, *inside)):
+        return False
+    names = () if made.opcode in ("constant", *free) else made.operands
+    return all(_is_known(module, computation, operand, given) for operand in names)
 
 
 #: Each fault: what finds it, and what to write.

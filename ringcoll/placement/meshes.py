@@ -6,9 +6,11 @@ A ring waits in every round for its longest hop, so the order of the devices dec
 import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import gcd, prod
-from operator import attrgetter
+from numbers import Real
+from operator import attrgetter, index
 from typing import Any
 
 import jax
@@ -48,7 +50,8 @@ def mesh(
 
     The last axis gets the shortest hops, and the others the shortest that are left. Several slices
     are along the first axes. Chips that form no box keep their order; CPUs and GPUs have that of
-    `jax.make_mesh`, by process. `ringcoll.describe` prints what a mesh is like.
+    `jax.make_mesh`, by process. The devices are taken for a whole slice: of a part of one, an axis
+    may be taken for a ring that is none. `ringcoll.describe` prints what a mesh is like.
 
     Args:
         topology: chips that need not be here, to compile for: a kind and a size, such as
@@ -60,6 +63,7 @@ def mesh(
         axes: the name and size of each axis, major first; without any, one axis x of all devices.
 
     Raises:
+        TypeError: a size is not an integer, or the topology is not a string.
         ModuleNotFoundError: the compiler for the topology is not installed (the extra tpu or gpu).
         ValueError: the sizes do not multiply to the number of devices; the topology is not known;
             topology and devices are given; weights are not of these axes; or slices are of
@@ -69,27 +73,42 @@ def mesh(
     >>> [(*device.coords[:2],) for device in on_tpus.devices[0]]  # around the first box
     [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (1, 0)]
     """
+    if topology is not None and not isinstance(topology, str):
+        raise TypeError(f"ringcoll.mesh: {topology!r} is no topology; name one such as 'v5e:4x2'")
     if topology is not None and devices is not None:
         raise ValueError(f"ringcoll.mesh({topology!r}, devices=...): give one of the two")
-    here = jax.devices() if devices is None else devices
-    found = topologies.devices(topology) if topology else [*here]
+    here = jax.devices() if devices is None else np.ravel(np.array(devices, object)).tolist()
+    found = here if topology is None else topologies.devices(topology)
     axes = axes or {"x": len(found)}
-    shape, names = tuple(axes.values()), tuple(axes)
-    if prod(shape) != len(found):
-        there = f"{topology} has" if topology else "there are"
+    shape, names = tuple(_size(axes, name) for name in axes), tuple(axes)
+    if prod(shape) != len(found) or not found:
+        there = "there are" if topology is None else f"{topology} has"
         raise ValueError(
             f"ringcoll.mesh: axes {axes} are {prod(shape)} devices, but {there} {len(found)}; let "
             "the sizes multiply to that, or pass devices="
         )
     weights = dict.fromkeys(names, 0.0) if weights is None else weights
-    if set(weights) != set(names):
+    if not isinstance(weights, Mapping) or set(weights) != set(names):
         raise ValueError(f"ringcoll.mesh: weights={weights!r} are not of the axes {names}")
+    if not all(isinstance(weight, Real) and weight >= 0 for weight in weights.values()):
+        raise ValueError(f"ringcoll.mesh: weights={weights!r} are not bytes; pass 0 or more")
     first_to_last = sorted(range(len(shape)), key=lambda axis: weights[names[axis]])
     if found[0].platform != "tpu":
         return jax.make_mesh(shape, names, axis_types, devices=found)
     ordered = _in_rings(found, shape, first_to_last)
-    types = jax.make_mesh((1,) * len(shape), names, axis_types, devices=found[:1]).axis_types
-    return Mesh(ordered, names, axis_types=types)
+    explicit = (AxisType.Explicit,) * len(shape)  # as `jax.make_mesh`
+    return Mesh(ordered, names, axis_types=explicit if axis_types is None else axis_types)
+
+
+def _size(axes: Mapping[str, Any], name: str) -> int:
+    try:
+        size = index(axes[name])
+    except TypeError as error:
+        words = f"ringcoll.mesh: {name}={axes[name]!r} is not an integer; pass a number of devices"
+        raise TypeError(words) from error
+    if size < 1:
+        raise ValueError(f"ringcoll.mesh: {name}={size} is not 1 or more; pass a number of devices")
+    return size
 
 
 def _in_rings(
@@ -176,9 +195,11 @@ class Description:
         for name, axis in self.axes.items():
             words = f"hops of up to {axis.hops} links"
             words = "a ring of single hops" if axis.is_closed else words
-            if axis.place is None:
+            if not axis.hops and axis.size > 1:
                 words = "places are not known (CPUs, GPUs, several slices); the order is as given"
-            elif axis.size > 1:
+            elif axis.size == 1:
+                words = "no hops"
+            elif axis.place:
                 words += f", links shared with {', '.join(axis.shares) or 'no axis'}; "
                 words += f"all-gather of {bytes_in_words(_BYTES)} {seconds_in_words(axis.seconds)}"
                 if usual := self.usual.get(name):
@@ -200,6 +221,8 @@ def describe(mesh: Mesh) -> Description:
     >>> described.axes["data"].hops, described.axes["model"].is_closed
     (2, True)
     """
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"ringcoll.describe: {mesh!r} is no mesh; pass a jax.sharding.Mesh")
     if network(mesh.devices.flat) is None:
         return Description(_axes(mesh), {})
     devices = sorted(mesh.devices.flat, key=attrgetter("id"))
@@ -216,7 +239,9 @@ def _axes(mesh: Mesh) -> dict[str, MeshAxis]:
     chips = network(mesh.devices.flat)
     if chips is None:
         return {name: MeshAxis(name, size) for name, size in mesh.shape.items()}
-    ranks, device = np.arange(mesh.size).reshape(mesh.devices.shape), mesh.devices.flat[0]
+    ranks, kind = np.arange(mesh.size).reshape(mesh.devices.shape), None
+    with suppress(ValueError):  # the rates of v2 and v3 are not known
+        kind = find(mesh.devices.flat[0].device_kind)
     rings, steps, links = {}, {}, {}
     for axis, (name, size) in enumerate(mesh.shape.items()):
         rings[name] = np.moveaxis(ranks, axis, -1).reshape(-1, size)
@@ -228,7 +253,7 @@ def _axes(mesh: Mesh) -> dict[str, MeshAxis]:
         hops = max((chips.hops(a, b) for a, b in steps[name]), default=0)
         shares = tuple(o for o in links if o != name and links[o] & links[name])
         places = tuple(tuple(chips.places[rank] for rank in ring) for ring in rings[name].tolist())
-        kind, on = find(device.device_kind), chips.size
-        place = Place(kind, (size,), network=on, closed=chips.wrap, places=places)
+        where: dict[str, Any] = {"network": chips.size, "closed": chips.wrap, "places": places}
+        place = Place(kind, (size,), **where) if kind else None
         found[name] = MeshAxis(name, size, hops, hops == 1, shares, place)
     return found

@@ -114,9 +114,12 @@ def network(devices: Iterable[Any]) -> Network | None:
     # A GPU's coords are its slice, host and number. They are not a place on a network.
     if not all(hasattr(device, "coords") and device.platform == "tpu" for device in flat):
         return None
-    places = tuple(coordinates(device) for device in flat)
-    if len(set(places)) < len(places):  # of several slices
+    if not flat or len({getattr(device, "slice_index", 0) for device in flat}) > 1:
         return None
-    size = [max(axis) + 1 for axis in zip(*places, strict=True)]
-    kind = KINDS.get(flat[0].device_kind, "")
-    return Network(places, wraps(kind, size))
+    places = [coordinates(device) for device in flat]
+    first = [min(axis) for axis in zip(*places, strict=True)]
+    placed = tuple(tuple(n - least for n, least in zip(p, first, strict=True)) for p in places)
+    size = [max(axis) + 1 for axis in zip(*placed, strict=True)]
+    rings = wraps(KINDS.get(flat[0].device_kind, ""), size)
+    # Of a slice that begins elsewhere, the devices are a part.
+    return Network(placed, tuple(ring and not n for ring, n in zip(rings, first, strict=True)))

@@ -57,6 +57,16 @@ COUNTED = {
         [("all-reduce", 3, 64, ("data",), "the program")],
     ),
     "nothing": (lambda: lowered(lambda x: 2 * x), []),
+    "a loop's condition": (
+        lambda: lowered(
+            lambda x: lax.while_loop(lambda c: lax.psum(c.sum(), "model") < 9, lambda c: c + 1, x)
+        ),
+        [("all-reduce", 2, 2 * 3 / 4 * 4, ("model",), "the program")],
+    ),
+    "a permute to oneself": (
+        lambda: lowered(lambda x: lax.ppermute(x, "data", [(0, 0), (1, 1)])),
+        [("collective-permute", 1, 0, (), "the program")],
+    ),
     "a part of an axis": (
         lambda: jax.jit(
             lambda x: x.reshape(2, 4, 16).sum(1),
@@ -152,6 +162,13 @@ FINE = {
     "a gather in each pass": lambda x: jax.grad(
         jax.checkpoint(lambda x: jnp.sum(jnp.sin(gathered(x)) ** 2))
     )(x),
+    "a slice that each rank chooses by its data": lambda x: lax.dynamic_slice_in_dim(
+        lax.psum(x, "model"), x[0, 0].astype(int), 1, 0
+    ),
+    "a gather in each pass, fused": lambda x: jax.grad(
+        lambda w: jnp.mean(jax.checkpoint(lambda w: jnp.tanh(gathered(w)))(w) ** 2)
+    )(x),
+    "two narrowings": lambda x: (gathered(x.astype(jnp.int8)), gathered(x.astype(jnp.bfloat16))),
     "a narrow sum": lambda x: 2 * lax.psum(x.astype(jnp.bfloat16), "model"),
     "a sum that is narrowed": lambda x: lax.psum(x, "model").astype(jnp.float16).T,
     "a maximum of a sum": lambda x: lax.pmax(lax.psum(x, "model"), "model"),
@@ -171,3 +188,26 @@ def test_a_fault_is_found(function, what, size):
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_needed_is_no_fault(name):
     assert overlap.waste(lowered(FINE[name])) == ()
+
+
+@pytest.mark.parametrize("read", [overlap.collectives, overlap.waste, overlap.report])
+def test_garbled_texts_end_in_words(read):
+    text = COUNTED["a loop"][0]().compile().as_text()
+    without_body = text[: text.index("\n\n%")] + text[text.index("\nENTRY") :]
+    for wrong in (without_body, text.replace("num_partitions=8", "num_partitions=99999999999")):
+        with pytest.raises(overlap.HloError):
+            read(wrong)
+
+
+def test_sums_over_groups_that_cross_are_no_fault():
+    """After the second sum, the ranks of a pair of the first no longer have the same."""
+    pairs, crossing = [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 2], [1, 4], [3, 6], [5, 7]]
+
+    def program(x):
+        for groups in (pairs, crossing, pairs):
+            x = jnp.sin(lax.psum(x, "z", axis_index_groups=groups))
+        return x
+
+    mesh = jax.make_mesh((8,), ("z",), (AxisType.Auto,))
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=P("z"), out_specs=P("z"), check_vma=False)
+    assert overlap.waste(jax.jit(mapped).lower(jnp.ones((8, 16)))) == ()

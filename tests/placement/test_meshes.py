@@ -89,6 +89,22 @@ def test_slices_are_outermost():
     assert "places are not known" in str(describe(ringcoll.mesh(devices=devices, model=64)))
 
 
+def test_parts_of_a_slice():
+    """A box anywhere is a ring; an axis of a part does not close."""
+    devices = chips("v5e", (4, 4))
+    corner = [device for device in devices if min(device.coords[:2]) >= 2]
+    assert describe(ringcoll.mesh(devices=corner, x=4)).axes["x"].is_closed
+    cube = [device for device in chips("v5p", (4, 4, 8)) if device.coords[2] >= 4]
+    hops = [
+        axis.hops for axis in describe(ringcoll.mesh(devices=cube, a=4, b=4, c=4)).axes.values()
+    ]
+    assert max(hops) > 1
+    two = [Chip(0, (0, 0, 0), KINDS["v5e"], 0), Chip(1, (1, 0, 0), KINDS["v5e"], 1)]
+    assert describe(ringcoll.mesh(devices=two, x=2)).axes["x"].place is None
+    cores = [Chip(i, (i, 0, 0), KINDS["v4"], core_on_chip=1) for i in range(2)]
+    assert ringcoll.mesh(devices=cores, x=2).shape == {"x": 2}
+
+
 def test_types_and_the_order_of_other_devices_are_those_of_make_mesh():
     for options in ({}, {"axis_types": (AxisType.Auto, AxisType.Explicit)}):
         usual = jax.make_mesh((2, 4), ("a", "b"), **options)
@@ -112,6 +128,13 @@ def test_chips_that_are_no_box_keep_their_order():
         (lambda: ringcoll.mesh(a=3), "axes {'a': 3} are 3 devices, but there are 8; let the sizes"),
         (lambda: ringcoll.mesh("v5e:2x2", devices=[]), "give one of the two"),
         (lambda: ringcoll.mesh(a=8, weights={"b": 1}), "are not of the axes"),
+        (lambda: ringcoll.mesh(a=8, weights={"a": float("nan")}), "are not bytes; pass 0 or more"),
+        (lambda: ringcoll.mesh(devices=[]), "x=0 is not 1 or more"),
+        (lambda: ringcoll.mesh(a=-2, b=-4), "a=-2 is not 1 or more"),
+        (lambda: ringcoll.mesh(a=8.0), "a=8.0 is not an integer; pass a number of devices"),
+        (lambda: ringcoll.mesh(8), "8 is no topology; name one such as 'v5e:4x2'"),
+        (lambda: describe("x"), "'x' is no mesh; pass a jax.sharding.Mesh"),
+        (lambda: ringcoll.mesh(devices=np.array(jax.devices()).reshape(2, 4), a=8), None),
         (lambda: ringcoll.mesh(devices=chips("v5e", (2, 2), 3), a=12), None),
         (lambda: ringcoll.mesh(devices=chips("v5e", (2, 2), 4), a=2, b=8), None),
         (
@@ -122,7 +145,7 @@ def test_chips_that_are_no_box_keep_their_order():
 )
 def test_refused(call, message):
     if message:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((TypeError, ValueError), match=message):
             call()
     else:
         call()
