@@ -116,33 +116,24 @@ def _found(reading: Reading) -> tuple[Waste, ...]:
 
 def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
     """Gathers of the same operand, with the first one."""
-    first: dict[tuple, tuple[Instruction, frozenset[str]]] = {}
+    first: dict[tuple, Instruction] = {}
     for instruction in computation.instructions:
         if instruction.opcode.removesuffix("-start") != "all-gather":
             continue
         if len(instruction.operands) == 1:
-            source, types = _source(module, computation, instruction.operands[0])
+            source = _source(computation, instruction.operands[0])
             passes = _passes(module, computation, instruction)
             key = source, _groups(module, instruction), instruction.attribute("dimensions"), passes
-            before, known = first.setdefault(key, (instruction, types))
-            # Of two narrowings, neither can be made from the other.
-            own = {computation.by_name[source].shapes[0].dtype}
-            is_same = types == known or own >= types or own >= known
-            if before is not instruction and is_same and len(passes) < 2:
+            before = first.setdefault(key, instruction)
+            if before is not instruction and len(passes) < 2:
                 yield before, instruction
 
 
-def _source(module: Module, computation: Computation, name: str) -> tuple[str, frozenset[str]]:
-    """The value of which this one has all elements, and the dtypes that these had on the way."""
+def _source(computation: Computation, name: str) -> str:
+    """The value of which this one has all elements, in a different shape or memory."""
     made = computation.by_name[name]
-    inside = [inner for _, inner in module.within(made)]
-    is_renamed = {inner.opcode for inner in inside} <= {"parameter", *_RENAMING}
-    if made.opcode in _RENAMING or (
-        made.opcode == "fusion" and is_renamed and len(made.operands) == 1
-    ):
-        source, types = _source(module, computation, made.operands[0])
-        return source, types | {i.shapes[0].dtype for i in (made, *inside)}
-    return name, frozenset()
+    is_renamed = made.opcode in _RENAMING and made.opcode != "convert"
+    return _source(computation, made.operands[0]) if is_renamed else name
 
 
 def _passes(
@@ -202,23 +193,11 @@ def _same(module: Module, instruction: Instruction, operands: Same) -> Same:
     if instruction.opcode in ("constant", "iota"):
         return None
     if instruction.opcode.removesuffix("-start") in ("all-reduce", "all-gather"):
-        over = _groups(module, instruction)
-        if operands is None:
-            return None
-        return frozenset({over, *(known for known in operands if _kept(known, over))})
+        # What was the same on other groups may differ now, if these cross them.
+        return frozenset({_groups(module, instruction)})
     inside = [inner for _, inner in module.within(instruction) if inner.opcode != "parameter"]
     may_differ = any(i.opcode in _DIFFERING or is_collective(i) for i in (instruction, *inside))
     return _UNKNOWN if may_differ else operands
-
-
-def _kept(known: Groups, over: Groups) -> bool:
-    """Whether what is the same on `known` groups still is after a sum or gather `over` groups.
-
-    All ranks of a known group must get as much from each of the known groups.
-    """
-    of = {rank: number for number, group in enumerate(known) for rank in group}
-    parts = {r: sorted(of.get(s, -1) for s in group) for group in over for r in group}
-    return all(len({tuple(parts.get(r, ())) for r in group}) == 1 for group in known)
 
 
 def _slices(module: Module, computation: Computation) -> Iterator[tuple[Instruction, ...]]:
