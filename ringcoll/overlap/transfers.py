@@ -78,8 +78,6 @@ def transfer(
             "of the network; pass mesh= the mesh that the program was compiled for"
         )
     ranks = tuple(map(tuple, pairs or members))
-    if kind == PERMUTE and all(source == target for source, target in pairs):
-        sent = 0.0
     if isinstance(chip, Gpu):
         return replace(_price_on_gpus(kind, sent, pairs, members, chip), members=ranks)
     rate, latency = (chip.link, chip.hop) if chip else (inf, 0.0)

@@ -63,10 +63,6 @@ COUNTED = {
         ),
         [("all-reduce", 2, 2 * 3 / 4 * 4, ("model",), "the program")],
     ),
-    "a permute to oneself": (
-        lambda: lowered(lambda x: lax.ppermute(x, "data", [(0, 0), (1, 1)])),
-        [("collective-permute", 1, 0, (), "the program")],
-    ),
     "a part of an axis": (
         lambda: jax.jit(
             lambda x: x.reshape(2, 4, 16).sum(1),
