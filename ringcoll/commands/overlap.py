@@ -33,7 +33,6 @@ from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.wastes import waste
 from ringcoll.placement.meshes import mesh
-from ringcoll.placement.topology import devices
 
 #: How the file of each option is written. Several reports are drawn one above the other.
 _FILES: dict[str, Callable[..., None]] = {
@@ -62,8 +61,8 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
 
 def mesh_on(topology: str, axes: Mapping[str, int] = MappingProxyType({})) -> Mesh:
     """A mesh of the topology whose axes are left to the compiler."""
-    named: dict[str, Any] = dict(axes or {"x": len(devices(topology))})
-    return mesh(topology, axis_types=(AxisType.Auto,) * len(named), **named)
+    named: dict[str, Any] = dict(axes)
+    return mesh(topology, axis_types=(AxisType.Auto,) * max(len(axes), 1), **named)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

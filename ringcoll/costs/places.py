@@ -199,10 +199,11 @@ def _on_a_slice(
         is_ring = tuple(sides.get(n, False) for n in shape)
     elif prod(sizes) > prod(shape) and closed is None and prod(sizes) % prod(shape) == 0:
         # The last axis of a mesh, with all others beside it.
-        placed = embed(sizes, closed_sides(axes, sizes), (prod(sizes) // prod(shape), *shape))
+        closes = closed_sides(axes, sizes)
+        placed = embed(sizes, closes, (prod(sizes) // prod(shape), *shape))
         assert placed is not None  # the chips of a slice form a box, which can be cut
         places = tuple(tuple(map(tuple, group)) for group in placed.tolist())
-        return Place(device, shape, network=sizes, closed=closed_sides(axes, sizes), places=places)
+        return Place(device, shape, network=sizes, closed=closes, places=places)
     if closed is not None:
         is_ring = (closed,) * len(laid)
     built_in = None

@@ -20,13 +20,14 @@ from ringcoll.overlap.reading import Reading, read
 from ringcoll.overlap.transfers import groups, is_collective
 
 Groups = frozenset[frozenset[int]]
-#: A value that is the same on all ranks of some groups, by which groups; `None`: on all ranks.
-Same = frozenset[Groups] | None
+#: On which groups of ranks a value is the same; None: on all ranks.
+Same = Groups | None
 _UNKNOWN: Same = frozenset()
 #: The computation around a fusion, and the names of its operands there; None outside of one.
 Given = tuple[Computation, Sequence[str]] | None
-#: Operations whose result has every element of their operand.
-_RENAMING = ("bitcast", "convert", "copy", "copy-done", "copy-start", "reshape", "all-gather-done")
+#: Operations whose result has every element of their operand; the first keep the dtype too.
+_MOVING = ("bitcast", "copy", "copy-done", "copy-start", "reshape", "all-gather-done")
+_RENAMING = (*_MOVING, "convert")
 _SLICES = ("slice", "dynamic-slice")
 #: Operations whose results may differ between ranks, whatever their operands are.
 _DIFFERING = (
@@ -132,8 +133,7 @@ def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instructi
 def _source(computation: Computation, name: str) -> str:
     """The value of which this one has all elements, in a different shape or memory."""
     made = computation.by_name[name]
-    is_renamed = made.opcode in _RENAMING and made.opcode != "convert"
-    return _source(computation, made.operands[0]) if is_renamed else name
+    return _source(computation, made.operands[0]) if made.opcode in _MOVING else name
 
 
 def _passes(
@@ -172,20 +172,15 @@ def _again(module: Module, computation: Computation) -> Iterator[tuple[Instructi
     """Sums of what is the same on all ranks over which it is summed."""
     same: dict[str, Same] = {}
     for instruction in computation.instructions:
-        known = [same.get(name, _UNKNOWN) for name in instruction.operands]
-        partly = [groups for groups in known if groups is not None]
-        operands = frozenset.intersection(*partly) if partly else None
-        if _is_sum(module, instruction) and operands and _covered(module, instruction, operands):
-            yield (instruction,)
+        known = {same.get(name, _UNKNOWN) for name in instruction.operands} - {None}
+        operands = _UNKNOWN if known else None
+        if len(known) == 1:
+            (operands,) = known
+        if operands and _is_sum(module, instruction):
+            summed = _groups(module, instruction)
+            if all(any(group <= alike for alike in operands) for group in summed):
+                yield (instruction,)
         same[instruction.name] = _same(module, instruction, operands)
-
-
-def _covered(module: Module, total: Instruction, same: frozenset[Groups]) -> bool:
-    """Whether all ranks of every group of a sum have the same operand."""
-    return any(
-        all(any(group <= wide for wide in known) for group in _groups(module, total))
-        for known in same
-    )
 
 
 def _same(module: Module, instruction: Instruction, operands: Same) -> Same:
@@ -194,7 +189,7 @@ def _same(module: Module, instruction: Instruction, operands: Same) -> Same:
         return None
     if instruction.opcode.removesuffix("-start") in ("all-reduce", "all-gather"):
         # What was the same on other groups may differ now, if these cross them.
-        return frozenset({_groups(module, instruction)})
+        return _groups(module, instruction)
     inside = [inner for _, inner in module.within(instruction) if inner.opcode != "parameter"]
     may_differ = any(i.opcode in _DIFFERING or is_collective(i) for i in (instruction, *inside))
     return _UNKNOWN if may_differ else operands

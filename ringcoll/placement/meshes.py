@@ -173,9 +173,9 @@ class MeshAxis:
     @property
     def seconds(self) -> float:
         """The model's time of an all-gather of 64 MiB by a ring both ways; 0 if unknown."""
-        return (
-            predict("all_gather", _BYTES, self.place, "bidirectional_ring") if self.place else 0.0
-        )
+        if self.place is None:
+            return 0.0
+        return predict("all_gather", _BYTES, self.place, "bidirectional_ring")
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,14 @@ class Description:
     def __str__(self) -> str:
         lines = []
         for name, axis in self.axes.items():
-            words = f"hops of up to {axis.hops} links"
-            words = "a ring of single hops" if axis.is_closed else words
-            if not axis.hops and axis.size > 1:
-                words = "places are not known (CPUs, GPUs, several slices); the order is as given"
-            elif axis.size == 1:
+            if axis.size == 1:
                 words = "no hops"
-            elif axis.place:
+            elif not axis.hops:
+                words = "places are not known (CPUs, GPUs, several slices); the order is as given"
+            else:
+                far = f"hops of up to {axis.hops} links"
+                words = "a ring of single hops" if axis.is_closed else far
+            if axis.hops and axis.place:
                 words += f", links shared with {', '.join(axis.shares) or 'no axis'}; "
                 words += f"all-gather of {bytes_in_words(_BYTES)} {seconds_in_words(axis.seconds)}"
                 if usual := self.usual.get(name):
@@ -223,16 +224,14 @@ def describe(mesh: Mesh) -> Description:
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"ringcoll.describe: {mesh!r} is no mesh; pass a jax.sharding.Mesh")
-    if network(mesh.devices.flat) is None:
-        return Description(_axes(mesh), {})
-    devices = sorted(mesh.devices.flat, key=attrgetter("id"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an order that `jax.make_mesh` cannot improve
-        try:
+    usual = None
+    if network(mesh.devices.flat) is not None:
+        devices = sorted(mesh.devices.flat, key=attrgetter("id"))
+        # `jax.make_mesh` raises or warns where it has no order, or no better one, for these axes.
+        refused = suppress(AssertionError, NotImplementedError, ValueError)
+        with warnings.catch_warnings(action="ignore"), refused:
             usual = jax.make_mesh(mesh.devices.shape, mesh.axis_names, devices=devices)
-        except (AssertionError, NotImplementedError, ValueError):  # it has no order for these
-            return Description(_axes(mesh), {})
-    return Description(_axes(mesh), _axes(usual))
+    return Description(_axes(mesh), _axes(usual) if usual else {})
 
 
 def _axes(mesh: Mesh) -> dict[str, MeshAxis]:

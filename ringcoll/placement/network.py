@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 
-Place = tuple[int, ...]
+from ringcoll.costs.embedding import Place
+
 Link = tuple[Place, Place]  # directed: from, to
 
 #: A report warns of messages over more hops than these.
