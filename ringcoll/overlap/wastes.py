@@ -7,6 +7,7 @@ is not reported, so a program may have faults that are not found.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -27,7 +28,7 @@ _UNKNOWN: Same = frozenset()
 Given = tuple[Computation, Sequence[str]] | None
 #: Operations whose result has every element of their operand; the first keep the dtype too.
 _MOVING = ("bitcast", "copy", "copy-done", "copy-start", "reshape", "all-gather-done")
-_RENAMING = (*_MOVING, "convert")
+_RENAMING = (*_MOVING, "convert", "transpose")
 _SLICES = ("slice", "dynamic-slice")
 #: Operations whose results may differ between ranks, whatever their operands are.
 _DIFFERING = (
@@ -126,7 +127,7 @@ def _twice(module: Module, computation: Computation) -> Iterator[tuple[Instructi
             passes = _passes(module, computation, instruction)
             key = source, _groups(module, instruction), instruction.attribute("dimensions"), passes
             before = first.setdefault(key, instruction)
-            if before is not instruction and len(passes) < 2:
+            if before is not instruction and len(passes) == 1:
                 yield before, instruction
 
 
@@ -145,16 +146,17 @@ def _passes(
     """
     found = frozenset[tuple[bool, bool]]()
     for user in computation.users[value.name]:
-        name = user.attribute("op_name") or ""
+        name, within = user.attribute("op_name"), frozenset[tuple[bool, bool]]()
         if user.opcode == "fusion":  # it may have work of both passes
             body = next(module.called(user))
             for number, operand in enumerate(user.operands):
                 if operand == value.name:
-                    found |= _passes(module, body, body.parameters[number])
-        elif user.opcode in _RENAMING or not name:
-            found |= _passes(module, computation, user)
-        else:
-            found |= {("transpose(" in name, "rematted_computation" in name)}
+                    within |= _passes(module, body, body.parameters[number])
+        elif name and user.opcode not in _RENAMING:
+            within = frozenset({("transpose(" in name, "rematted_computation" in name)})
+        if not within and user.opcode in (*_RENAMING, "fusion"):
+            within = _passes(module, computation, user)
+        found |= within
     return found
 
 
@@ -209,15 +211,15 @@ def _used(
     computation: Computation,
     value: Instruction,
     whole: int,
-    around: int = 0,
+    around: Callable[[], int] = int,
     given: Given = None,
 ) -> int:
     """The elements of a value that slices of it use; `whole`, if something else uses it.
 
-    `around`: the elements that are used of the fusion whose result the value may be; 0 outside.
+    `around`: counts what is used of the fusion whose result the value may be; 0 outside.
     `given`: in a fusion, where it is, and its operands.
     """
-    used = around or whole if value.root else 0
+    used = around() or whole if value.root else 0
     for user in computation.users[value.name]:
         if user.opcode in _SLICES and user.operands[0] == value.name:
             starts = user.operands[1:]
@@ -226,7 +228,8 @@ def _used(
         elif user.opcode in (*_RENAMING, "all-reduce-done"):
             used += _used(module, computation, user, whole, around, given)
         elif user.opcode == "fusion":
-            body, beyond = next(module.called(user)), _used(module, computation, user, whole)
+            body = next(module.called(user))
+            beyond = partial(_used, module, computation, user, whole)
             outside = computation, user.operands
             for number, name in enumerate(user.operands):
                 if name == value.name:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from hlo_texts import SHAPE, computation, program
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -180,6 +181,44 @@ def test_a_fault_is_found(function, what, size):
 @pytest.mark.parametrize("name", FINE)
 def test_what_is_needed_is_no_fault(name):
     assert overlap.waste(lowered(FINE[name])) == ()
+
+
+def gather(name):
+    return f"%{name} = {SHAPE} all-gather(%x), replica_groups={{{{0,1}}}}, dimensions={{0}}"
+
+
+@pytest.mark.parametrize(("second", "found"), [("jvp()/dot", 1), ("transpose(jvp())/dot", 0)])
+def test_passes_are_told_by_the_products_behind_a_conversion(second, found):
+    """The fusions convert and turn. Of the products, one is of the forward pass."""
+    names = {"u": "jvp()/dot", "v": second}
+    lines = []
+    for i, name in names.items():
+        lines += [
+            gather(f"g{i}"),
+            f"%f{i} = {SHAPE} fusion(%g{i}), kind=kLoop, calls=%narrow",
+            f"%d{i} = {SHAPE} fusion(%f{i}, %w), kind=kOutput, calls=%product{i}, "
+            f'metadata={{op_name="{name}"}}',
+        ]
+    turned = f'%t = {SHAPE} transpose(%p), dimensions={{1,0}}, metadata={{op_name="jvp()/mul"}}'
+    before = computation("narrow", {"p": SHAPE}, turned)
+    for i, name in names.items():
+        product = f'%dot = {SHAPE} dot(%a, %b), metadata={{op_name="{name}"}}'
+        before += computation(f"product{i}", {"a": SHAPE, "b": SHAPE}, product)
+    text = program(*lines, f"%r = {SHAPE} add(%du, %dv)", ranks=2, before=before)
+    assert [fault.what for fault in overlap.waste(text)] == [TWICE] * found
+
+
+def test_waste_of_a_long_program_takes_no_time():
+    """Each of 200 fusions has two operands: the two before it."""
+    added = f"%s = {SHAPE} add(%p, %q)"
+    total = "%k = f32[] add(%i, %j)"
+    sums = computation("sums", {"i": "f32[]", "j": "f32[]"}, total)
+    groups = "replica_groups={{0,1,2,3}}"
+    lines = [f"%f0 = {SHAPE} all-reduce(%x), {groups}, to_apply=%sums", f"%f1 = {SHAPE} copy(%f0)"]
+    for i in range(2, 200):
+        lines += [f"%f{i} = {SHAPE} fusion(%f{i - 1}, %f{i - 2}), kind=kLoop, calls=%added"]
+    before = sums + computation("added", {"p": SHAPE, "q": SHAPE}, added)
+    assert overlap.waste(program(*lines, before=before)) == ()
 
 
 @pytest.mark.parametrize("read", [overlap.collectives, overlap.waste, overlap.report])
