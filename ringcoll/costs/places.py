@@ -107,7 +107,6 @@ def place_of(
     *,
     hosts: int | None = None,
     network: str | None = None,
-    closed: bool | None = None,
 ) -> Place:
     """Where the ranks of a collective are on a machine.
 
@@ -122,8 +121,6 @@ def place_of(
             the chips of the slice, "4x4": the built-in uses all its axes; if there are fewer ranks
             than chips, they are the last axis of a `ringcoll.mesh` (None: a slice of the ranks'
             shape). Or "switch".
-        closed: whether all axes of the slice are rings, or none is; None: as a slice of this size
-            is.
 
     Raises:
         ValueError: the machine or the network is not known, or the ranks do not fit it.
@@ -147,11 +144,9 @@ def place_of(
     if machine.model.axes:
         if hosts is not None:
             raise ValueError(f"hosts={hosts!r}: {machine.name} is on a slice; leave it out")
-        return _on_a_slice(shape, machine, network, closed)
+        return _on_a_slice(shape, machine, network)
     if hosts is not None and (not isinstance(hosts, Integral) or hosts < 1):
         raise ValueError(f"hosts={hosts!r} is not a number of hosts; give 1 or more")
-    if closed is not None:
-        raise ValueError(f"closed={closed!r}: {machine.name} has no axes; leave it out")
     return _on_hosts(shape, machine, hosts, network)
 
 
@@ -176,9 +171,7 @@ def _on_hosts(
     return Place(device, shape, hosts, between=between, built_in=built_in)
 
 
-def _on_a_slice(
-    shape: tuple[int, ...], device: Device, network: str | None, closed: bool | None
-) -> Place:
+def _on_a_slice(shape: tuple[int, ...], device: Device, network: str | None) -> Place:
     axes = device.model.axes
     if network == SWITCH:
         return Place(device, shape)
@@ -197,17 +190,15 @@ def _on_a_slice(
     elif prod(sizes) > prod(shape) and len(shape) > 1:  # a part of its sides
         sides = dict(zip(sizes, closed_sides(axes, sizes), strict=True))
         is_ring = tuple(sides.get(n, False) for n in shape)
-    elif prod(sizes) > prod(shape) and closed is None and prod(sizes) % prod(shape) == 0:
+    elif prod(sizes) > prod(shape) and prod(sizes) % prod(shape) == 0:
         # The last axis of a mesh, with all others beside it.
         closes = closed_sides(axes, sizes)
         placed = embed(sizes, closes, (prod(sizes) // prod(shape), *shape))
         assert placed is not None  # the chips of a slice form a box, which can be cut
         places = tuple(tuple(map(tuple, group)) for group in placed.tolist())
         return Place(device, shape, network=sizes, closed=closes, places=places)
-    if closed is not None:
-        is_ring = (closed,) * len(laid)
     built_in = None
-    if fills and len(shape) == 1 and closed is None:
+    if fills and len(shape) == 1:
         built_in = Place(device, sizes, network=sizes, closed=closed_sides(axes, sizes))
     return Place(device, shape, network=laid, closed=is_ring, built_in=built_in)
 
