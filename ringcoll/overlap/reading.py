@@ -46,9 +46,7 @@ def report(
     >>> [(row.kind, row.matmuls) for row in found.rows], found.exposed_share  # nothing hides it
     ([('collective-permute', 0)], 1.0)
     """
-    reading = read(compiled, mesh, chip)
-    with in_words():
-        return _build_report(reading)
+    return report_of(read(compiled, mesh, chip))
 
 
 class Reading(NamedTuple):
@@ -76,7 +74,7 @@ def read(
         name, chip = chip, named_chip(chip)
         if chip is None:
             raise ValueError(
-                f"report: no chip is named {name!r}, only {', '.join(CHIPS)}; pass one of these, "
+                f"overlap: no chip is named {name!r}, only {', '.join(CHIPS)}; pass one of these, "
                 "or an overlap.Chip with its constants"
             )
     elif chip is None and program.kind is not None:
@@ -85,7 +83,7 @@ def read(
     if needs_chip and module.tiled and not isinstance(chip, Chip):
         unknown = f"no chip {program.kind!r} is known" if program.kind else "nothing says of which"
         raise ValueError(
-            f"report: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (or v5p, v6e, "
+            f"overlap: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (v5p, v6e or "
             "tpu7x), or the compiled program in place of its text"
         )
     network = program.network or Network.ring(_ranks(module))
@@ -94,7 +92,9 @@ def read(
         return Reading(program, module, network, chip, timeline, Lines(program.text, module))
 
 
-def _build_report(reading: Reading) -> Report:
+@in_words()
+def report_of(reading: Reading) -> Report:
+    """The report of a run."""
     program, module, network, chip, timeline, lines = reading
     tally = timeline.tally
     named = dict.fromkeys([*timeline.transfers, *(s.label for s in timeline.segments)])
@@ -116,6 +116,7 @@ def _build_report(reading: Reading) -> Report:
             source=line_of[name].source,
             op_name=line_of[name].op_name,
             at=line_of[name].short,
+            axes=program.axes_along(wire.members),
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
