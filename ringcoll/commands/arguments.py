@@ -12,7 +12,7 @@ from itertools import product
 from math import prod
 from typing import Any, NoReturn
 
-from ringcoll.costs.places import MOST_RANKS
+from ringcoll.costs.places import MOST_RANKS, sizes_in
 from ringcoll.costs.wire import CODES, ENCODED, Wire
 from ringcoll.io import files
 from ringcoll.io.text import columns
@@ -127,12 +127,12 @@ def shape(text: str) -> tuple[int, ...]:
     Raises:
         argparse.ArgumentTypeError: it is not a shape, or a size is 0.
     """
-    sizes = text.split("x")
-    if not all(size.isdecimal() and int(size) for size in sizes):
+    sizes = sizes_in(text)
+    if not sizes:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a shape: give sizes above 0, such as 4x2"
         )
-    return tuple(map(int, sizes))
+    return sizes
 
 
 def matmul_sizes(text: str) -> tuple[int, int, int]:

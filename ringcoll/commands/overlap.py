@@ -144,14 +144,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the share of the time that may be exposed, such as 0.05, or the exit status is 1; "
         "all-gather=0.01 limits one kind; may be repeated",
     )
-    parser.add_argument(
-        "--allow-unread",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="with --max-exposed: an instruction that the report need not be able to read, such as "
-        "'while*'; may be repeated",
-    )
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
@@ -174,8 +166,6 @@ def run(args: argparse.Namespace) -> int:
         args.error(f"--text, --waste: {words}")
     if args.json and args.waste:
         args.error("--waste: it prints no JSON; leave out --json")
-    if args.allow_unread and not args.max_exposed:
-        args.error("--allow-unread: nothing is limited; give --max-exposed, too")
     program, last, before = None, args.saved, args.against
     try:
         shares = limits("--max-exposed", dict(args.max_exposed) or None)
@@ -211,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
                 write(file, *reports)
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
-    broken = breaches(last, shares, {}, 1, args.allow_unread) if shares else []
+    broken = breaches(last, shares, {}, 1, ()) if shares else []
     print(*broken, sep="\n", end="\n" * bool(broken), file=sys.stderr)
     return 1 if broken else 0
 

@@ -175,7 +175,9 @@ def _on_a_slice(shape: tuple[int, ...], device: Device, network: str | None) -> 
     axes = device.model.axes
     if network == SWITCH:
         return Place(device, shape)
-    sizes = _sizes(network) if network else ()
+    sizes = sizes_in(network) if network else ()
+    if network and not sizes:
+        raise ValueError(f"network {network!r} is no slice ('4x4'), nor {SWITCH!r}")
     if max(sum(n > 1 for n in shape), sum(n > 1 for n in sizes)) > axes:
         raise ValueError(f"{device.name} has links along {axes} axes, not {sizes or shape}")
     if sizes and prod(sizes) < prod(shape):
@@ -203,16 +205,10 @@ def _on_a_slice(shape: tuple[int, ...], device: Device, network: str | None) -> 
     return Place(device, shape, network=laid, closed=is_ring, built_in=built_in)
 
 
-def _sizes(network: str) -> tuple[int, ...]:
-    """The chips of a slice, from "4x4".
-
-    Raises:
-        ValueError: it is not a slice.
-    """
-    sizes = network.split("x") if isinstance(network, str) else []
-    if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
-        raise ValueError(f"network {network!r} is no slice ('4x4'), nor {SWITCH!r}")
-    return tuple(map(int, sizes))
+def sizes_in(text: str) -> tuple[int, ...]:
+    """The sizes of axes in "8" or "4x2", major first; () if they are not sizes above 0."""
+    sizes = text.split("x") if isinstance(text, str) else []
+    return tuple(map(int, sizes)) if all(n.isdecimal() and int(n) for n in sizes) else ()
 
 
 def _networks() -> list[str]:

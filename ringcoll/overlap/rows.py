@@ -17,9 +17,9 @@ class Row:
     """A collective of the program, which runs `count` times.
 
     bytes (what a rank sends, by an algorithm that sends the least), hops and wire (seconds) are of
-    one run. The other figures are of the whole program.
-    compute (seconds), flops and matmuls are those between start and done; bare is how often no
-    matmul is between them; exposed is in seconds.
+    one run. The other figures are of the whole program. compute (seconds), flops and matmuls are
+    those between start and done; bare is how often no matmul is between them; exposed is in
+    seconds.
 
     source is the file and line of the call. op_name is JAX's name of the operation. at is a label,
     such as "train.py:41 psum, gradient". They are "" if the text does not name them. axes are those
