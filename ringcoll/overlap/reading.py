@@ -16,7 +16,6 @@ from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
-from ringcoll.overlap.transfers import source_target_pairs
 from ringcoll.placement.network import Network
 
 
@@ -86,7 +85,7 @@ def read(
             f"overlap: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (v5p, v6e or "
             "tpu7x), or the compiled program in place of its text"
         )
-    network = program.network or Network.ring(_ranks(module))
+    network = program.network or Network.ring(module.ranks)
     with in_words():
         timeline = Timeline(module, network, chip, program.profile).run()
         return Reading(program, module, network, chip, timeline, Lines(program.text, module))
@@ -135,7 +134,7 @@ def report_of(reading: Reading) -> Report:
         sources=sources,
         temporaries=program.temporaries,
         program_bytes=program.program_bytes,
-        assumptions=tuple(_assumptions(program, module, network, chip, sources, timeline)),
+        assumptions=tuple(_assumptions(reading, sources)),
         segments=tuple(
             segment._replace(source=line.source, at=f"{line.place} {line.operation}".strip())
             for segment, line in ((s, line_of[s.label]) for s in timeline.segments)
@@ -145,25 +144,8 @@ def report_of(reading: Reading) -> Report:
     )
 
 
-def _ranks(module: Module) -> int:
-    """The number of ranks that a program names; a short form of its text has none in its header."""
-    pairs = (
-        pair
-        for computation in module.computations.values()
-        for instruction in computation.instructions
-        for pair in source_target_pairs(instruction)
-    )
-    return max(module.ranks, 1 + max((rank for pair in pairs for rank in pair), default=0))
-
-
-def _assumptions(
-    program: Program,
-    module: Module,
-    network: Network,
-    chip: Chip | Gpu | None,
-    sources: Mapping[str, float],
-    timeline: Timeline,
-) -> Iterable[str]:
+def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str]:
+    program, module, network, chip, timeline, _ = reading
     if chip is None:
         yield (
             "no times: the text of a CPU program has none to trust, and of a GPU's nothing says of "
