@@ -135,11 +135,7 @@ def place_of(
         shape = ()
     if not shape or min(shape) < 1:
         raise ValueError(f"ranks {ranks!r} is not a number of ranks, nor a shape of them")
-    if prod(shape) > MOST_RANKS:
-        raise ValueError(
-            f"ranks {shown(ranks)}: a schedule of more than {MOST_RANKS} ranks takes "
-            "minutes and gigabytes to build; give fewer"
-        )
+    check_ranks(shape)
     machine = device if isinstance(device, Device) else find(device)
     if machine.model.axes:
         if hosts is not None:
@@ -148,6 +144,15 @@ def place_of(
     if hosts is not None and (not isinstance(hosts, Integral) or hosts < 1):
         raise ValueError(f"hosts={hosts!r} is not a number of hosts; give 1 or more")
     return _on_hosts(shape, machine, hosts, network)
+
+
+def check_ranks(shape: Sequence[int]) -> None:
+    """Refuse more than `MOST_RANKS` ranks."""
+    if prod(shape) > MOST_RANKS:
+        raise ValueError(
+            f"ranks {shown(shape)}: a schedule of more than {MOST_RANKS} ranks takes "
+            "minutes and gigabytes to build; every rank does the same, so give fewer"
+        )
 
 
 def _on_hosts(
