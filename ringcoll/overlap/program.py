@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from jax import tree
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled
@@ -38,12 +38,12 @@ class Program:
 
     def axes_along(self, members: Sequence[Sequence[int]]) -> tuple[str, ...]:
         """The axes of the mesh along which ranks of one group differ."""
-        found: set[str] = set()
-        for group in members if self.axes else ():
-            digits = np.unravel_index(group, tuple(self.axes.values()))
-            pairs = zip(self.axes, digits, strict=True)
-            found |= {name for name, digit in pairs if len(set(digit.tolist())) > 1}
-        return tuple(name for name in self.axes if name in found)
+        digits = zip(*product(*map(range, self.axes.values())), strict=True)
+        return tuple(
+            name
+            for name, digit in zip(self.axes, digits, strict=True)
+            if any(digit[rank] != digit[group[0]] for group in members for rank in group)
+        )
 
 
 def program_of(compiled: object, mesh: object = None) -> Program:
