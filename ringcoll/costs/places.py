@@ -40,8 +40,7 @@ class Place:
         closed: which axes of the network are rings; None: all.
         places: the place of each rank on the network, for each group of ranks that communicates at
             the same time; None: the ranks fill the network in order.
-        between: the network between hosts; None if there is none.
-        ports: the number of ports of a host to that network; 0: one for each of its ranks.
+        between: the network between hosts, to which each rank has a port; None if there is none.
         built_in: the place for a built-in collective, if it is a different one. Hosts may then have
             different numbers of ranks; and if the ranks of one axis fill a slice, the shape is that
             of the slice, because the built-in uses all its links.
@@ -54,7 +53,6 @@ class Place:
     closed: tuple[bool, ...] | None = None
     places: Places | None = None
     between: Device | None = None
-    ports: int = 0
     built_in: "Place | None" = None
 
     @property
@@ -97,7 +95,7 @@ class Place:
         if isinstance(paid, Price):
             return lambda size: seconds(paid, size / n, outer or inner)
         assert outer is not None  # `price` returns a HostsPrice only if there are several hosts
-        ports = replace(outer, beta=outer.beta / (self.ports or n // self.hosts))
+        ports = replace(outer, beta=outer.beta / (n // self.hosts))  # those of a host
         return lambda size: seconds_on_hosts(paid, size / n, inner, ports)
 
 
