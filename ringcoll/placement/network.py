@@ -141,7 +141,7 @@ class Network:
                 return f"axis {axis} {'+' if ahead else '-'}"
         return "port"
 
-    def load(self, pairs: Iterable[tuple[int, int]]) -> dict[Link, int]:
+    def load(self, pairs: Iterable[Sequence[int]]) -> dict[Link, int]:
         """How many of these messages pass each link."""
         load: dict[Link, int] = {}
         for source, target in pairs:
