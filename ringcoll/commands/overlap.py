@@ -123,17 +123,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print what changed since this report, which --json wrote (default for an example "
         "that overlaps: its plain form, which pictures, pages and traces then show above it)",
     )
-    parser.add_argument(
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument(
         "--waste", action="store_true", help="print what is sent without need, and the cure"
+    )
+    printed.add_argument(
+        "--json", action="store_true", help="print JSON instead of a table and a comparison"
     )
     parser.add_argument(
         "--details", action="store_true", help="print MB, hops and GFLOP of each line, too"
     )
     parser.add_argument(
         "--text", type=arguments.File, metavar="FILE", help="write the scheduled program to FILE"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON instead of a table and a comparison"
     )
     parser.add_argument(
         "--max-exposed",
@@ -164,8 +165,6 @@ def run(args: argparse.Namespace) -> int:
     if args.saved and (args.text or args.waste):
         words = "a saved report has no program; name an --example or a --function"
         args.error(f"--text, --waste: {words}")
-    if args.json and args.waste:
-        args.error("--waste: it prints no JSON; leave out --json")
     program, last, before = None, args.saved, args.against
     try:
         shares = limits("--max-exposed", dict(args.max_exposed) or None)
