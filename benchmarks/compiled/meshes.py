@@ -112,7 +112,7 @@ def table_of_hops() -> Iterator[str]:
         counted = Counter[str]()
         for size in slices:
             found = devices(f"{kind}:{size}")
-            for shape in _shapes(len(found)):
+            for shape in shapes(len(found)):
                 counted.update(_compared(found, shape))
         cells = ("meshes", "last", "all", "usual", "shorter", "equal", "longer")
         yield f"| {kind} | {' | '.join(str(counted[cell]) for cell in cells)} |"
@@ -135,7 +135,7 @@ def _compared(found: list, shape: tuple[int, ...]) -> Iterator[str]:
         yield "equal" if more == 0 else "longer" if more > 0 else "shorter"
 
 
-def _shapes(n: int) -> Iterator[tuple[int, ...]]:
+def shapes(n: int) -> Iterator[tuple[int, ...]]:
     """The shapes of n devices with one to three axes, each of two or more."""
     sizes = [size for size in range(2, n + 1) if n % size == 0]
     for count in (1, 2, 3):

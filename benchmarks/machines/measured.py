@@ -12,6 +12,7 @@ of ranks); and whether the model predicts which of two measured ways is faster.
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -226,12 +227,11 @@ def model_seconds(one: PublishedPoint) -> float:
 
 def model_seconds_on(one: PublishedPoint, device: str | Device) -> float:
     """The seconds by the model of a device."""
-    closed = hosts = None
-    if one.device not in costs.DEVICES:
-        hosts = one.hosts if one.hosts > 1 else None
-    elif "no wrap" in one.topology:
-        closed = False
-    place = costs.place_of(one.ranks, device, hosts=hosts, closed=closed)
+    is_tpu = one.device in costs.DEVICES
+    hosts = one.hosts if one.hosts > 1 and not is_tpu else None
+    place = costs.place_of(one.ranks, device, hosts=hosts)
+    if is_tpu and "no wrap" in one.topology:
+        place = replace(place, closed=(False,) * len(place.shape))
     return costs.predict(one.collective, one.bytes, place)
 
 

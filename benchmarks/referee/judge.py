@@ -100,7 +100,8 @@ def description(
 def _network(place: Place) -> dict[str, Any]:
     if place.between and place.hosts > 1:
         outer = place.between.model
-        ports = {"outer_rate": _rate(outer), "outer_start": outer.alpha}
+        rate = _rate(outer) * (place.ranks // place.hosts)  # of all ports of a host
+        ports = {"outer_rate": rate, "outer_start": outer.alpha}
         return {"kind": "hosts", "hosts": place.hosts, **ports}
     if place.network is None:
         raise ValueError(f"{place.name} ranks on a switch: give its network")

@@ -1,7 +1,7 @@
 """Run schedules message by message in SimGrid, and compare the seconds with their prices.
 
 A network is one of these: a torus of v5p chips (16, 8x8, 4x4x4); grid:4x4, whose axes are lines;
-hosts:8x8, 8 hosts of 8 H200 that share a port to InfiniBand; tree:8x8, a fat tree of 8 switches
+hosts:8x8, 8 hosts of 8 H200 that share 8 ports to InfiniBand; tree:8x8, a fat tree of 8 switches
 with 8 ranks each; dragonfly:4x2x4x2, 4 groups of 2 chassis of 4 routers of 2 ranks, with as many
 links between two groups as a group has ranks (thin: instead of dragonfly: has one link). Ranks on
 hosts, a tree or a dragonfly are priced on a switch. The exit status is 1 if a price is off by more
@@ -54,7 +54,7 @@ def named_place(text: str) -> NamedPlace:
         return NamedPlace(text, Place(MACHINES[CHIP], sizes, network=sizes, closed=lines))
     flat = Place(MACHINES[PORT], (prod(sizes),))
     if kind == "hosts" and len(sizes) == 2:
-        hosts = Place(MACHINES[GPU], sizes, sizes[0], between=MACHINES[PORT], ports=1)
+        hosts = Place(MACHINES[GPU], sizes, sizes[0], between=MACHINES[PORT])
         return NamedPlace(text, hosts)
     if kind == "tree" and len(sizes) == 2:
         return NamedPlace(text, flat, {"kind": "fat_tree", "sizes": sizes})

@@ -9,10 +9,9 @@ import traceback
 from collections.abc import Callable
 from functools import partial, wraps
 from itertools import product
-from math import prod
 from typing import Any, NoReturn
 
-from ringcoll.costs.places import MOST_RANKS
+from ringcoll.costs.places import sizes_in
 from ringcoll.costs.wire import CODES, ENCODED, Wire
 from ringcoll.io import files
 from ringcoll.io.text import columns
@@ -127,12 +126,12 @@ def shape(text: str) -> tuple[int, ...]:
     Raises:
         argparse.ArgumentTypeError: it is not a shape, or a size is 0.
     """
-    sizes = text.split("x")
-    if not all(size.isdecimal() and int(size) for size in sizes):
+    sizes = sizes_in(text)
+    if not sizes:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a shape: give sizes above 0, such as 4x2"
         )
-    return tuple(map(int, sizes))
+    return sizes
 
 
 def matmul_sizes(text: str) -> tuple[int, int, int]:
@@ -146,21 +145,6 @@ def matmul_sizes(text: str) -> tuple[int, int, int]:
         raise argparse.ArgumentTypeError(f"{text!r} does not have three sizes; write MxKxF")
     m, k, f = sizes
     return m, k, f
-
-
-def ranks(text: str) -> tuple[int, ...]:
-    """Read a shape of at most `MOST_RANKS` ranks.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not a shape, or has more ranks.
-    """
-    sizes = shape(text)
-    if prod(sizes) > MOST_RANKS:
-        raise argparse.ArgumentTypeError(
-            f"{text}: a schedule of more than {MOST_RANKS} ranks takes minutes and gigabytes to "
-            "build; every rank does the same, so give fewer"
-        )
-    return sizes
 
 
 def shapes(text: str) -> list[tuple[int, ...]]:

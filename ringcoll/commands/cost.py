@@ -41,7 +41,7 @@ LEAST, MOST = 2**10, 2**32
 #: The sizes, if none are given.
 _BYTES = [2**26]
 #: The options that a matmul does not take.
-_NOT_OF_MATMULS = "bytes", "algorithm", "function", "hosts", "network", "closed", "formulas"
+_NOT_OF_MATMULS = "bytes", "algorithm", "function", "hosts", "network", "formulas"
 #: Bytes of an element of bfloat16, which --wire replaces by codes.
 _ITEMSIZE = 2
 
@@ -102,11 +102,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of TPUs: the chips of the slice, such as 4x4 (default: the shape of --ranks), or "
         f"{SWITCH}; of GPUs: the network between hosts, such as ethernet100",
     )
-    add(
-        "--closed",
-        action=argparse.BooleanOptionalAction,
-        help="whether all axes of a slice are rings, or none is (default: as on a real slice)",
-    )
     for name, constant in _CONSTANTS.items():
         add(
             f"--{name}",
@@ -132,8 +127,8 @@ def run(args: argparse.Namespace) -> int:
             return cost_matmul.run(args, device)
         algorithms = _algorithms(args, collective)
         wire = arguments.wire(args.wire, args.collective)
-        options = {name: getattr(args, name) for name in ("hosts", "network", "closed")}
-        places = [place_of(shape, device, **options) for shape in args.ranks]
+        where = {"hosts": args.hosts, "network": args.network}
+        places = [place_of(shape, device, **where) for shape in args.ranks]
         rows = [_price_all(place, collective, algorithms, refused, wire) for place in places]
         if not any(row.seconds for row in rows):
             raise ValueError("; ".join(refused))
@@ -228,10 +223,7 @@ def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
     networks = [place.network or () for place in places if not (place.is_torus or place.places)]
     if networks:
         shapes = dict.fromkeys("x".join(map(str, network)) for network in networks)
-        yield (
-            f"an axis of {', '.join(shapes)} is a line, not a ring, on a slice of chips "
-            "(--closed closes every axis)"
-        )
+        yield f"an axis of {', '.join(shapes)} is a line, not a ring, on a slice of chips"
 
 
 def _constants(model: Model) -> str:

@@ -20,6 +20,7 @@ import argparse
 from math import prod
 
 from ringcoll.commands import arguments
+from ringcoll.costs.places import check_ranks
 from ringcoll.draw.motion import as_motion
 from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import Plan, plan
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=arguments.ranks,
+        type=arguments.shape,
         default="4",
         metavar="N",
         help="the number of ranks (4); for several axes 4x2, major first",
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     first, *_ = names(in_lax(args.collective))  # the ring, if there is one
     algorithm = args.function or (first if args.algorithm is None else args.algorithm)
     try:
+        check_ranks(args.ranks)
         drawn_plan = plan(args.collective, algorithm, args.ranks)
         if args.order:
             print(_as_tree(args, drawn_plan))

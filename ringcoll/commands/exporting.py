@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=arguments.ranks,
+        type=arguments.shape,
         required=True,
         metavar="N",
         help="the number of ranks; for several axes 4x2, major first",

@@ -123,17 +123,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print what changed since this report, which --json wrote (default for an example "
         "that overlaps: its plain form, which pictures, pages and traces then show above it)",
     )
-    parser.add_argument(
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument(
         "--waste", action="store_true", help="print what is sent without need, and the cure"
+    )
+    printed.add_argument(
+        "--json", action="store_true", help="print JSON instead of a table and a comparison"
     )
     parser.add_argument(
         "--details", action="store_true", help="print MB, hops and GFLOP of each line, too"
     )
     parser.add_argument(
         "--text", type=arguments.File, metavar="FILE", help="write the scheduled program to FILE"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON instead of a table and a comparison"
     )
     parser.add_argument(
         "--max-exposed",
@@ -143,14 +144,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[KIND=]SHARE",
         help="the share of the time that may be exposed, such as 0.05, or the exit status is 1; "
         "all-gather=0.01 limits one kind; may be repeated",
-    )
-    parser.add_argument(
-        "--allow-unread",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="with --max-exposed: an instruction that the report need not be able to read, such as "
-        "'while*'; may be repeated",
     )
 
 
@@ -172,10 +165,6 @@ def run(args: argparse.Namespace) -> int:
     if args.saved and (args.text or args.waste):
         words = "a saved report has no program; name an --example or a --function"
         args.error(f"--text, --waste: {words}")
-    if args.json and args.waste:
-        args.error("--waste: it prints no JSON; leave out --json")
-    if args.allow_unread and not args.max_exposed:
-        args.error("--allow-unread: nothing is limited; give --max-exposed, too")
     program, last, before = None, args.saved, args.against
     try:
         shares = limits("--max-exposed", dict(args.max_exposed) or None)
@@ -211,7 +200,7 @@ def run(args: argparse.Namespace) -> int:
                 write(file, *reports)
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
-    broken = breaches(last, shares, {}, 1, args.allow_unread) if shares else []
+    broken = breaches(last, shares, {}, 1, ()) if shares else []
     print(*broken, sep="\n", end="\n" * bool(broken), file=sys.stderr)
     return 1 if broken else 0
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from ringcoll.costs.slices import along
 
-Place = tuple[int, ...]
+Coords = tuple[int, ...]
 
 
-def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
+def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Coords]:
     """The places of a box in the order of a ring with the shortest steps.
 
     All steps are one hop if the box has two or more axes and one of them has even size, or if its
@@ -41,7 +41,7 @@ def ring_order(size: Sequence[int], wrap: Sequence[bool]) -> list[Place]:
     return [(*columns[c][:even], row, *columns[c][even + 1 :]) for row, c in order]
 
 
-def _snake(size: Sequence[int]) -> Iterator[Place]:
+def _snake(size: Sequence[int]) -> Iterator[Coords]:
     """All places of a box in an order in which each is a neighbour of the one before."""
     if not size:
         yield ()

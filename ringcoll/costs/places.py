@@ -40,8 +40,7 @@ class Place:
         closed: which axes of the network are rings; None: all.
         places: the place of each rank on the network, for each group of ranks that communicates at
             the same time; None: the ranks fill the network in order.
-        between: the network between hosts; None if there is none.
-        ports: the number of ports of a host to that network; 0: one for each of its ranks.
+        between: the network between hosts, to which each rank has a port; None if there is none.
         built_in: the place for a built-in collective, if it is a different one. Hosts may then have
             different numbers of ranks; and if the ranks of one axis fill a slice, the shape is that
             of the slice, because the built-in uses all its links.
@@ -54,7 +53,6 @@ class Place:
     closed: tuple[bool, ...] | None = None
     places: Places | None = None
     between: Device | None = None
-    ports: int = 0
     built_in: "Place | None" = None
 
     @property
@@ -97,7 +95,7 @@ class Place:
         if isinstance(paid, Price):
             return lambda size: seconds(paid, size / n, outer or inner)
         assert outer is not None  # `price` returns a HostsPrice only if there are several hosts
-        ports = replace(outer, beta=outer.beta / (self.ports or n // self.hosts))
+        ports = replace(outer, beta=outer.beta / (n // self.hosts))  # those of a host
         return lambda size: seconds_on_hosts(paid, size / n, inner, ports)
 
 
@@ -107,7 +105,6 @@ def place_of(
     *,
     hosts: int | None = None,
     network: str | None = None,
-    closed: bool | None = None,
 ) -> Place:
     """Where the ranks of a collective are on a machine.
 
@@ -122,8 +119,6 @@ def place_of(
             the chips of the slice, "4x4": the built-in uses all its axes; if there are fewer ranks
             than chips, they are the last axis of a `ringcoll.mesh` (None: a slice of the ranks'
             shape). Or "switch".
-        closed: whether all axes of the slice are rings, or none is; None: as a slice of this size
-            is.
 
     Raises:
         ValueError: the machine or the network is not known, or the ranks do not fit it.
@@ -138,21 +133,24 @@ def place_of(
         shape = ()
     if not shape or min(shape) < 1:
         raise ValueError(f"ranks {ranks!r} is not a number of ranks, nor a shape of them")
-    if prod(shape) > MOST_RANKS:
-        raise ValueError(
-            f"ranks {shown(ranks)}: a schedule of more than {MOST_RANKS} ranks takes "
-            "minutes and gigabytes to build; give fewer"
-        )
+    check_ranks(shape)
     machine = device if isinstance(device, Device) else find(device)
     if machine.model.axes:
         if hosts is not None:
             raise ValueError(f"hosts={hosts!r}: {machine.name} is on a slice; leave it out")
-        return _on_a_slice(shape, machine, network, closed)
+        return _on_a_slice(shape, machine, network)
     if hosts is not None and (not isinstance(hosts, Integral) or hosts < 1):
         raise ValueError(f"hosts={hosts!r} is not a number of hosts; give 1 or more")
-    if closed is not None:
-        raise ValueError(f"closed={closed!r}: {machine.name} has no axes; leave it out")
     return _on_hosts(shape, machine, hosts, network)
+
+
+def check_ranks(shape: Sequence[int]) -> None:
+    """Refuse more than `MOST_RANKS` ranks."""
+    if prod(shape) > MOST_RANKS:
+        raise ValueError(
+            f"ranks {shown(shape)}: a schedule of more than {MOST_RANKS} ranks takes "
+            "minutes and gigabytes to build; every rank does the same, so give fewer"
+        )
 
 
 def _on_hosts(
@@ -176,13 +174,13 @@ def _on_hosts(
     return Place(device, shape, hosts, between=between, built_in=built_in)
 
 
-def _on_a_slice(
-    shape: tuple[int, ...], device: Device, network: str | None, closed: bool | None
-) -> Place:
+def _on_a_slice(shape: tuple[int, ...], device: Device, network: str | None) -> Place:
     axes = device.model.axes
     if network == SWITCH:
         return Place(device, shape)
-    sizes = _sizes(network) if network else ()
+    sizes = sizes_in(network) if network else ()
+    if network and not sizes:
+        raise ValueError(f"network {network!r} is no slice ('4x4'), nor {SWITCH!r}")
     if max(sum(n > 1 for n in shape), sum(n > 1 for n in sizes)) > axes:
         raise ValueError(f"{device.name} has links along {axes} axes, not {sizes or shape}")
     if sizes and prod(sizes) < prod(shape):
@@ -197,31 +195,23 @@ def _on_a_slice(
     elif prod(sizes) > prod(shape) and len(shape) > 1:  # a part of its sides
         sides = dict(zip(sizes, closed_sides(axes, sizes), strict=True))
         is_ring = tuple(sides.get(n, False) for n in shape)
-    elif prod(sizes) > prod(shape) and closed is None and prod(sizes) % prod(shape) == 0:
+    elif prod(sizes) > prod(shape) and prod(sizes) % prod(shape) == 0:
         # The last axis of a mesh, with all others beside it.
         closes = closed_sides(axes, sizes)
         placed = embed(sizes, closes, (prod(sizes) // prod(shape), *shape))
         assert placed is not None  # the chips of a slice form a box, which can be cut
         places = tuple(tuple(map(tuple, group)) for group in placed.tolist())
         return Place(device, shape, network=sizes, closed=closes, places=places)
-    if closed is not None:
-        is_ring = (closed,) * len(laid)
     built_in = None
-    if fills and len(shape) == 1 and closed is None:
+    if fills and len(shape) == 1:
         built_in = Place(device, sizes, network=sizes, closed=closed_sides(axes, sizes))
     return Place(device, shape, network=laid, closed=is_ring, built_in=built_in)
 
 
-def _sizes(network: str) -> tuple[int, ...]:
-    """The chips of a slice, from "4x4".
-
-    Raises:
-        ValueError: it is not a slice.
-    """
-    sizes = network.split("x") if isinstance(network, str) else []
-    if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
-        raise ValueError(f"network {network!r} is no slice ('4x4'), nor {SWITCH!r}")
-    return tuple(map(int, sizes))
+def sizes_in(text: str) -> tuple[int, ...]:
+    """The sizes of axes in "8" or "4x2", major first; () if they are not sizes above 0."""
+    sizes = text.split("x") if isinstance(text, str) else []
+    return tuple(map(int, sizes)) if all(n.isdecimal() and int(n) for n in sizes) else ()
 
 
 def _networks() -> list[str]:

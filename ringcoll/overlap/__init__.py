@@ -33,7 +33,7 @@ of turns is not known.
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
-from ringcoll.overlap.counts import Collective, assert_collectives, collectives
+from ringcoll.overlap.counts import assert_collectives, collectives
 from ringcoll.overlap.hlo import HloError
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import assert_overlapped, report
@@ -44,7 +44,6 @@ from ringcoll.overlap.wastes import Waste, waste
 __all__ = [
     "CHIPS",
     "Chip",
-    "Collective",
     "Gpu",
     "HloError",
     "Program",

@@ -1,48 +1,16 @@
 """Count the collectives of a compiled program: `collectives` and `assert_collectives`."""
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import isclose
-
-import numpy as np
+from numbers import Real
 
 from ringcoll.io.text import bytes_in_words, choose
-from ringcoll.overlap.hlo import in_words
-from ringcoll.overlap.lines import CALLS, Line
-from ringcoll.overlap.program import Program
-from ringcoll.overlap.reading import Reading, read
-from ringcoll.overlap.rows import table_lines
+from ringcoll.overlap.reading import read, report_of
+from ringcoll.overlap.rows import NO_LINE, Row, table_lines
 from ringcoll.overlap.transfers import COLLECTIVES
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """A collective of a compiled program.
-
-    Attributes:
-        kind: the compiler's name, such as "all-gather".
-        count: how often it runs: in a loop, once for each turn.
-        bytes: what a rank sends in one run, by an algorithm that sends the least.
-        axes: the axes of the mesh along which it sends; empty if the mesh is not known.
-        asked: who asked for it: "the program", by a collective of `jax.lax`; "ringcoll"; or "the
-            partitioner", because of shardings.
-        at: the line of source and what it calls, such as "train.py:41 psum, gradient".
-        source: the file with its folder, and the line.
-        name: the name of the instruction.
-    """
-
-    kind: str
-    count: int
-    bytes: float
-    axes: tuple[str, ...]
-    asked: str
-    at: str
-    source: str
-    name: str
-
-
-def collectives(compiled: object, *, mesh: object = None) -> tuple[Collective, ...]:
+def collectives(compiled: object, *, mesh: object = None) -> tuple[Row, ...]:
     """The collectives of a compiled program, in the order in which they start.
 
     Collectives that the compiler joined into one are one. A loop whose number of turns is not known
@@ -62,34 +30,7 @@ def collectives(compiled: object, *, mesh: object = None) -> tuple[Collective, .
     ...     print(row.kind, row.count, row.bytes, row.axes, row.asked)
     all-reduce 1 6.0 ('x',) the program
     """
-    return _rows(read(compiled, mesh, None, needs_chip=False))
-
-
-@in_words()
-def _rows(reading: Reading) -> tuple[Collective, ...]:
-    rows = []
-    for name, (sent, _) in reading.timeline.transfers.items():
-        line, count = reading.lines.of(name), round(reading.timeline.tally[name, "count"])
-        axes, asked = axes_along(sent.members, reading.program), _asked(line)
-        row = Collective(sent.kind, count, sent.bytes, axes, asked, line.short, line.source, name)
-        rows.append(row)
-    return tuple(rows)
-
-
-def axes_along(members: Sequence[Sequence[int]], program: Program) -> tuple[str, ...]:
-    """The axes of the mesh along which ranks of one group differ."""
-    found: set[str] = set()
-    for group in members if program.axes else ():
-        digits = np.unravel_index(group, tuple(program.axes.values()))
-        pairs = zip(program.axes, digits, strict=True)
-        found |= {name for name, digit in pairs if len(set(digit.tolist())) > 1}
-    return tuple(name for name in program.axes if name in found)
-
-
-def _asked(line: Line) -> str:
-    if re.search(r"(^|[/(])ringcoll\.", line.op_name):
-        return "ringcoll"
-    return "the program" if line.operation in CALLS else "the partitioner"
+    return report_of(read(compiled, mesh, None, needs_chip=False)).rows
 
 
 def assert_collectives(
@@ -114,13 +55,19 @@ def assert_collectives(
     Raises:
         AssertionError: a number is a different one. The message lists all collectives: how often
             they run, kind, axes, bytes, who asked, and line.
+        TypeError: what is given is not a mapping from kinds to numbers; or as `collectives`.
         ValueError: there is no such kind.
-        HloError, TypeError: as `collectives`.
+        HloError: as `collectives`.
 
     >>> total = ranks(lambda x: jax.lax.psum(x, "x"), out_specs=P())
     >>> overlap.assert_collectives(total.lower(jnp.ones(4)), {"all-reduce": 1}, {"all-reduce": 6})
     """
-    for kind in (*counts, *(bytes or {})):
+    limits = bytes or {}
+    for name, given in (("counts", counts), ("bytes", limits)):
+        if not isinstance(given, Mapping) or not all(isinstance(n, Real) for n in given.values()):
+            words = "is not a mapping from kinds to numbers; pass such as {'all-reduce': 1}"
+            raise TypeError(f"assert_collectives: {name}={given!r} {words}")
+    for kind in (*counts, *limits):
         if kind not in COLLECTIVES:
             raise ValueError(f"assert_collectives: kind {kind!r}: {choose(kind, COLLECTIVES)}")
     rows, wrong = collectives(compiled, mesh=mesh), []
@@ -129,15 +76,14 @@ def assert_collectives(
         count, wanted = sum(row.count for row in of_kind), counts.get(kind, 0)
         if count != wanted:
             wrong.append(f"{kind} runs {count} times, not {wanted}")
-        sent, limit = sum(row.count * row.bytes for row in of_kind), (bytes or {}).get(kind)
-        if limit is not None and not isclose(sent, limit):
-            wrong.append(f"{kind} sends {sent:.0f} bytes, not {limit:.0f}")
+        sent = sum(row.count * row.bytes for row in of_kind)
+        if not isclose(sent, limits.get(kind, sent)):
+            wrong.append(f"{kind} sends {sent:.0f} bytes, not {limits[kind]:.0f}")
     if not wrong:
         return
     lines = [("times", "bytes", "along", "asked by", "collective", "line")]
     for row in rows:
         along, size = ", ".join(row.axes) or "-", bytes_in_words(row.bytes)
-        line = row.at or "no line known"
-        lines.append((str(row.count), size, along, row.asked, row.kind, line))
+        lines.append((str(row.count), size, along, row.asked, row.kind, row.at or NO_LINE))
     there = table_lines(lines) if rows else ["the program has no collective"]
     raise AssertionError("\n".join([*wrong, "", *there]))

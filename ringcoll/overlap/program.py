@@ -1,10 +1,11 @@
 """A compiled program as a report needs it: its text, its sizes, the places of its ranks."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,15 @@ class Program:
     versions: Mapping[str, str] = field(default_factory=dict)
     axes: Mapping[str, int] = field(default_factory=dict)
 
+    def axes_along(self, members: Sequence[Sequence[int]]) -> tuple[str, ...]:
+        """The axes of the mesh along which ranks of one group differ."""
+        digits = zip(*product(*map(range, self.axes.values())), strict=True)
+        return tuple(
+            name
+            for name, digit in zip(self.axes, digits, strict=True)
+            if any(digit[rank] != digit[group[0]] for group in members for rank in group)
+        )
+
 
 def program_of(compiled: object, mesh: object = None) -> Program:
     """Make a `Program` from the arguments of `report`.
@@ -43,7 +53,7 @@ def program_of(compiled: object, mesh: object = None) -> Program:
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
     """
     if mesh is not None and not isinstance(mesh, Mesh):
-        raise TypeError(f"report: mesh must be a jax.sharding.Mesh, got {mesh!r}")
+        raise TypeError(f"overlap: mesh must be a jax.sharding.Mesh, got {mesh!r}")
     if isinstance(compiled, Program):
         program = compiled
     elif isinstance(compiled, str):
@@ -53,7 +63,7 @@ def program_of(compiled: object, mesh: object = None) -> Program:
         mesh = mesh or mesh_of(_shardings(compiled))
     else:
         raise TypeError(
-            f"report: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
+            f"overlap: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
             f"got {type(compiled).__module__}.{type(compiled).__name__}"
         )
     if mesh is None:

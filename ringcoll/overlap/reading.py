@@ -16,7 +16,6 @@ from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
-from ringcoll.overlap.transfers import source_target_pairs
 from ringcoll.placement.network import Network
 
 
@@ -46,9 +45,7 @@ def report(
     >>> [(row.kind, row.matmuls) for row in found.rows], found.exposed_share  # nothing hides it
     ([('collective-permute', 0)], 1.0)
     """
-    reading = read(compiled, mesh, chip)
-    with in_words():
-        return _build_report(reading)
+    return report_of(read(compiled, mesh, chip))
 
 
 class Reading(NamedTuple):
@@ -76,7 +73,7 @@ def read(
         name, chip = chip, named_chip(chip)
         if chip is None:
             raise ValueError(
-                f"report: no chip is named {name!r}, only {', '.join(CHIPS)}; pass one of these, "
+                f"overlap: no chip is named {name!r}, only {', '.join(CHIPS)}; pass one of these, "
                 "or an overlap.Chip with its constants"
             )
     elif chip is None and program.kind is not None:
@@ -85,16 +82,18 @@ def read(
     if needs_chip and module.tiled and not isinstance(chip, Chip):
         unknown = f"no chip {program.kind!r} is known" if program.kind else "nothing says of which"
         raise ValueError(
-            f"report: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (or v5p, v6e, "
+            f"overlap: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (v5p, v6e or "
             "tpu7x), or the compiled program in place of its text"
         )
-    network = program.network or Network.ring(_ranks(module))
+    network = program.network or Network.ring(module.ranks)
     with in_words():
         timeline = Timeline(module, network, chip, program.profile).run()
         return Reading(program, module, network, chip, timeline, Lines(program.text, module))
 
 
-def _build_report(reading: Reading) -> Report:
+@in_words()
+def report_of(reading: Reading) -> Report:
+    """The report of a run."""
     program, module, network, chip, timeline, lines = reading
     tally = timeline.tally
     named = dict.fromkeys([*timeline.transfers, *(s.label for s in timeline.segments)])
@@ -116,6 +115,7 @@ def _build_report(reading: Reading) -> Report:
             source=line_of[name].source,
             op_name=line_of[name].op_name,
             at=line_of[name].short,
+            axes=program.axes_along(wire.members),
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
@@ -134,7 +134,7 @@ def _build_report(reading: Reading) -> Report:
         sources=sources,
         temporaries=program.temporaries,
         program_bytes=program.program_bytes,
-        assumptions=tuple(_assumptions(program, module, network, chip, sources, timeline)),
+        assumptions=tuple(_assumptions(reading, sources)),
         segments=tuple(
             segment._replace(source=line.source, at=f"{line.place} {line.operation}".strip())
             for segment, line in ((s, line_of[s.label]) for s in timeline.segments)
@@ -144,25 +144,8 @@ def _build_report(reading: Reading) -> Report:
     )
 
 
-def _ranks(module: Module) -> int:
-    """The number of ranks that a program names; a short form of its text has none in its header."""
-    pairs = (
-        pair
-        for computation in module.computations.values()
-        for instruction in computation.instructions
-        for pair in source_target_pairs(instruction)
-    )
-    return max(module.ranks, 1 + max((rank for pair in pairs for rank in pair), default=0))
-
-
-def _assumptions(
-    program: Program,
-    module: Module,
-    network: Network,
-    chip: Chip | Gpu | None,
-    sources: Mapping[str, float],
-    timeline: Timeline,
-) -> Iterable[str]:
+def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str]:
+    program, module, network, chip, timeline, _ = reading
     if chip is None:
         yield (
             "no times: the text of a CPU program has none to trust, and of a GPU's nothing says of "

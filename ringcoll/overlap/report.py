@@ -155,7 +155,8 @@ class Report:
             fields = {name: fields[name] for name in fields.keys() - {*_DERIVED}}
             if chip := fields["chip"]:
                 fields["chip"] = Chip(**chip) if "clock" in chip else Gpu(**chip)
-            fields["rows"] = tuple(Row(**row) for row in fields["rows"])
+            rows = ({**row, "axes": tuple(row["axes"])} for row in fields["rows"])
+            fields["rows"] = tuple(Row(**row) for row in rows)
             return cls(**fields, segments=())
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(

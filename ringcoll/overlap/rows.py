@@ -6,18 +6,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ringcoll.io.text import WIDTH
+from ringcoll.overlap.lines import CALLS, Line
+
+#: Stands for a line that the text does not name.
+NO_LINE = "no line known"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A collective of the program, which runs `count` times.
 
-    bytes, hops and wire (seconds) are of one run. The other figures are of the whole program.
-    compute (seconds), flops and matmuls are those between start and done; bare is how often no
-    matmul is between them; exposed is in seconds.
+    bytes (what a rank sends, by an algorithm that sends the least), hops and wire (seconds) are of
+    one run. The other figures are of the whole program. compute (seconds), flops and matmuls are
+    those between start and done; bare is how often no matmul is between them; exposed is in
+    seconds.
 
     source is the file and line of the call. op_name is JAX's name of the operation. at is a label,
-    such as "train.py:41 psum, gradient". They are "" if the text does not name them.
+    such as "train.py:41 psum, gradient". They are "" if the text does not name them. axes are those
+    of the mesh along which it sends; empty if the mesh is not known.
     """
 
     name: str
@@ -35,6 +41,14 @@ class Row:
     source: str = ""
     op_name: str = ""
     at: str = ""
+    axes: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> str:
+        """Who asked for it: "ringcoll", "the program" (by `jax.lax`), or "the partitioner"."""
+        if re.search(r"(^|[/(])ringcoll\.", self.op_name):
+            return "ringcoll"
+        return "the program" if Line(op_name=self.op_name).operation in CALLS else "the partitioner"
 
 
 @dataclass(frozen=True)
@@ -57,7 +71,7 @@ class LineRows:
     @property
     def name(self) -> str:
         """The line in words: "train.py:27 matmul_reduce_scatter, gradient"."""
-        return self.at or "no line known"
+        return self.at or NO_LINE
 
     @property
     def label(self) -> str:

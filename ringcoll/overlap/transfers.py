@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -46,7 +46,7 @@ class Transfer:
     hops: int
     seconds: float
     links: frozenset[Link]
-    members: tuple[tuple[int, ...], ...] = ()
+    members: Sequence[Sequence[int]]
 
 
 def transfer(
@@ -69,23 +69,20 @@ def transfer(
     if kind == RAGGED:  # the other operands are the array it writes into, and sizes and offsets
         operands = operands[:1]
     sent = sum(operand.bytes for operand in operands)
-    pairs = source_target_pairs(instruction)
-    members = [] if kind == PERMUTE else groups(instruction, len(network.places))
-    named = [rank for some in (*pairs, *members) for rank in some]
-    if max(named, default=0) >= len(network.places):
+    members = _pairs(instruction) if kind == PERMUTE else groups(instruction, len(network.places))
+    if max((rank for some in members for rank in some), default=0) >= len(network.places):
         raise HloError(
             f"{instruction.name} sends between more than the {len(network.places)} ranks "
             "of the network; pass mesh= the mesh that the program was compiled for"
         )
-    ranks = tuple(map(tuple, pairs or members))
     if isinstance(chip, Gpu):
-        return replace(_price_on_gpus(kind, sent, pairs, members, chip), members=ranks)
+        return _price_on_gpus(kind, sent, members, chip)
     rate, latency = (chip.link, chip.hop) if chip else (inf, 0.0)
     if kind == PERMUTE:
-        load = network.load(pairs)
-        hops = max((network.hops(*pair) for pair in pairs), default=0)
+        load = network.load(members)
+        hops = max((network.hops(*pair) for pair in members), default=0)
         seconds = max(hops, *load.values(), 0) * sent / rate + hops * latency
-        return Transfer(kind, sent, hops, seconds, frozenset(load), ranks)
+        return Transfer(kind, sent, hops, seconds, frozenset(load), members)
     links = frozenset[Link]().union(*(network.group_links(group) for group in members))
     leaving = [_sent(kind, sent, len(group)) for group in members]
     least = max(
@@ -98,34 +95,28 @@ def transfer(
     if kind.endswith("all-to-all"):  # each block is for one rank, and takes its own route
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
-    return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links, ranks)
+    return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links, members)
 
 
-def _price_on_gpus(
-    kind: str,
-    sent: float,
-    pairs: Sequence[tuple[int, int]],
-    members: Sequence[Sequence[int]],
-    gpu: Gpu,
-) -> Transfer:
+def _price_on_gpus(kind: str, sent: float, members: Sequence[Sequence[int]], gpu: Gpu) -> Transfer:
     """Price a collective on GPUs by measurements; if it has several groups, the slowest counts."""
     if kind == PERMUTE:
-        ranks = {rank for pair in pairs for rank in pair if pair[0] != pair[1]}
+        ranks = {rank for pair in members for rank in pair if pair[0] != pair[1]}
         seconds = gpu.collective(COLLECTIVES[kind], sent, ranks) if ranks else 0.0
-        return Transfer(kind, sent, int(bool(ranks)), seconds, frozenset({PORT}))
+        return Transfer(kind, sent, int(bool(ranks)), seconds, frozenset({PORT}), members)
     leaving = max((_sent(kind, sent, len(group)) for group in members), default=0.0)
     seconds = 0.0
     for group in members:
         whole = sent * len(group) if kind == "all-gather" else sent
         if len(group) > 1:
             seconds = max(seconds, gpu.collective(COLLECTIVES[kind], whole, group))
-    return Transfer(kind, leaving, 0, seconds, frozenset({PORT}))
+    return Transfer(kind, leaving, 0, seconds, frozenset({PORT}), members)
 
 
-def source_target_pairs(instruction: Instruction) -> list[tuple[int, int]]:
+def _pairs(instruction: Instruction) -> list[list[int]]:
     """The (sender, receiver) pairs of a permute."""
-    numbers = re.findall(r"\d+", instruction.attribute("source_target_pairs") or "")
-    return [(int(a), int(b)) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+    numbers = _numbers(instruction.attribute("source_target_pairs"))
+    return [[a, b] for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
 def _sent(kind: str, operand: float, n: int) -> float:

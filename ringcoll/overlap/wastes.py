@@ -15,7 +15,6 @@ import numpy as np
 
 from ringcoll.io.text import bytes_in_words, seconds_in_words, wrapped
 from ringcoll.overlap.chips import Chip, Gpu
-from ringcoll.overlap.counts import axes_along
 from ringcoll.overlap.hlo import Computation, Instruction, Module, in_words
 from ringcoll.overlap.reading import Reading, read
 from ringcoll.overlap.transfers import groups, is_collective
@@ -103,7 +102,7 @@ def _found(reading: Reading) -> tuple[Waste, ...]:
             if last not in reading.timeline.transfers or lines[-1].operation == "reduce_scatter":
                 continue  # it never runs, is a part of a fusion, or is a scatter already
             sent, count = reading.timeline.transfers[last][0], reading.timeline.tally[last, "count"]
-            along = axes_along(sent.members, reading.program)
+            along = reading.program.axes_along(sent.members)
             axes = repr(along[0] if len(along) == 1 else along) if along else "the axis"
             at = tuple(dict.fromkeys(line.short or "no line known" for line in lines))
             key = what, at, cure.format(axes=axes)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import gcd, prod
-from numbers import Real
-from operator import attrgetter, index
+from numbers import Integral, Real
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -63,11 +63,11 @@ def mesh(
         axes: the name and size of each axis, major first; without any, one axis x of all devices.
 
     Raises:
-        TypeError: a size is not an integer, or the topology is not a string.
+        TypeError: the topology is not a string.
         ModuleNotFoundError: the compiler for the topology is not installed (the extra tpu or gpu).
-        ValueError: the sizes do not multiply to the number of devices; the topology is not known;
-            topology and devices are given; weights are not of these axes; or slices are of
-            different sizes, or do not divide the axes.
+        ValueError: the sizes are not integers above 0, or do not multiply to the number of devices;
+            the topology is not known; topology and devices are given; weights are not of these
+            axes; or slices are of different sizes, or do not divide the axes.
 
     >>> on_tpus = ringcoll.mesh("v5e:4x4", data=2, model=8)
     >>> [(*device.coords[:2],) for device in on_tpus.devices[0]]  # around the first box
@@ -80,12 +80,13 @@ def mesh(
     here = jax.devices() if devices is None else np.ravel(np.array(devices, object)).tolist()
     found = here if topology is None else topologies.devices(topology)
     axes = axes or {"x": len(found)}
-    shape, names = tuple(_size(axes, name) for name in axes), tuple(axes)
-    if prod(shape) != len(found) or not found:
+    shape, names = tuple(axes.values()), tuple(axes)
+    are_sizes = all(isinstance(size, Integral) and size > 0 for size in shape)
+    if not are_sizes or prod(shape) != len(found):
         there = "there are" if topology is None else f"{topology} has"
         raise ValueError(
-            f"ringcoll.mesh: axes {axes} are {prod(shape)} devices, but {there} {len(found)}; let "
-            "the sizes multiply to that, or pass devices="
+            f"ringcoll.mesh: axes {axes}, but {there} {len(found)} devices; let the sizes be 1 or "
+            "more, and multiply to that, or pass devices="
         )
     weights = dict.fromkeys(names, 0.0) if weights is None else weights
     if not isinstance(weights, Mapping) or set(weights) != set(names):
@@ -98,17 +99,6 @@ def mesh(
     ordered = _in_rings(found, shape, first_to_last)
     explicit = (AxisType.Explicit,) * len(shape)  # as `jax.make_mesh`
     return Mesh(ordered, names, axis_types=explicit if axis_types is None else axis_types)
-
-
-def _size(axes: Mapping[str, Any], name: str) -> int:
-    try:
-        size = index(axes[name])
-    except TypeError as error:
-        words = f"ringcoll.mesh: {name}={axes[name]!r} is not an integer; pass a number of devices"
-        raise TypeError(words) from error
-    if size < 1:
-        raise ValueError(f"ringcoll.mesh: {name}={size} is not 1 or more; pass a number of devices")
-    return size
 
 
 def _in_rings(
@@ -140,10 +130,8 @@ def _in_boxes(
     """The devices of one slice, such that each axis is a box of chips; as given, if none is."""
     chips, ordered = network(devices), np.empty(len(devices), object)
     ordered[:] = devices
-    if chips is None or prod(chips.size) != len(devices):
-        return ordered.reshape(shape)
-    places = embed(chips.size, chips.wrap, [shape[axis] for axis in first_to_last])
-    if places is None:
+    order = [shape[axis] for axis in first_to_last]
+    if chips is None or (places := embed(chips.size, chips.wrap, order)) is None:
         return ordered.reshape(shape)
     at = dict(zip(chips.places, devices, strict=True))
     ordered[:] = [at[tuple(place)] for place in places.reshape(-1, len(chips.size)).tolist()]
@@ -155,18 +143,15 @@ class MeshAxis:
     """Where the ranks of one axis of a mesh are.
 
     Attributes:
-        name, size: of the axis.
+        size: the number of ranks.
         hops: the links that the longest step of its ring passes, from a rank to the next; 0 if it
             is not known, as on CPUs and GPUs.
-        is_closed: whether every step, also that from the last rank to the first, is one link.
         shares: the axes whose rings use some of the same links.
         place: the ranks as `costs.predict` takes them; None if their places are not known.
     """
 
-    name: str
     size: int
     hops: int = 0
-    is_closed: bool = False
     shares: tuple[str, ...] = ()
     place: Place | None = None
 
@@ -199,7 +184,7 @@ class Description:
                 words = "places are not known (CPUs, GPUs, several slices); the order is as given"
             else:
                 far = f"hops of up to {axis.hops} links"
-                words = "a ring of single hops" if axis.is_closed else far
+                words = "a ring of single hops" if axis.hops == 1 else far
             if axis.hops and axis.place:
                 words += f", links shared with {', '.join(axis.shares) or 'no axis'}; "
                 words += f"all-gather of {bytes_in_words(_BYTES)} {seconds_in_words(axis.seconds)}"
@@ -218,9 +203,9 @@ def describe(mesh: Mesh) -> Description:
     Args:
         mesh: any mesh. Only TPUs of one slice have places on a network.
 
-    >>> described = ringcoll.describe(ringcoll.mesh("v5e:4x4", data=2, model=8))
-    >>> described.axes["data"].hops, described.axes["model"].is_closed
-    (2, True)
+    >>> axes = ringcoll.describe(ringcoll.mesh("v5e:4x4", data=2, model=8)).axes
+    >>> axes["data"].hops, axes["model"].hops  # model is a ring of neighbours
+    (2, 1)
     """
     if not isinstance(mesh, Mesh):
         raise TypeError(f"ringcoll.describe: {mesh!r} is no mesh; pass a jax.sharding.Mesh")
@@ -237,7 +222,7 @@ def describe(mesh: Mesh) -> Description:
 def _axes(mesh: Mesh) -> dict[str, MeshAxis]:
     chips = network(mesh.devices.flat)
     if chips is None:
-        return {name: MeshAxis(name, size) for name, size in mesh.shape.items()}
+        return {name: MeshAxis(size) for name, size in mesh.shape.items()}
     ranks, kind = np.arange(mesh.size).reshape(mesh.devices.shape), None
     with suppress(ValueError):  # the rates of v2 and v3 are not known
         kind = find(mesh.devices.flat[0].device_kind)
@@ -254,5 +239,5 @@ def _axes(mesh: Mesh) -> dict[str, MeshAxis]:
         places = tuple(tuple(chips.places[rank] for rank in ring) for ring in rings[name].tolist())
         where: dict[str, Any] = {"network": chips.size, "closed": chips.wrap, "places": places}
         place = Place(kind, (size,), **where) if kind else None
-        found[name] = MeshAxis(name, size, hops, hops == 1, shares, place)
+        found[name] = MeshAxis(size, hops, shares, place)
     return found

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
 
-from ringcoll.costs.embedding import Place
+from ringcoll.costs.embedding import Coords
 
-Link = tuple[Place, Place]  # directed: from, to
+Link = tuple[Coords, Coords]  # directed: from, to
 
 #: A report warns of messages over more hops than these.
 FAR = 2
@@ -22,7 +22,7 @@ class Network:
     ways are equally short, it goes ahead, as in `costs.routes`.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[Coords, ...]
     wrap: tuple[bool, ...]
     stated: bool = True  # false: the devices are unknown, and the ranks are assumed to be a ring
 
@@ -32,7 +32,7 @@ class Network:
         return cls(tuple((r,) for r in range(ranks)), (True,), stated=False)
 
     @cached_property
-    def size(self) -> Place:
+    def size(self) -> Coords:
         """How many places each axis has."""
         return tuple(max(axis) + 1 for axis in zip(*self.places, strict=True))
 
@@ -60,7 +60,7 @@ class Network:
         return len(self.path(source, target))
 
     @cached_property
-    def _neighbours(self) -> dict[Place, set[Place]]:
+    def _neighbours(self) -> dict[Coords, set[Coords]]:
         occupied, neighbours = set(self.places), {}
         for place in occupied:
             near = set()
@@ -111,7 +111,7 @@ class Network:
     def _group_links(self) -> dict[tuple[int, ...], frozenset[Link]]:
         return {}  # a cache: many collectives of a program have the same group
 
-    def _ways(self, members: Sequence[Place]) -> Iterator[Link]:
+    def _ways(self, members: Sequence[Coords]) -> Iterator[Link]:
         """The links of `path` for every pair of members, without walking each path.
 
         While a message moves along axis i, it has the place of its target on the axes before i,
@@ -134,14 +134,14 @@ class Network:
     def _directions(self) -> dict[frozenset[Link], tuple[str, ...]]:
         return {}  # a cache: many transfers occupy the same links
 
-    def _way(self, start: Place, stop: Place) -> str:
+    def _way(self, start: Coords, stop: Coords) -> str:
         for axis, (a, b) in enumerate(zip(start, stop, strict=True)):
             if a != b:  # on a ring, the step from the last place to the first goes ahead
                 ahead = (b > a) == (abs(b - a) == 1)
                 return f"axis {axis} {'+' if ahead else '-'}"
         return "port"
 
-    def load(self, pairs: Iterable[tuple[int, int]]) -> dict[Link, int]:
+    def load(self, pairs: Iterable[Sequence[int]]) -> dict[Link, int]:
         """How many of these messages pass each link."""
         load: dict[Link, int] = {}
         for source, target in pairs:

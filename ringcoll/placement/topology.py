@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -95,31 +95,22 @@ def _libtpu_name(topology: str) -> str:
     return f"{kind}:{'x'.join(map(str, sizes))}{match[4]}"
 
 
-def coordinates(device: Any) -> tuple[int, ...]:
-    """The place of a device: its chip's coordinates, then its core (one hop from the others)."""
-    return (*device.coords, getattr(device, "core_on_chip", 0))
-
-
-def wraps(kind: str, size: Sequence[int]) -> tuple[bool, ...]:
-    """Which axes of a slice are rings; the kind of chip and the size decide.
-
-    For the axes of chips, see `slices.closed`. The last axis is the cores of a chip: not a ring.
-    """
-    return (*closed(2 if kind in FLAT else 3, size[:3]), False)
-
-
 def network(devices: Iterable[Any]) -> Network | None:
-    """The places of devices, and which axes are rings; None if they are not one slice of TPUs."""
+    """The places of devices, and which axes are rings; None if they are not one slice of TPUs.
+
+    A place has the coordinates of the chip, then the core, which is one hop from the others.
+    """
     flat = list(devices)
     # A GPU's coords are its slice, host and number. They are not a place on a network.
     if not all(hasattr(device, "coords") and device.platform == "tpu" for device in flat):
         return None
     if not flat or len({getattr(device, "slice_index", 0) for device in flat}) > 1:
         return None
-    places = [coordinates(device) for device in flat]
+    places = [(*device.coords, getattr(device, "core_on_chip", 0)) for device in flat]
     first = [min(axis) for axis in zip(*places, strict=True)]
     placed = tuple(tuple(n - least for n, least in zip(p, first, strict=True)) for p in places)
     size = [max(axis) + 1 for axis in zip(*placed, strict=True)]
-    rings = wraps(KINDS.get(flat[0].device_kind, ""), size)
+    kind = KINDS.get(flat[0].device_kind, "")
+    rings = *closed(2 if kind in FLAT else 3, size[:3]), False  # the cores of a chip are no ring
     # Of a slice that begins elsewhere, the devices are a part.
     return Network(placed, tuple(ring and not n for ring, n in zip(rings, first, strict=True)))

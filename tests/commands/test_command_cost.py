@@ -73,7 +73,7 @@ def columns(printed):
 
 
 def test_a_column_for_each_number_of_ranks(capsys):
-    asked = ("all_gather", "--ranks", "3,8", "--closed")
+    asked = ("all_gather", "--ranks", "6,8")
     assert "alpha + " not in cost(capsys, *asked)
     wide = cost(capsys, "all_gather", "--ranks", "2..2048")
     assert [row.count("s") for row in re.findall(r"^ring( .*)$", wide, re.M)] == [8, 3]
@@ -87,7 +87,7 @@ def test_a_column_for_each_number_of_ranks(capsys):
         taken = seconds(price("all_gather", name, (8,), (8,)), 2**23, DEVICES["v5e"])
         assert times[name][1] == seconds_in_words(taken)
     assert (
-        "\n- recursive_doubling: recursive halving and doubling need a power of two, got 3 ranks"
+        "\n- recursive_doubling: recursive halving and doubling need a power of two, got 6 ranks"
         in printed
     )
 
@@ -281,13 +281,13 @@ given, recursive_doubling = partial(ring, direction=-1), of_eight
 
 
 def test_functions_of_some_numbers_only(capsys):
-    own = f"--closed --algorithm ring,recursive_doubling --function {__name__}"
-    printed = cost(capsys, "all_gather", "--ranks", "3,8", *f"{own}:of_eight".split())
+    own = f"--algorithm ring,recursive_doubling --function {__name__}"
+    printed = cost(capsys, "all_gather", "--ranks", "6,8", *f"{own}:of_eight".split())
     assert [columns(printed)[name][0] for name in ("recursive_doubling", "of_eight")] == ["-", "-"]
-    assert "\n- of_eight: --function test_command_cost:of_eight: called with (3,), the" in printed
-    assert "KeyError: 3 (" in printed
-    printed = cost(capsys, "all_gather", "--ranks", "3,5", "--algorithm", "recursive_doubling",
-                "--function", f"{__name__}:given", "--closed", "--formulas")  # fmt: skip
+    assert "\n- of_eight: --function test_command_cost:of_eight: called with (6,), the" in printed
+    assert "KeyError: 6 (" in printed
+    printed = cost(capsys, "all_gather", "--ranks", "6,10", "--algorithm", "recursive_doubling",
+                "--function", f"{__name__}:given", "--formulas")  # fmt: skip
     assert "given               (n-1) alpha + (n-1) hop + (n-1)/n B beta" in printed
     printed = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
     assert "recursive_doubling (--function)  " in printed  # beside the library's

@@ -12,7 +12,8 @@ from benchmarks.collectives import sweep, tune
 from ringcoll.__main__ import COMMANDS, main
 from ringcoll.algorithms import ring
 from ringcoll.choose.table import Table, default_table
-from ringcoll.commands.arguments import MOST_RANKS, size
+from ringcoll.commands.arguments import size
+from ringcoll.costs.places import MOST_RANKS
 
 
 @pytest.mark.parametrize("text", ["64M", "64m", "64MB", "64mb", "64MiB", "64mib", "65536K"])

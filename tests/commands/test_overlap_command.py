@@ -79,7 +79,7 @@ def test_the_ring_of_the_examples_is_a_gather_and_a_product():
 #: Refused by the compiler or by what was compiled for.
 NOT_COMPILED = [
     ("--topology v9:4x2", "has no topology 'v9:4x2' "),
-    ("--mesh x=4,y=3", "are 12 devices, but v5e:4x2 has 8; let the sizes multiply to that"),
+    ("--mesh x=4,y=3", "axes {{'x': 4, 'y': 3}}, but v5e:4x2 has 8 devices; let"),
     ("--option foo=bar", "No such compile option: 'foo'; --option foo=bar: give an option and"),
     ("--function own:raises", "raises: called with the mesh: KeyError: 8 ({folder}/own.py, line "),
     ("--function own:nothing_compiled", "it returns no array, so nothing is compiled; return"),

@@ -38,7 +38,7 @@ def test_axes_of_ranks_may_be_a_part_of_a_slice():
             costs.DEVICES["v5e"],
         )
     )
-    assert torus((4, 2), network="4x4") == torus((4, 2), closed=False)
+    assert torus((4, 2), network="4x4") == torus((4, 2))
 
 
 def test_aliases_of_machines_networks_and_collectives():
@@ -88,7 +88,6 @@ def test_a_place_is_needed():
         ("h100", {"network": "a cloud"}, "network 'a cloud' is not known between hosts; give one"),
         ("h100", {"network": "h200"}, "network 'h200' is not known between hosts; give one"),
         ("h100", {"hosts": 3}, "64 ranks do not divide among 3 hosts"),
-        ("h100", {"closed": True}, "closed=True: h100 has no axes; leave it out"),
         ("v5p", {"hosts": 2}, "hosts=2: v5p is on a slice; leave it out"),
         ("h100", {"hosts": "2"}, "hosts='2' is not a number of hosts; give 1 or more"),
         ("v5p", {"network": "8x4"}, "64 ranks do not fit on a slice of 32"),

@@ -120,6 +120,9 @@ def test_a_failure_lists_what_is_there():
         overlap.assert_collectives(program, {"all-reduce": 1}, bytes={"all-reduce": 95})
     with pytest.raises(ValueError, match="did you mean 'all-reduce'"):
         overlap.assert_collectives(program, {"all_reduce": 1})
+    for wrong in (None, "all-reduce", {"all-reduce": "1"}):
+        with pytest.raises(TypeError, match="is not a mapping from kinds to numbers"):
+            overlap.assert_collectives(program, wrong)
     with pytest.raises(AssertionError, match="not 1\n\nthe program has no collective"):
         overlap.assert_collectives(COUNTED["nothing"][0](), {"all-reduce": 1})
 

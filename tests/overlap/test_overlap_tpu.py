@@ -152,7 +152,7 @@ def test_rings_take_single_hops_in_the_order_of_mesh(programs):
 
 def test_impossible_topologies_and_meshes_raise(programs):
     assert "no topology 'v5e:5x7'" in programs["refused topology"]
-    assert "4 devices, but v5e:4x2 has 8" in programs["refused axes"]
+    assert "{'x': 4}, but v5e:4x2 has 8 devices" in programs["refused axes"]
     assert "(TPU v5 lite), which is not one of the 8 devices" in programs["refused kind"]
     assert "not one of the 4 devices of v5e:2x2 (TPU v5 lite)" in programs["refused slice"]
 
