@@ -17,7 +17,9 @@ from ringcoll.io.text import bytes_in_words, seconds_in_words, wrapped
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, Instruction, Module, in_words
 from ringcoll.overlap.reading import Reading, read
+from ringcoll.overlap.rows import NO_LINE
 from ringcoll.overlap.transfers import groups, is_collective
+from ringcoll.overlap.work import RENAMING
 
 Groups = frozenset[frozenset[int]]
 #: On which groups of ranks a value is the same; None: on all ranks.
@@ -25,9 +27,9 @@ Same = Groups | None
 _UNKNOWN: Same = frozenset()
 #: The computation around a fusion, and the names of its operands there; None outside of one.
 Given = tuple[Computation, Sequence[str]] | None
-#: Operations whose result has every element of their operand; the first keep the dtype too.
+#: Operations whose result has every element of their operand; the first keep order and dtype too.
 _MOVING = ("bitcast", "copy", "copy-done", "copy-start", "reshape", "all-gather-done")
-_RENAMING = (*_MOVING, "convert", "transpose")
+_RENAMING = (*_MOVING, *RENAMING)
 _SLICES = ("slice", "dynamic-slice")
 #: Operations whose results may differ between ranks, whatever their operands are.
 _DIFFERING = (
@@ -104,7 +106,7 @@ def _found(reading: Reading) -> tuple[Waste, ...]:
             sent, count = reading.timeline.transfers[last][0], reading.timeline.tally[last, "count"]
             along = reading.program.axes_along(sent.members)
             axes = repr(along[0] if len(along) == 1 else along) if along else "the axis"
-            at = tuple(dict.fromkeys(line.short or "no line known" for line in lines))
+            at = tuple(dict.fromkeys(line.short or NO_LINE for line in lines))
             key = what, at, cure.format(axes=axes)
             found[key] += np.array([sent.bytes, sent.seconds]) * count
     wastes = [

@@ -21,7 +21,7 @@ FREE_TARGETS = frozenset(["ConcatBitcast", "AllocateBuffer", "Sharding"])
 _MATMULS = ("dot", "convolution")
 _SLICES = ("slice", "dynamic-slice", "gather")
 #: Opcodes that return every element of their operand, in a different type, shape or place.
-_RENAMING = ("bitcast", "copy", "convert", "transpose", "reshape")
+RENAMING = ("bitcast", "copy", "convert", "transpose", "reshape")
 #: Opcodes that, in a fusion, pass on a buffer or send it.
 _PASSING = ("tuple", *COLLECTIVES)
 
@@ -147,7 +147,7 @@ def _part_read(
     parts = [used] if value is body.root else []
     for user in body.users[value.name]:
         needed = used if user is body.root else 1.0
-        if user.opcode in (*_RENAMING, *_SLICES, "fusion"):
+        if user.opcode in (*RENAMING, *_SLICES, "fusion"):
             needed = _part_read(module, body, user, _elements(user), used)
         parts.append(_part_read_by(module, user, value, elements, needed))
     return min(1.0, sum(parts))
@@ -164,7 +164,7 @@ def _part_read_by(
         places = [n for n, name in enumerate(user.operands) if name == value.name]
         inner = [body.parameters[n] for n in places if n in body.parameters]
         return sum(_part_read(module, body, i, elements, needed) for i in inner)
-    if user.opcode in _RENAMING:
+    if user.opcode in RENAMING:
         return needed
     if user.operands[0] == value.name:
         if user.opcode in _SLICES:
