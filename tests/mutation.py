@@ -110,7 +110,7 @@ def slips(node: ast.AST) -> Iterator[ast.AST]:
     match node:
         case ast.Call(func=function, args=args, keywords=keywords):
             for i, keyword in enumerate(keywords):
-                if keyword.arg != "strict":  # of zip: it only checks
+                if keyword.arg != "strict":
                     yield changed(keywords=without(keywords, i))
             if len(args) > 1 and ast.dump(args[0]) != ast.dump(args[1]):
                 yield changed(args=[args[1], args[0], *args[2:]])
@@ -145,7 +145,8 @@ def slips(node: ast.AST) -> Iterator[ast.AST]:
 def places(tree: ast.Module) -> list[tuple[ast.AST, str, int | None]]:
     """Where a slip can be: the parent, its field, and the index if the field is a list.
 
-    Not in annotations, decorators, messages of errors, and what only type checkers read.
+    Not in annotations, decorators, messages of errors, what only type checkers read, and `strict`
+    of `zip`, which only checks.
     """
     found: list[tuple[ast.AST, str, int | None]] = []
 
@@ -155,6 +156,8 @@ def places(tree: ast.Module) -> list[tuple[ast.AST, str, int | None]]:
                 continue
             for i, child in enumerate(value if isinstance(value, list) else [value]):
                 if isinstance(child, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom):
+                    continue
+                if isinstance(child, ast.keyword) and child.arg == "strict":
                     continue
                 if not isinstance(child, ast.AST) or "TYPE_CHECKING" in ast.dump(child)[:60]:
                     continue
