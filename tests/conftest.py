@@ -16,30 +16,25 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Short programs compile faster without LLVM's optimisations. Processes inherit the flags.
+# Short programs compile faster without LLVM's optimisations, and with all kernels in one module.
+# Processes inherit the flags.
 os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-    " --xla_llvm_disable_expensive_passes=true"
+    " --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1"
 )
 
 import jax
 import pytest
+import support
 from browsing import browser as browser
 from browsing import visit as visit
 from hypothesis import HealthCheck, settings
 
-_INHERITED = os.environ["XLA_FLAGS"]
-# Put all kernels of a program into one LLVM module. Before JAX 0.11, also avoid MLIR's emitters
-# (later versions have nothing else).
-os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
-if jax.__version_info__ < (0, 11):
-    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
-
 
 def pytest_configure() -> None:
     """Start JAX, which reads the flags, then restore them: libtpu does not know all of them."""
-    jax.devices()
-    os.environ["XLA_FLAGS"] = _INHERITED
+    with support.flags_of_cpu():
+        jax.devices()
 
 
 def pytest_collection_finish() -> None:
@@ -64,8 +59,6 @@ settings.load_profile("ringcoll")
 @pytest.fixture(scope="session")
 def printed(tmp_path_factory):
     """Runs a script once for all workers, while the others wait; returns what it prints."""
-    from support import python
-
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder  # of all workers
 
@@ -74,7 +67,7 @@ def printed(tmp_path_factory):
         with open(f"{file}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.exists():
-                done = python(*arguments)
+                done = support.python(*arguments)
                 assert done.returncode == 0, done.stderr[-3000:]
                 file.write_text(done.stdout, encoding="utf-8")
         return file.read_text(encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from support import flags_of_cpu
+
 from benchmarks.measuring import launch
 
 
@@ -19,7 +21,7 @@ def together(devices: Sequence[int], *arguments: object, seconds: float = 300) -
     Raises:
         RuntimeError: one failed, or the time is up. It has what all processes printed.
     """
-    with launch.loopback() as at:
+    with launch.loopback() as at, flags_of_cpu():
         commands = launch.python(at, len(devices), *arguments)
         ends = launch.together(commands, devices, seconds=seconds, grace=0)
     if any(end.status != 0 for end in ends):

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import chex
 import jax
@@ -25,6 +27,18 @@ from ringcoll.schedules.schedule import SizeError
 SIZES = (1, 2, 3, 4, 5, 8)
 
 HERE = Path(__file__).parent.parent
+
+
+@contextmanager
+def flags_of_cpu() -> Iterator[None]:
+    """Within it, JAX and processes that start do not use MLIR's emitters, which take longer.
+
+    From JAX 0.11 on there is nothing else. libtpu does not know the flag, and ends the process.
+    """
+    slow = jax.__version_info__ >= (0, 11)
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false" * (not slow)
+    with mock.patch.dict(os.environ, XLA_FLAGS=flags):
+        yield
 
 
 def python(*arguments: str, path: Path = HERE) -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import wire_programs
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -193,6 +194,7 @@ def small():
             }.items()
         }
     reports["hops"] = hops
+    reports["wire"] = wire_programs.sent(TOPOLOGY)
     f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
     for name, call in {
         "topology": lambda: ringcoll.mesh("v5e:5x7"),

@@ -41,7 +41,7 @@ import jax, jax.numpy as jnp, numpy as np, ringcoll
 from jax.sharding import PartitionSpec as P
 x, y = np.random.default_rng(0).standard_normal((2, 8, 999), np.float32)
 seen = set()
-for dtype, n in [(dtype, n) for dtype in ("float32", "bfloat16") for n in (1, 2, 8)]:
+for dtype, n in [(dtype, n) for dtype in ("float32", "bfloat16") for n in (1, 8)]:
     def total(x, y):
         p = x * y  # an addition must not be contracted with it
         while p.shape[0] > 1:

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from support import HERE, mostly_exhaustive, python
+from support import HERE, flags_of_cpu, mostly_exhaustive, python
 
 from ringcoll import learn
 
@@ -33,7 +33,8 @@ def test_without_the_compiler_for_tpus_a_cpu_program_is_read():
         "import runpy, sys; sys.modules['libtpu'] = None; "
         "runpy.run_module('examples.lessons.06_reading_the_schedule', run_name='__main__')"
     )
-    printed, claims = ran("-c", program)
+    with flags_of_cpu():
+        printed, claims = ran("-c", program)
     assert claims == 4  # two of the lesson, two of its first exercise
     assert "pip install -e '.[tpu]' in ringcoll's checkout (no TPU is needed" in printed
 

@@ -3,12 +3,12 @@
 The tutorials compare their results themselves, and raise if one is wrong.
 """
 
-import os
 import runpy
 import sys
+from contextlib import nullcontext
 
 import pytest
-from support import HERE, mostly_exhaustive, python
+from support import HERE, flags_of_cpu, mostly_exhaustive, python
 
 FOLDER = HERE / "examples" / "tutorials"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
@@ -21,14 +21,12 @@ def test_the_index_has_every_tutorial():
 
 
 @pytest.mark.parametrize("name", mostly_exhaustive(NAMES, lambda name: name == "collectives"))
-def test_a_tutorial_runs(name, tmp_path, monkeypatch):
+def test_a_tutorial_runs(name, tmp_path):
     for module in NEEDS.get(name, ()):
         pytest.importorskip(module, reason="pip install -e '.[examples]'")
-    # Without LLVM's optimisations, because short programs then take less time in all.
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-    monkeypatch.setenv("XLA_FLAGS", flags)
     arguments = ("--output", str(tmp_path)) if name == "profiling" else ()
-    done = python("-W", "error", "-m", f"examples.tutorials.{name}", *arguments)
+    with flags_of_cpu() if name == "collectives" else nullcontext():
+        done = python("-W", "error", "-m", f"examples.tutorials.{name}", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

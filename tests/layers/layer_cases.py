@@ -70,6 +70,17 @@ def no_such_way(case: Mapping[str, Any]) -> bool:
     return way in ("vmap", "scan") and not batch
 
 
+def over_ranks(case: Mapping[str, Any], call: Callable, specs: Any, out: Any) -> Callable:
+    """`call` on every rank of the mesh of a case, with its types checked or not."""
+    return jax.shard_map(
+        call,
+        mesh=Place(case["mesh"]).mesh,
+        in_specs=specs,
+        out_specs=out,
+        check_vma=case["check_vma"],
+    )
+
+
 def check_each(cases: Iterable[Mapping[str, Any]], check: Callable[[Any], None]) -> None:
     """Check cases; add all values of a case to its error, so that a person can run it again."""
     for case in cases:
@@ -112,10 +123,11 @@ def compared(
     exact: bool = False,
     jit: bool = True,
     check: Callable[[Any, Any], None],
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any]:
     """Compare results and gradients with those of one device in float64, by `check`.
 
-    Returns our result, the gradients, and the traced program, forward and backward.
+    The gradients have the dtypes of the floats. Returns our result, and the traced program, forward
+    and backward.
     """
     mine, other = with_gradients(ours, exact), with_gradients(theirs, exact)
 
@@ -126,7 +138,9 @@ def compared(
     traced = jax.jit(mine).trace(*operands)
     found = compiled(traced)(*operands) if jit else mine(*operands)
     check(*jax.device_get((found, jax.jit(in_float64)(*operands))))
-    return *found, traced.jaxpr.jaxpr
+    y, gradients = found
+    assert dtypes(gradients) == dtypes(operands[0])
+    return y, traced.jaxpr.jaxpr
 
 
 def compiled(traced: Any) -> Any:

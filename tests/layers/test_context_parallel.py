@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from layer_cases import MESHES, Place, check_each, close, compared, dtypes
+from layer_cases import MESHES, Place, check_each, close, compared
 from support import make_mesh
 
 import ringcoll
@@ -169,13 +169,13 @@ def check(case):
     )
     others = (ids,) if case["segments"] else ()
     with mock.patch.object(engine, "UNROLL_UP_TO", case["unroll_up_to"]):
-        y, gradients, _ = compared(
+        y, _ = compared(
             lambda qkv, *ids: ours(*qkv, *ids),
             lambda qkv, *ids: reference(*qkv, *ids, **masking),
             (qkv, *others),
             check=partial(close, terms=4 * (s + D), roundings=6),  # weights, sums and results
         )
-    assert [y.dtype, *dtypes(gradients)] == [dtype] * 4
+    assert y.dtype == dtype
 
 
 def splash(q, k, v, *, causal):
