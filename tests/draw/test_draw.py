@@ -255,35 +255,3 @@ def test_the_page_prices_only_devices_with_such_a_torus():
     assert '<th scope="row">v5e' in flat
     assert "v5e" not in deep
     assert '<th scope="row">v5p' in deep
-
-
-def nothing(n):
-    """No schedule."""
-
-
-def raises(n):
-    return {}[n]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("all_gather --algorithm rign", "no algorithm 'rign'; did you mean 'ring'? choose from"),
-        ("all_gatter", "argument COLLECTIVE: invalid choice: 'all_gatter' (choose from"),
-        ("psum --rank 4 --size 2", "error: unknown arguments: --size 2; -h lists those that it"),
-        ("-n 4", "the following arguments are required: COLLECTIVE; -h explains the arguments"),
-        ("psum --algorithm halving_doubling -n 6", "need a power of two, got 6"),
-        ("psum --function test_draw:raises -n 4", "(4,), the sizes of the axes: KeyError: 4 ("),
-        ("psum --function test_draw:nothing -n 4", "takes an instance of Schedule, got None"),
-        ("psum --algorithm ring -n 16 --svg /dev/null", "31 frames in one picture: at most 24"),
-        ("psum --follow 1", "--follow is for what moves: give --animate or --html too"),
-        ("psum -n 2 --animate /dev/null --follow 2", "follow 2: there are shards 0 to 1"),
-        ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
-    ],
-)
-def test_bad_arguments_of_draw_end_with_one_line(arguments, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["draw", *arguments.split()])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("python -m ringcoll draw: error: ")
-    assert message in line
