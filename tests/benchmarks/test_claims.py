@@ -27,13 +27,6 @@ def claimed(total=TOTAL, exposed=2.0, temporaries=64 * MIB):
     return Claim(COMPILED, jax.__version__, "libtpu 1", total, exposed, temporaries)
 
 
-@pytest.fixture
-def known(monkeypatch):
-    """All claims by their programs, as if the versions that gave them were installed."""
-    monkeypatch.setattr(check_claims, "here", lambda claims: {one.which: one for one in claims})
-    return {one.which: one for one in recorded_claims.load()}
-
-
 @pytest.mark.parametrize("page", sorted({table.page for table in pages.tables()}))
 def test_tables_show_what_is_claimed(page):
     text, missing = pages.page_text(page, pages.tables(), recorded_claims.load())
@@ -65,7 +58,9 @@ def test_figures_beyond_the_tolerance_are_named(now, words):
 
 
 @pytest.mark.parametrize(("off", "status"), [(1.0, 0), (1.019, 0), (1.03, 1)])
-def test_the_command_is_red_where_a_claim_is_off(monkeypatch, capsys, known, off, status):
+def test_the_command_is_red_where_a_claim_is_off(monkeypatch, capsys, off, status):
+    known = {one.which: one for one in recorded_claims.load()}
+    monkeypatch.setattr(check_claims, "here", lambda claims: known)  # of whatever version
     compute = lambda which, cache: replace(known[which], total_us=off * known[which].total_us)  # noqa: E731
     monkeypatch.setattr(recorded_claims, "find", compute)
     assert main(["claims", "--table", TABLE]) == status

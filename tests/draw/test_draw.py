@@ -12,7 +12,7 @@ from support import SIZES, runnable
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, ring
 from ringcoll.costs.counts import price
-from ringcoll.draw import as_page, as_text, frames, plan
+from ringcoll.draw import as_motion, as_page, as_text, frames, plan
 from ringcoll.draw.captions import round_words, sentence
 from ringcoll.draw.plan import Plan
 from ringcoll.schedules.phases import Carries, Phase
@@ -208,11 +208,13 @@ def my_star(n):
 def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
     assert main(["draw", "all_reduce", "--algorithm", "bidirectional_ring", "-n", "4"]) == 0
     assert "all_reduce by bidirectional_ring on 4 ranks" in capsys.readouterr().out
-    svg, html = tmp_path / "a.svg", tmp_path / "a.html"
+    svg, html, film = (tmp_path / name for name in ("a.svg", "a.html", "film.svg"))
     mine = ["--function", f"{__name__}:my_star", "--ranks", "4", "--html", str(html)]
-    assert main(["draw", "all_gather", *mine, "--svg", str(svg)]) == 0
+    pictures = ["--svg", str(svg), "--animate", str(film), "--follow", "1"]
+    assert main(["draw", "all_gather", *mine, *pictures]) == 0
     assert capsys.readouterr().out == ""
     assert "round 2 of 3" in svg.read_text(encoding="utf-8")
+    assert film.read_text(encoding="utf-8") == as_motion(plan("all_gather", my_star, (4,)), 1)
     page = html.read_text(encoding="utf-8")
     assert 'def</span> <span class="name">my_star' in page
     assert page.count("data-go=") == 4
