@@ -1,4 +1,4 @@
-"""A machine of n ranks in plain Python: each rank holds data and sends what the rounds say.
+"""A machine of n ranks: each rank holds data and sends what the rounds say.
 
 It shares no code with schedules, not even the arithmetic of ranks, and it does not track which
 offsets have arrived. At the end, what the ranks hold shows whether the schedule is right.
@@ -7,35 +7,22 @@ offsets have arrived. At the end, what the ranks hold shows whether the schedule
 from fractions import Fraction
 from itertools import product as pairs
 
+import numpy as np
+
 
 class Fault(Exception):
     """The machine followed the schedule, and the schedule was wrong."""
 
 
-def digits(shape, rank):
-    out = []
-    for p in reversed(shape):
-        rank, digit = divmod(rank, p)
-        out.insert(0, digit)
-    return out
-
-
-def number(shape, of):
-    out = 0
-    for p, digit in zip(shape, of, strict=True):
-        out = out * p + digit % p
-    return out
-
-
 def plus(shape, rank, offset, sign=1):
-    both = zip(digits(shape, rank), digits(shape, offset), strict=True)
-    return number(shape, [r + sign * o for r, o in both])
+    start, by = (np.array(np.unravel_index(number, shape)) for number in (rank, offset))
+    return int(np.ravel_multi_index(start + sign * by, shape, "wrap"))
 
 
 def neighbour(shape, rank, move):
-    there = digits(shape, rank)
+    there = list(np.unravel_index(rank, shape))
     there[move.axis] += move.shift
-    return number(shape, there)
+    return int(np.ravel_multi_index(there, shape, "wrap"))
 
 
 def gathered(schedule):

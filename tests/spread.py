@@ -35,8 +35,6 @@ BY_HOSTS = Table(
         TableRow("psum", "cpu", "direct"),
     )
 )
-#: On more than four ranks only these programs run: those that add.
-SUMS = ("psum ", "psum_scatter ", "rows scattered", "rows gathered", "sum on every rank")
 #: How often the programs run on real floats.
 REPEATS = 3
 
@@ -58,8 +56,7 @@ class Program(NamedTuple):
 
 def programs(n: int) -> dict[str, Program]:
     """All programs that run on n ranks, by name."""
-    every = {**_collectives(n), **_gradients(n), **_matmuls(n), **_by_hosts(n)}
-    return {name: one for name, one in every.items() if n <= 4 or name.startswith(SUMS)}
+    return {**_collectives(n), **_gradients(n), **_matmuls(n), **_by_hosts(n)}
 
 
 def _collectives(n: int) -> dict[str, Program]:

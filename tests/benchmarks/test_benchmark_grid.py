@@ -4,33 +4,17 @@ import json
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 from benchmarks.__main__ import main
 from benchmarks.compiled import collectives, compiling, program_cache
-from benchmarks.compiled.grid import Cell, Times
+from benchmarks.compiled.grid import Cell
 from benchmarks.compiled.program_figures import Figures
 from ringcoll import overlap
 
 CELL = Cell("all_gather_matmul", "forward", "v5e:4x2", 28672, 512)
-
-
-@pytest.mark.parametrize(
-    ("times", "message"),
-    [
-        (Times(102, 100, 200), "102 / 100 / 200"),
-        (Times(104, 100, 200), "104 / 100 / 200 **!**"),
-        (Times(104, 200, 100), "104 / 200 / 100 **!**"),
-        (Times(104, None, 100), "104 / - / 100 **!**"),
-        (Times(None, 100, 100), ""),
-        (Times(100, None, None), ""),
-    ],
-)
-def test_a_cell_is_marked_where_auto_is_slower_than_the_fastest_other(times, message):
-    assert str(times) == message
 
 
 def found(algorithm, total):
@@ -48,14 +32,14 @@ def test_the_page_tells_of_all_that_was_found_in_any_run(monkeypatch, tmp_path, 
     monkeypatch.setattr(compiling, "find_all", find_all)
     page = tmp_path / "page.md"
     flags = ["overlap", "--grid", "--page", str(page), "--direction", "forward"]
-    first = [found("auto", 250), found("plain", 240), found("compiler", 220)]
-    rows[:] = [first, [found("auto", 200), found("compiler/tuned", 210)]]
+    first = [found("auto", 228), found("plain", 240), found("compiler", 220)]
+    rows[:] = [first, [found("auto", 215), found("compiler/tuned", 210)]]
     assert main(flags) == 0
     assert "auto loses 1 of them" in capsys.readouterr().out
-    assert "250 / 240 / 220 **!**" in page.read_text()
+    assert "228 / 240 / 220 **!**" in page.read_text()
     assert main(flags) == 0
     text = page.read_text()
-    assert "| v5e:4x2 | 28672 |  | 200 / 240 / 210 |  |  |" in text
+    assert "| v5e:4x2 | 28672 |  | 215 / 240 / 210 |  |  |" in text
     assert "1 of 576 cells have been compiled; auto loses 0 of them." in text
     assert jax.__version__ in text
     assert len(json.loads(page.with_suffix(".json").read_text())) == 4

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from itertools import permutations
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -93,18 +92,6 @@ def test_a_ratio_to_lax_is_taken_in_each_round(monkeypatch):
     assert (by_lax.seconds.median, by_lax.vs_lax) == (2, Quartiles(1, 1, 1))
     assert ring.seconds.median == 8
     assert (ring.vs_lax.low, ring.vs_lax.median, ring.vs_lax.high) == (3.5, 4, 4.5)
-
-
-def test_time_is_shared_by_weight_until_the_next_would_take_too_long(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=lambda: now))
-    shares = measure.sharing([1, 2, 3], 60, lambda weight: weight)
-    assert next(shares) == (1, 10)
-    now = 10
-    assert next(shares) == (2, 20)
-    now = 35  # 25 are left, and the fastest took 10 for a weight of 1
-    assert next(shares) == (3, 0)
-    assert list(measure.sharing([1, 3], -1, lambda weight: weight)) == [(1, 0), (3, 0)]
 
 
 def test_predictions_come_from_the_model_of_the_run():

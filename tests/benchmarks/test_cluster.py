@@ -1,17 +1,9 @@
 """Hosts made on this machine, and collectives between them: bytes on links, times and choices."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from support import HERE
 
 from benchmarks.__main__ import main
 from benchmarks.collectives.cases import CASES
@@ -21,28 +13,6 @@ from benchmarks.hosts.wire import choose_algorithms
 from benchmarks.measuring.row import Measurement
 
 as_root = pytest.mark.skipif(bool(namespaces.cannot()), reason=namespaces.cannot())
-
-
-def namespaces_of(processes="[0-9]*"):
-    """The network namespaces that processes of this machine are in."""
-    found = set()
-    for link in Path("/proc").glob(f"{processes}/ns/net"):
-        with suppress(OSError):  # it has ended
-            found.add(os.readlink(link))
-    return found
-
-
-def made_by(pid):
-    """The namespaces that children of this process are in and the process itself is not."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return set().union(*map(namespaces_of, children)) - namespaces_of(pid)
-
-
-def within(seconds, holds):
-    end = time.monotonic() + seconds
-    while not (done := holds()) and time.monotonic() < end:
-        time.sleep(0.1)
-    return done
 
 
 def measured(path, *arguments):
@@ -70,18 +40,6 @@ def test_bytes_on_links_are_those_of_the_schedules(links, tmp_path, capfd):
         assert rows[name]["of_bound"] > 0.9
     assert rows["lax"]["sent"] > 0
     assert "#wrong 0" in capfd.readouterr().out
-
-
-@as_root
-def test_hosts_end_with_the_process_that_made_them():
-    command = [sys.executable, "-m", "benchmarks", "cluster", "--hosts=2", "soak", "--count=9999"]
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, cwd=HERE, stdout=quiet, stderr=quiet) as started:
-        assert within(60, lambda: len(made_by(started.pid)) == 3)  # two hosts and the switch
-        namespaces_of_hosts = made_by(started.pid)
-        started.send_signal(signal.SIGKILL)
-        assert started.wait(30) != 0
-    assert within(10, lambda: namespaces_of_hosts.isdisjoint(namespaces_of()))
 
 
 @pytest.mark.exhaustive

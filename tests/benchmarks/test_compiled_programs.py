@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from support import make_mesh, mostly_exhaustive
 
-from benchmarks.compiled import context, experts, layers
-from benchmarks.compiled.block import SUMMED, algorithms_of, block
+from benchmarks.compiled import context, experts
+from benchmarks.compiled.block import SUMMED, block
 from benchmarks.compiled.block_halves import half
 from benchmarks.compiled.programs import COMPILER, PLAIN, with_gradient
 from benchmarks.compiled.stack import OURS, POLICIES, stack
@@ -121,13 +121,3 @@ def test_forms_for_a_switch_are_right(name, n):
             SWITCH_FORMS[name][form], mesh=make_mesh(n), in_specs=ins, out_specs=out
         )
         np.testing.assert_array_equal(jax.jit(mapped)(rows, w), rows @ w)
-
-
-def test_a_mesh_without_data_sums_no_gradients():
-    assert algorithms_of(["model"], ["auto", *SUMMED]) == ["auto"]
-    assert algorithms_of(["data", "model"], ["auto", *SUMMED]) == ["auto", *SUMMED]
-
-
-def test_a_mesh_of_the_wrong_size_is_refused():
-    with pytest.raises(SystemExit, match="none of data=2,model=2 is of the 8 devices of v5e:4x2"):
-        layers._meshes(["data=2,model=2"], 8, "v5e:4x2")

@@ -10,22 +10,6 @@ from ringcoll.choose.table import Table
 SHORT = "-b 1K -e 1K -n 3 --budget 200 -d bfloat16"
 
 
-SLEEPER = "import sys, time; print('I am', sys.argv[-1], flush=True); "
-
-
-@pytest.mark.parametrize(
-    ("program", "seconds", "words"),
-    [
-        ("sys.exit(3) if '=1' in sys.argv[-1] else time.sleep(99)", 60, "process 1, 3:\nI am"),
-        ("time.sleep(99)", 1, "process 1, None:"),
-    ],
-)
-def test_no_process_waits_for_one_that_failed_or_hangs(program, seconds, words):
-    with pytest.raises(RuntimeError, match=words) as failed:
-        together((1, 1), "-c", SLEEPER + program, seconds=seconds)
-    assert "process 0, None:" in str(failed.value)
-
-
 @pytest.mark.parametrize(
     ("devices", "collectives"),
     [

@@ -8,10 +8,9 @@ import pytest
 from support import mostly_exhaustive
 
 from benchmarks.__main__ import main as benchmarks
-from benchmarks.collectives import sweep, tune
+from benchmarks.collectives import sweep
 from ringcoll.__main__ import COMMANDS, main
 from ringcoll.algorithms import ring
-from ringcoll.choose.table import Table, default_table
 from ringcoll.commands.arguments import size
 from ringcoll.costs.places import MOST_RANKS
 
@@ -78,6 +77,13 @@ REFUSED = {
     "draw": [
         ("psum --algorithm torus -n 100x100x100 --svg a.svg", TOO_MANY),
         (f"psum --function {__name__}:too_many -n {10**15}", TOO_MANY),
+        ("all_gatter", "argument COLLECTIVE: invalid choice: 'all_gatter' (choose from"),
+        ("psum --rank 4 --size 2", "error: unknown arguments: --size 2; -h lists those that it"),
+        ("-n 4", "the following arguments are required: COLLECTIVE; -h explains the arguments"),
+        ("psum --algorithm ring -n 16 --svg /dev/null", "31 frames in one picture: at most 24"),
+        ("psum --follow 1", "--follow is for what moves: give --animate or --html too"),
+        ("psum -n 2 --animate /dev/null --follow 2", "follow 2: there are shards 0 to 1"),
+        ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
     ],
     "explain": [
         ("rign", "argument NAME: invalid choice: 'rign' (choose from"),
@@ -157,36 +163,6 @@ def test_a_bad_function_name_is_refused(capsys, text):
     assert f"{text!r}{' is not a module:function;' if is_found else ': importing '}" in line
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("-f 1", "-f 1: sizes would not grow"),
-        ("matmul --shape 7x7", "argument --shape: '7x7' is not of 3 sizes"),
-        ("matmul --shape 7x7x7", "error: --shape 7x7x7: IndivisibleError: "),
-        ("failures --ways x", "argument --ways: no 'x'; choose from today, checked, deadline"),
-        ("cluster --rate fast", "--rate 'fast': give a rate such as 500mbit or 1gbit"),
-        ("cluster --hosts 0", "--hosts 0 --devices 1: give 1 or more of each"),
-        ("wire -g 1", "one process has no wire: give --coordinator"),
-    ],
-)
-def test_benchmarks_refuse_in_a_line_before_they_measure(capsys, monkeypatch, command, message):
-    monkeypatch.setattr(sweep, "check", stopped)
-    with pytest.raises(SystemExit) as ended:
-        benchmarks(command.split())
-    line = capsys.readouterr().err.splitlines()[-1:] or [ended.value.code]
-    assert message in line[0]
-
-
-def test_a_bad_environment_variable_is_refused_before_the_work(monkeypatch, capsys):
-    monkeypatch.setenv("RINGCOLL_TABLE", "rign")
-    default_table.cache_clear()
-    with pytest.raises(SystemExit):
-        benchmarks(["-c", "0"])
-    default_table.cache_clear()
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert all(word in line for word in ("error: ", "RINGCOLL_TABLE", "rign"))
-
-
 # -- files of MSCCL --
 
 
@@ -231,34 +207,22 @@ def test_ctrl_c_prints_one_line(capsys):
     assert tuple(capsys.readouterr()) == ("", "interrupted\n")
 
 
-@pytest.mark.parametrize(
-    ("module", "command", "name"),
-    mostly_exhaustive(
-        [(sweep, ["-c", "0", "--json"], "measure"), (tune, ["tune", "--table"], "_measured")],
-        lambda module, *_: module is sweep,
-    ),
-)
-def test_measurements_until_ctrl_c_are_written(
-    module, command, name, tmp_path, monkeypatch, capsys
-):
+def test_measurements_until_ctrl_c_are_written(tmp_path, monkeypatch, capsys):
     path = tmp_path / "found"
     path.write_text("old")
-    flags = [*command, str(path), "-b", "1K", "-e", "8K", "-g", "2", "-n", "3", "-d", "float32"]
-    flags += ["--collective", "psum_scatter"]
-    measured = getattr(module, name)
-    monkeypatch.setattr(module, name, stopped)
+    flags = ["-c", "0", "--json", str(path), "-b", "1K", "-e", "8K", "-g", "2", "-n", "3"]
+    flags += ["-d", "float32", "--collective", "psum_scatter"]
+    measured = sweep.measure
+    monkeypatch.setattr(sweep, "measure", stopped)
     assert benchmarks(flags) == 130
     assert path.read_text() == "old"  # nothing was measured
 
     def first_only(*args, **options):
-        monkeypatch.setattr(module, name, stopped)
+        monkeypatch.setattr(sweep, "measure", stopped)
         return measured(*args, **options)
 
-    monkeypatch.setattr(module, name, first_only)
+    monkeypatch.setattr(sweep, "measure", first_only)
     assert benchmarks(flags) == 130
     assert capsys.readouterr().err == "interrupted\n" * 2
-    if module is tune:
-        assert Table.load(path).measured_on.endswith(", 1 of 2 points")
-    else:
-        rows = json.loads(path.read_text())["rows"]
-        assert {row["collective"] for row in rows} == {"psum_scatter"}
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["collective"] for row in rows} == {"psum_scatter"}

@@ -12,7 +12,7 @@ from support import SIZES, runnable
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, ring
 from ringcoll.costs.counts import price
-from ringcoll.draw import as_page, as_text, frames, plan
+from ringcoll.draw import as_motion, as_page, as_text, frames, plan
 from ringcoll.draw.captions import round_words, sentence
 from ringcoll.draw.plan import Plan
 from ringcoll.schedules.phases import Carries, Phase
@@ -208,11 +208,13 @@ def my_star(n):
 def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
     assert main(["draw", "all_reduce", "--algorithm", "bidirectional_ring", "-n", "4"]) == 0
     assert "all_reduce by bidirectional_ring on 4 ranks" in capsys.readouterr().out
-    svg, html = tmp_path / "a.svg", tmp_path / "a.html"
+    svg, html, film = (tmp_path / name for name in ("a.svg", "a.html", "film.svg"))
     mine = ["--function", f"{__name__}:my_star", "--ranks", "4", "--html", str(html)]
-    assert main(["draw", "all_gather", *mine, "--svg", str(svg)]) == 0
+    pictures = ["--svg", str(svg), "--animate", str(film), "--follow", "1"]
+    assert main(["draw", "all_gather", *mine, *pictures]) == 0
     assert capsys.readouterr().out == ""
     assert "round 2 of 3" in svg.read_text(encoding="utf-8")
+    assert film.read_text(encoding="utf-8") == as_motion(plan("all_gather", my_star, (4,)), 1)
     page = html.read_text(encoding="utf-8")
     assert 'def</span> <span class="name">my_star' in page
     assert page.count("data-go=") == 4
@@ -255,35 +257,3 @@ def test_the_page_prices_only_devices_with_such_a_torus():
     assert '<th scope="row">v5e' in flat
     assert "v5e" not in deep
     assert '<th scope="row">v5p' in deep
-
-
-def nothing(n):
-    """No schedule."""
-
-
-def raises(n):
-    return {}[n]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("all_gather --algorithm rign", "no algorithm 'rign'; did you mean 'ring'? choose from"),
-        ("all_gatter", "argument COLLECTIVE: invalid choice: 'all_gatter' (choose from"),
-        ("psum --rank 4 --size 2", "error: unknown arguments: --size 2; -h lists those that it"),
-        ("-n 4", "the following arguments are required: COLLECTIVE; -h explains the arguments"),
-        ("psum --algorithm halving_doubling -n 6", "need a power of two, got 6"),
-        ("psum --function test_draw:raises -n 4", "(4,), the sizes of the axes: KeyError: 4 ("),
-        ("psum --function test_draw:nothing -n 4", "takes an instance of Schedule, got None"),
-        ("psum --algorithm ring -n 16 --svg /dev/null", "31 frames in one picture: at most 24"),
-        ("psum --follow 1", "--follow is for what moves: give --animate or --html too"),
-        ("psum -n 2 --animate /dev/null --follow 2", "follow 2: there are shards 0 to 1"),
-        ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
-    ],
-)
-def test_bad_arguments_of_draw_end_with_one_line(arguments, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["draw", *arguments.split()])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("python -m ringcoll draw: error: ")
-    assert message in line

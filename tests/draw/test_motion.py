@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 import pytest
 from test_draw_svg import PLANS
 
-from ringcoll.__main__ import main
 from ringcoll.draw import as_motion, frames, plan
 from ringcoll.draw.motion import ARRIVE, LEAVE, Film
 from ringcoll.draw.style import Element
@@ -125,11 +124,3 @@ def test_one_shard_is_followed(collective):
     marked = [e for e in root.iter() if e.get("data-of")]
     assert {e.get("class") for e in marked if e.get("data-of") == " 2 "} == {None}
     assert {e.get("class") for e in marked if e.get("data-of") != " 2 "} == {"aside"}
-
-
-def test_the_command_writes_an_animation(tmp_path, capsys):
-    file = tmp_path / "film.svg"
-    asked = ["draw", "all_gather", "-n", "2", "--animate", str(file), "--follow", "1"]
-    assert main(asked) == 0
-    assert file.read_text() == as_motion(plan("all_gather", "ring", (2,)), 1)
-    assert capsys.readouterr().out == ""

@@ -72,10 +72,6 @@ def test_the_index_lists_every_page():
     assert there == known
 
 
-def test_readme_is_short():
-    assert len(PAGES["README.md"].splitlines()) <= 120
-
-
 @pytest.mark.parametrize("file", ["examples/lessons/ring.svg", "examples/lessons/tour.svg"])
 def test_a_committed_picture_is_what_its_command_draws(file, tmp_path):
     (command,) = {
@@ -164,7 +160,6 @@ def test_commands_can_be_typed(monkeypatch, words):
 
 def test_the_page_of_auto_has_what_its_command_prints(capsys):
     page = PAGES["docs/auto.md"]
-    assert len(page.splitlines()) <= 100
     command, printed = re.search(
         r"```sh\npython -m ringcoll (.*)\n```\n```text\n(.*?)```", page, re.S
     ).groups()
@@ -204,10 +199,6 @@ def test_gains_of_a_wire_on_the_precision_page_are_those_of_the_model():
 
 
 def test_the_version_is_the_same_everywhere():
-    assert PROJECT["project"]["dynamic"] == ["version"]
-    assert PROJECT["tool"]["hatch"]["version"]["path"] == "ringcoll/__init__.py"
-    source = (ROOT / "ringcoll/__init__.py").read_text("utf-8")
-    assert source.count(f'\n__version__ = "{ringcoll.__version__}"') == 1
     assert f"\nversion: {ringcoll.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
     assert re.search(r"^## (\S+?),", PAGES["CHANGELOG.md"], re.M)[1] == ringcoll.__version__
 

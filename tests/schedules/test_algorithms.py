@@ -298,7 +298,7 @@ REFUSED = [
     ),
     (("psum", PAIRWISE_3, (3,)), "psum: takes an instance of Schedule, got AllToAllSchedule"),
     (("all_gather", (RING_3,), (3,)), "all_gather: takes an instance of Schedule, got tuple"),
-    (("all_gather", 7, (3,)), "all_gather: takes an instance of Schedule, got int"),
+    (("all_gather", lambda n: None, (3,)), "all_gather: takes an instance of Schedule, got None"),
     (("psum", Schedule((2,), ()), (2,)), "offset 1 never arrives"),
     (
         ("psum", (RING_3, Schedule((2,), ((Move(1, (1,)),),))), (6,)),
