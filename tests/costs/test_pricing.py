@@ -81,26 +81,6 @@ def test_a_tour_pays_for_shards_and_for_the_sums_that_follow_them():
 # -- bytes --
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-def test_wire_bytes_of_a_narrow_operand_with_wide_sums(n):
-    def elements(collective, algorithm, narrow, wide):
-        sent = wire_bytes(collective, algorithm, (n,), 10, 2, 4)
-        assert sent == 10 * (2 * narrow + 4 * wide)
-        assert wire_bytes(collective, algorithm, (n,), 10, 2) == 10 * 2 * (narrow + wide)
-
-    elements("psum_scatter", "ring", 1, n - 2)
-    elements("psum_scatter", "direct", n - 1, 0)
-    elements("psum", "ring", 1 + (n - 1), n - 2)
-    elements("psum", "direct", 2 * (n - 1), 0)
-    elements("all_gather", "ring", n - 1, 0)
-    elements("all_to_all", "pairwise", n - 1, 0)
-
-
-def test_a_message_with_a_partial_sum_in_it_is_wide():
-    # 4, 5 and 6 go raw to 0, 1 and 2; then 2, a sum, and 3, raw, in one message; then 1.
-    assert price("psum_scatter", "bruck", (7,)).raw == 3
-
-
 def test_only_the_first_stage_is_narrow():
     assert wire_bytes("psum", "recursive_doubling", (8,), 10, 2, 4) == 80 * (2 + 4 + 4)
     assert wire_bytes("psum", (ring(1), ring(2)), (2,), 10, 2, 4) == 20 * 4

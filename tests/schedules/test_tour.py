@@ -10,7 +10,7 @@ from test_algorithms import SHAPES
 
 from ringcoll import algorithms
 from ringcoll.schedules.registry import GATHERS
-from ringcoll.schedules.schedule import Move, Schedule, ScheduleError, SizeError
+from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
 from ringcoll.schedules.tour import Tour, cut, tour, walked_back
 
 
@@ -52,15 +52,11 @@ def both(schedule, move):
 @pytest.mark.parametrize("name", GATHERS)
 def test_every_rank_adds_once_to_every_shard(name):
     for shape in SHAPES:
-        try:
+        if exists("all_gather", name, shape):
             schedule = algorithms.build("all_gather", name, shape)
-        except SizeError:
-            continue
-        checked = tour(schedule).check()
-        everyone = set(range(schedule.size))
-        sums = came_home(checked)
-        assert len(sums) == schedule.size * schedule.lanes
-        assert all(who == everyone for who in sums.values()), (name, shape)
+            sums = came_home(tour(schedule))
+            assert len(sums) == schedule.size * schedule.lanes
+            assert all(who == {*range(schedule.size)} for who in sums.values()), shape
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 64])
