@@ -27,12 +27,8 @@ def test_no_link_of_a_square_torus_is_idle(shape):
 # -- stages, and what is not in the library --
 
 
-def test_stages_on_a_physical_ring():
-    # Partners 4, 2 and 1 away; from 4 away, all go ahead: 4, 2 and 1 vectors a link.
-    paid = price("psum", "recursive_doubling", (8,), network=(8,))
-    assert (paid.startups, paid.hops) == (3, 4 + 2 + 1)
-    assert (paid.sent, paid.link) == (3 * 8, 7 * 8)
-    # On their own axes of a torus, partners are nearer: 2 and 1, and 1 on an axis of 2.
+def test_stages_on_a_torus():
+    # On their own axes, partners are nearer than on a ring: 2 and 1, and 1 on an axis of 2.
     assert price("psum", "recursive_doubling", (4, 2), network=(4, 2)).link == 4 * 8
     with pytest.raises(ScheduleError, match=r"network \(4,\) is not of 8 ranks"):
         price("psum", "recursive_doubling", (8,), network=(4,))
@@ -61,8 +57,6 @@ def my_star(n):
 def test_a_users_algorithm_is_priced():
     assert price("psum", my_star, (5,)).rounds == 8
     assert price("psum_scatter", my_star, (5,)) == price("psum_scatter", my_star(5), [5])
-    with pytest.raises(ValueError, match="no algorithm 'rign'; did you mean 'ring'"):
-        price("psum", "rign", (5,))
 
 
 def test_a_tour_pays_for_shards_and_for_the_sums_that_follow_them():

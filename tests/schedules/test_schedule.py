@@ -216,15 +216,6 @@ def test_lanes_of_different_length_keep_to_their_rounds():
     assert sum(len(move.offsets) for _, move in lanes.numbered_moves()) == 2 * 4  # half shards
 
 
-def test_product_runs_its_axes_in_the_order_given():
-    rows_first = product([ring(3), ring(2)])
-    columns_first = product([ring(3), ring(2)], order=[1, 0]).check()
-    assert [number for number, _ in rows_first.numbered_moves()] == [1, 2, 3]
-    assert [move.axis for _, move in rows_first.numbered_moves()] == [0, 0, 1]
-    assert [move.axis for _, move in columns_first.numbered_moves()] == [1, 0, 0]
-    assert [len(move.offsets) for _, move in columns_first.numbered_moves()] == [1, 2, 2]
-
-
 def test_schedules_are_values():
     assert ring(4) == one(*RING)
     assert hash(ring(4)) == hash(one(*RING))
