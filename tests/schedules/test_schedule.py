@@ -17,7 +17,6 @@ from ringcoll.schedules.schedule import (
     Schedule,
     ScheduleError,
     in_lanes,
-    product,
     stretches,
 )
 
