@@ -1,8 +1,6 @@
 """The library of schedules: every algorithm is right, short, and found by its name."""
 
-import ast
 import inspect
-import textwrap
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +14,7 @@ from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build
 from ringcoll.commands import explain
 from ringcoll.costs import price
 from ringcoll.costs.counts import price_backward
+from ringcoll.draw.source import source
 from ringcoll.schedules.registry import (
     AS_ALL_REDUCE,
     EXCHANGES,
@@ -144,20 +143,12 @@ def test_a_hamiltonian_uses_every_link_once(shape):
         assert len(links) == len(moves) or len(set(shape)) > 1  # of unequal axes, some share
 
 
-def lines_of_code(function):
-    """The lines from `def` to the end, without the docstring and blank lines."""
-    source = textwrap.dedent(inspect.getsource(function))
-    tree = ast.parse(source).body[0]
-    doc = tree.body[0]
-    skipped = range(doc.lineno, doc.end_lineno + 1) if ast.get_docstring(tree) else ()
-    lines = enumerate(source.splitlines(), 1)
-    return sum(bool(text.strip()) for i, text in lines if i >= tree.lineno and i not in skipped)
-
-
 @pytest.mark.parametrize("function", LISTED, ids=lambda f: f.__name__)
 def test_an_algorithm_is_at_most_15_lines(function):
-    assert 2 <= lines_of_code(function) <= 15
-    assert ast.get_docstring(ast.parse(textwrap.dedent(inspect.getsource(function))).body[0])
+    """From `def` to the end, without its docstring and blank lines."""
+    code = source(function).partition("\ndef ")[2]
+    assert 2 <= sum(bool(line.strip()) for line in code.splitlines()) <= 15
+    assert inspect.getdoc(function)
 
 
 def test_every_public_algorithm_is_listed():
