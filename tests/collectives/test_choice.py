@@ -110,18 +110,6 @@ def test_a_gradient_goes_by_the_algorithm_of_its_function_wherever_it_is_taken(c
     assert permutes(forward_then_backward) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "words"),
-    [
-        ("rign", ValueError, ("ringcoll.algorithm(algorithm='rign')", "choose from auto, ring")),
-        (
-            algorithms.ring,
-            TypeError,
-            ("neither a name nor a Table; pass a Schedule or a function",),
-        ),
-    ],
-)
-def test_what_is_no_name_is_refused(name, kind, words):
-    with pytest.raises(kind) as caught:
-        ringcoll.algorithm(name)
-    assert all(word in str(caught.value) for word in words)
+def test_what_is_no_name_is_refused():
+    with pytest.raises(TypeError, match="neither a name nor a Table; pass a Schedule or a func"):
+        ringcoll.algorithm(algorithms.ring)

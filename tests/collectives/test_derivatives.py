@@ -1,4 +1,4 @@
-"""Derivatives that `test_calls` does not take: outside of `shard_map`, and of replicated operands.
+"""Derivatives that `test_calls` does not take: of replicated results and operands.
 
 Collectives are linear, so their gradients are the transposes of `cases`.
 """
@@ -39,29 +39,20 @@ CTS = {name: whole(LINEAR[name].expected(x).shape, 1) for name, x in XS.items()}
 
 
 @typed_or_not
-@pytest.mark.parametrize("replicated", [False, True])
-def test_gradients_outside_of_shard_map(replicated, check_vma):
-    """The cotangent of a replicated result counts once, not on each rank."""
-    names = [*LINEAR]
-    if replicated:
-        names = ["all_gather to invarying", "psum", "pmean"] + ["pbroadcast"] * (not check_vma)
+def test_gradients_of_replicated_results(check_vma):
+    """Outside of `shard_map`, the cotangent counts once, not on each rank."""
+    names = ["all_gather to invarying", "psum", "pmean"] + ["pbroadcast"] * (not check_vma)
 
     def of(name):
-        mapped = jax.shard_map(
-            lambda x: CALLS[name](x[0]) if replicated else CALLS[name](x[0])[None],
-            mesh=MESH,
-            in_specs=P("x"),
-            out_specs=P() if replicated else P("x"),
-            check_vma=check_vma,
-        )
-        return jax.vjp(mapped, XS[name])[1](CTS[name][0] if replicated else CTS[name])[0]
+        call = lambda x: CALLS[name](x[0])  # noqa: E731
+        mapped = jax.shard_map(call, mesh=MESH, in_specs=P("x"), out_specs=P(), check_vma=check_vma)
+        return jax.vjp(mapped, XS[name])[1](CTS[name][0])[0]
 
     for name, dx in jax.jit(lambda: {a: of(a) for a in names})().items():
         ct = CTS[name].copy()
-        ct[1 if replicated else N :] = 0
+        ct[1:] = 0
         # Without types, JAX divides by n what the psum then sums, so results are rounded.
-        rounded = 1e-6 * replicated
-        np.testing.assert_allclose(dx, LINEAR[name].gradient(ct), rounded, err_msg=name)
+        np.testing.assert_allclose(dx, LINEAR[name].gradient(ct), 1e-6, err_msg=name)
 
 
 def test_gradients_of_replicated_operands():

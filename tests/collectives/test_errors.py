@@ -23,6 +23,10 @@ def attempt(function, check_vma=False):
     return caught.value
 
 
+def keys(x):
+    return jax.random.wrap_key_data(x.astype(jnp.uint32))
+
+
 # Calls that both refuse, by either module. A name begins with that of the function.
 REFUSED_BY_LAX = {
     "all_gather axis": lambda L, x: L.all_gather(x, "x", axis=3),  # of 3
@@ -32,9 +36,7 @@ REFUSED_BY_LAX = {
     "all_to_all stacked": lambda L, x: L.all_to_all(x, "x", 1, 0),
     "all_to_all tiled": lambda L, x: L.all_to_all(x, "x", 1, 0, tiled=True),
     "pswapaxes": lambda L, x: L.pswapaxes(x, "x", 1),
-    "pmean of random keys": lambda L, x: L.pmean(
-        jax.random.wrap_key_data(x.astype(jnp.uint32)), "x"
-    ),
+    "pmean of random keys": lambda L, x: L.pmean(keys(x), "x"),
     **{
         f"{name} unbound": lambda L, x, name=name: getattr(L, name)(x, "typo")
         for name in ("psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter")
@@ -83,10 +85,6 @@ def test_our_refusal_has_the_type_and_the_words_of_lax(case):
     own_words = str(theirs).removeprefix("Found an ").partition(". To fix")[0]
     assert own_words in str(ours) or case in WITHOUT_WORDS
     assert str(ours).startswith(f"ringcoll.{case.split()[0]}(")
-
-
-def keys(x):
-    return jax.random.wrap_key_data(x.astype(jnp.uint32))
 
 
 # Calls that only we refuse: lax fails later, or without words, or not at all. The words name the

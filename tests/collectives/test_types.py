@@ -79,24 +79,6 @@ def test_types(place, kind):
     trace(program, mesh, check_vma=kind in TYPED)
 
 
-def test_weak_along_a_vmap():
-    """Sums are widened and rounded back. A result that needs no rounding keeps its weak type."""
-
-    def along(call):
-        return described(lambda: jax.vmap(call, axis_name="v")(lax.full((3, 3, 3, 3), 1.0)))
-
-    def program():
-        for case in MAIN:
-            if case.name == "pbroadcast":  # lax's own rule fails
-                continue
-            theirs = along(lambda x: case.by_lax(x, "v", 3))  # noqa: B023
-            for extra in [{}, *first_algorithm(case, 3)]:
-                ours = along(lambda x: case.ours(ringcoll.lax, x, "v", 3, **extra))  # noqa: B023
-                assert ours == theirs, f"{case} {extra}"
-
-    trace(program, make_mesh(3), check_vma=False)
-
-
 def test_all_gather_to_reduced_is_of_lax():
     def program():
         x = lax.pcast(jnp.zeros(3), "x", to="varying")

@@ -74,17 +74,6 @@ def _any_bits(shape, unsigned):
     return bits
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "ring"])
-def test_scattering_a_dimension_of_size_0(algorithm):
-    """lax cannot compile it."""
-
-    def program(x):
-        return ringcoll.lax.psum_scatter(x, "x", tiled=True, algorithm=algorithm)
-
-    x = np.zeros((3, 0, 2), np.float32)
-    assert_same(per_rank(make_mesh(3), program, x), x)
-
-
 @pytest.mark.parametrize(
     "form",
     [

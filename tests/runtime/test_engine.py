@@ -9,7 +9,6 @@ from functools import partial
 from itertools import groupby, product
 from math import prod
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -116,51 +115,16 @@ def toured(schedule, ranks, x, order, halves=False):
     return carry, jnp.stack(sums)
 
 
-def exchanged(schedule, ranks, x, order):
-    def visit(found, blocks):
-        for value, origin, *_ in blocks:
-            found = lax.dynamic_update_index_in_dim(found, value, origin, 0)
-        return found
-
-    blank = jnp.zeros_like(x[:, 0]) + ranks.number() * 0
-    blocks = [x[ranks.origin(d, forward=True), 0] for d in range(schedule.size)]
-    return engine.exchange(schedule, ranks, blocks, visit, blank, order)
-
-
-def slopes(schedule, ranks, x, order):
-    """The gradient through what is visited and what is produced, both squares with weights."""
-    weights = (x % 9).astype(jnp.float32)  # sums are exact
-
-    def loss(own):
-        def visit(carry, shards):
-            return carry + sum(
-                jnp.sum(weights[origin, lane] * value**2) for value, origin, lane, *_ in shards
-            )
-
-        def produce(slots):
-            return [weights[origin, lane] * own[lane] ** 2 for origin, lane in slots]
-
-        start = jnp.float32(0) + ranks.number() * 0
-        sums = engine.reduce(schedule, ranks, produce, lax.add, order=order)
-        return engine.gather(schedule, ranks, own, visit, start, order=order) + sum(
-            map(jnp.sum, sums)
-        )
-
-    return jnp.stack(jax.grad(loss)(list(weights[0, : schedule.lanes])))
-
-
 RUNS = {
     "gather": gathered,
     "reduce": reduced,
     "turns": by_turns,
     "tour": toured,
     "tour by halves": partial(toured, halves=True),
-    "exchange": exchanged,
-    "gradient": slopes,
 }
 FACTORS = {
     "run": [*RUNS],
-    "algorithm": [*GATHERS, "pairwise", "resent"],
+    "algorithm": [*GATHERS, "resent"],
     "shape": [(1,), (2,), (3,), (6,), (8,), (4, 2)],
     "order": [PLAIN, PLACED, ADDED, REDUCED],
     "unroll up to": [24, 2],
@@ -171,11 +135,10 @@ FACTORS = {
 def schedule_of(run, algorithm, shape):
     """The schedule; None if there is none."""
     if algorithm == "resent":
-        return RESENT if shape == (6,) and run not in ("exchange", "turns") else None
-    collective = "all_to_all" if run == "exchange" else "all_gather"
-    if algorithm not in algorithms.names(collective) or not exists(collective, algorithm, shape):
+        return RESENT if shape == (6,) and run != "turns" else None
+    if not exists("all_gather", algorithm, shape):
         return None
-    schedule = algorithms.build(collective, algorithm, shape)
+    schedule = algorithms.build("all_gather", algorithm, shape)
     return schedule if run != "turns" or only_forwards(schedule) else None
 
 
@@ -203,12 +166,6 @@ def check(case, found, x):
         for by_lane in asked:
             seen = np.sort(np.stack(by_lane, axis=1))
             np.testing.assert_array_equal(seen, [np.arange(n)] * n, name)
-    elif run == "exchange":
-        np.testing.assert_array_equal(found, x[:, :, 0].swapaxes(0, 1), name)
-    elif run == "gradient":
-        weights = (x % 9).astype(np.float32)[:, :, :lanes]
-        expected = 2 * weights[:, 0] * (weights.sum(0) + weights.sum(1))
-        np.testing.assert_array_equal(found, expected, name)
     else:
         carry, sums = found
         seen = (x[:, 0, :lanes].sum((1, 2)) * (1 + np.arange(n))).sum()

@@ -7,25 +7,8 @@ import pytest
 from support import assert_same
 
 from ringcoll.runtime.contributions import Key, message
-from ringcoll.runtime.hop import Ppermute, multiply_add
-from ringcoll.runtime.scopes import noted_when_lowered
+from ringcoll.runtime.hop import multiply_add
 from ringcoll.runtime.tree_sums import rounded
-
-
-def test_ranks_of_a_vmap_to_which_none_sends_get_zeros():
-    send = jax.vmap(lambda x: Ppermute(axes=("v",), pairs=((0, 2),))(x)[0], axis_name="v")
-    np.testing.assert_array_equal(send(jnp.array([3.0, 4.0, 5.0])), [0, 0, 3])
-
-
-def test_a_plan_is_noted_of_an_identity():
-    """Under every transform: its lowering alone reads the plan."""
-
-    def noted(x):
-        return noted_when_lowered("psum", (), x, lambda platform, hosts: None)
-
-    x, t = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])
-    assert_same(jax.jvp(noted, (x,), (t,)), (x, t))
-    assert_same(jax.vmap(noted)(x), x)
 
 
 def test_what_is_rounded_for_sums_by_a_tree():

@@ -39,13 +39,6 @@ def test_indices_along_the_last_dimension():
     assert found == [index, index]
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_parts_are_put_where_they_belong(dim):
-    part = PART if dim == 0 else PART.T
-    result = placed(WHOLE, jnp.concatenate([part, 2 * part], dim), dim, [(6, 2), (0, 2)])
-    assert result.sum(1 - dim).tolist() == [16, 16, 0, 0, 0, 0, 8, 8]
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(0, 3), (2, 0), (2, 3)])
 def test_what_is_joined_may_be_nothing(rows, columns):
     """A share may have no rows, where there are fewer rows than lanes."""

@@ -1,8 +1,6 @@
 """The library of schedules: every algorithm is right, short, and found by its name."""
 
-import ast
 import inspect
-import textwrap
 from dataclasses import replace
 from functools import partial
 
@@ -14,11 +12,12 @@ from support import exists, make_mesh
 from ringcoll import algorithms
 from ringcoll.algorithms import ALL_TO_ALLS, COLLECTIVES, GATHERS, STAGED, build, names
 from ringcoll.commands import explain
+from ringcoll.costs import price
 from ringcoll.costs.counts import price_backward
+from ringcoll.draw.source import source
 from ringcoll.schedules.registry import (
     AS_ALL_REDUCE,
     EXCHANGES,
-    algorithms_of,
     along_each_axis,
     listed_name,
 )
@@ -80,44 +79,22 @@ def test_stages_gather_along_digits_of_all_ranks(name):
     ("collective", "name"), [(c, name) for c in ("psum", "all_to_all") for name in names(c)]
 )
 def test_every_algorithm_is_right_on_every_shape(collective, name):
-    for shape in [(n,) for n in range(1, 65)] + SHAPES + [(512,), (8, 8, 8)]:
-        if exists(collective, name, shape):
-            build.__wrapped__(collective, name, shape)  # checks what it builds
+    every = [(n,) for n in range(1, 65)] + SHAPES + [(512,), (8, 8, 8)]
+    shapes = [shape for shape in every if exists(collective, name, shape)]
+    assert len(shapes) >= len(every) // 6  # some run on powers of two alone
+    for shape in shapes:
+        build.__wrapped__(collective, name, shape)  # checks what it builds
 
 
-@pytest.mark.parametrize(
-    ("collective", "name"), [(c, name) for c in ("psum", "all_to_all") for name in names(c)]
-)
-def test_which_sizes_an_algorithm_refuses(collective, name):
-    run = [n for n in range(1, 17) if exists(collective, name, (n,))]
-    says = "SizeError:" in algorithms_of(collective)[name].__doc__
-    assert len(run) >= 5 if says else len(run) == 16
-
-
-#: Computed on paper: for 1, 2, ... ranks, the rounds, and the shards that a rank sends (by stages:
-#: whole vectors). None: it refuses that number.
-RANKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16)
-FEWEST = (0, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4)  # the logarithm, rounded up
-ALL_OTHERS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 15)
+#: Computed on paper: the rounds, and the shards that a rank sends (a whole vector is n of them).
+#: For one axis, `costs/test_formulas.py` has the forms that do not depend on the factors of n.
 ON_PAPER = {
-    ("all_gather", "ring"): (ALL_OTHERS, ALL_OTHERS),
-    ("all_gather", "bidirectional_ring"): (ALL_OTHERS, ALL_OTHERS),
-    ("all_gather", "torus"): (ALL_OTHERS, ALL_OTHERS),
-    ("all_gather", "hamiltonian"): (ALL_OTHERS, ALL_OTHERS),
-    ("all_gather", "two_ended"): ((0, 1, 1, 2, 2, 3, 3, 4, 4, 6, 8), ALL_OTHERS),
-    ("all_gather", "bruck"): (FEWEST, ALL_OTHERS),
-    ("all_gather", "direct"): ((0, *[1] * 10), ALL_OTHERS),
-    ("all_gather", "recursive_doubling"): (
-        (0, 1, None, 2, None, None, None, 3, None, None, 4),
-        (0, 1, None, 3, None, None, None, 7, None, None, 15),
-    ),
-    ("psum", "recursive_doubling"): (FEWEST, (0, 1, 2, 2, 4, 3, 6, 3, 8, 4, 4)),
-    ("psum", "one_shot"): (FEWEST, ALL_OTHERS),
-    ("all_to_all", "pairwise"): (ALL_OTHERS, ALL_OTHERS),
-    ("all_to_all", "bruck"): (FEWEST, (0, 1, 2, 4, 5, 7, 9, 12, 13, 20, 32)),
-}
-#: The same on shapes of several axes, which are not all alike.
-ON_PAPER_BY_SHAPE = {
+    ("psum", "recursive_doubling", (6,)): (3, 3 * 6),
+    ("psum", "recursive_doubling", (7,)): (3, 6 * 7),
+    ("psum", "recursive_doubling", (12,)): (4, 4 * 12),
+    ("all_to_all", "bruck", (6,)): (3, 7),
+    ("all_to_all", "bruck", (7,)): (3, 9),
+    ("all_to_all", "bruck", (12,)): (4, 20),
     ("all_gather", "ring", (4, 3)): (3 + 2, 11),
     ("all_gather", "bruck", (4, 3)): (2 + 2, 11),
     ("all_gather", "direct", (4, 3)): (1 + 1, 11),
@@ -126,33 +103,17 @@ ON_PAPER_BY_SHAPE = {
     ("all_gather", "torus", (4, 1)): (3, 3),
     ("all_gather", "hamiltonian", (4, 2)): (7, 7),
     ("all_gather", "recursive_doubling", (4, 2)): (3, 7),
-    ("psum", "recursive_doubling", (4, 6)): (2 + 1 + 2, 2 + 1 + 2),
-    ("psum", "one_shot", (4, 6)): (2 + 3, 3 + 5),
+    ("psum", "recursive_doubling", (4, 6)): (2 + 1 + 2, (2 + 1 + 2) * 24),
+    ("psum", "one_shot", (4, 6)): (2 + 3, (3 + 5) * 24),
     ("all_to_all", "pairwise", (4, 3)): (3 + 2, 3 * 3 + 2 * 4),
     ("all_to_all", "bruck", (4, 3)): (2 + 2, 4 * 3 + 2 * 4),
 }
 
 
-def counted(collective, name, shape):
-    """The rounds and the shards that a rank sends; None if there is no schedule."""
-    if not exists(collective, name, shape):
-        return None, None
-    built = build(collective, name, shape)
-    stages = built if isinstance(built, tuple) else (built,)
-    sent = sum(len(m.offsets) for s in stages for _, m in s.numbered_moves())
-    return sum(len(stage.rounds) for stage in stages), sent / max(
-        [s.lanes for s in stages], default=1
-    )
-
-
-@pytest.mark.parametrize(("collective", "name"), ON_PAPER)
-def test_rounds_and_shards_are_those_on_paper(collective, name):
-    rounds, sent = ON_PAPER[collective, name]
-    for n, *right in zip(RANKS, rounds, sent, strict=True):
-        assert [*counted(collective, name, (n,))] == right, f"{n} ranks"
-    for (of, by, shape), right in ON_PAPER_BY_SHAPE.items():
-        if (of, by) == (collective, name):
-            assert counted(collective, name, shape) == right, shape
+@pytest.mark.parametrize("call", ON_PAPER)
+def test_rounds_and_shards_are_those_on_paper(call):
+    paid = price(*call)
+    assert (paid.rounds, paid.sent) == ON_PAPER[call]
 
 
 @pytest.mark.parametrize("name", ["torus", "hamiltonian"])
@@ -182,20 +143,12 @@ def test_a_hamiltonian_uses_every_link_once(shape):
         assert len(links) == len(moves) or len(set(shape)) > 1  # of unequal axes, some share
 
 
-def lines_of_code(function):
-    """The lines from `def` to the end, without the docstring and blank lines."""
-    source = textwrap.dedent(inspect.getsource(function))
-    tree = ast.parse(source).body[0]
-    doc = tree.body[0]
-    skipped = range(doc.lineno, doc.end_lineno + 1) if ast.get_docstring(tree) else ()
-    lines = enumerate(source.splitlines(), 1)
-    return sum(bool(text.strip()) for i, text in lines if i >= tree.lineno and i not in skipped)
-
-
 @pytest.mark.parametrize("function", LISTED, ids=lambda f: f.__name__)
 def test_an_algorithm_is_at_most_15_lines(function):
-    assert 2 <= lines_of_code(function) <= 15
-    assert ast.get_docstring(ast.parse(textwrap.dedent(inspect.getsource(function))).body[0])
+    """From `def` to the end, without its docstring and blank lines."""
+    code = source(function).partition("\ndef ")[2]
+    assert 2 <= sum(bool(line.strip()) for line in code.splitlines()) <= 15
+    assert inspect.getdoc(function)
 
 
 def test_every_public_algorithm_is_listed():
@@ -217,7 +170,7 @@ def test_a_new_algorithm_needs_no_other_line(monkeypatch):
 
     monkeypatch.setitem(GATHERS, "left_ring", along_each_axis(left_ring))
     test_gathers_forward_and_reduces_backward("left_ring")
-    test_which_sizes_an_algorithm_refuses("psum", "left_ring")
+    test_every_algorithm_is_right_on_every_shape("psum", "left_ring")
     assert "| `left_ring` | n-1 | (n-1)/n | never |" in explain.markdown()
     gather = [case for case in MAIN if case.name == "all_gather"]
     check(make_mesh(3), gather, lambda case, n: [{"algorithm": "left_ring"}])

@@ -39,9 +39,3 @@ def test_phases(call):
         for p in phases(collective, build(collective, algorithm, shape))
     ]
     assert found == PHASES[call]
-
-
-def test_ranks_along_a_phase_are_added_digit_by_digit():
-    (phase,) = phases("all_gather", build("all_gather", "ring", (4, 3)))
-    assert phase.along(5, 4) == 6  # (1, 2) + (1, 1) is (2, 0)
-    assert phase.along(5, 4, -1) == 1  # (0, 1)

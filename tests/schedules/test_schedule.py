@@ -17,7 +17,6 @@ from ringcoll.schedules.schedule import (
     Schedule,
     ScheduleError,
     in_lanes,
-    product,
     stretches,
 )
 
@@ -214,15 +213,6 @@ def test_lanes_of_different_length_keep_to_their_rounds():
     assert (lanes.lanes, len(lanes.rounds)) == (2, 4)
     assert [[move.lane for move in moves] for moves in lanes.rounds] == [[0, 1]] * 3 + [[0]]
     assert sum(len(move.offsets) for _, move in lanes.numbered_moves()) == 2 * 4  # half shards
-
-
-def test_product_runs_its_axes_in_the_order_given():
-    rows_first = product([ring(3), ring(2)])
-    columns_first = product([ring(3), ring(2)], order=[1, 0]).check()
-    assert [number for number, _ in rows_first.numbered_moves()] == [1, 2, 3]
-    assert [move.axis for _, move in rows_first.numbered_moves()] == [0, 0, 1]
-    assert [move.axis for _, move in columns_first.numbered_moves()] == [1, 0, 0]
-    assert [len(move.offsets) for _, move in columns_first.numbered_moves()] == [1, 2, 2]
 
 
 def test_schedules_are_values():

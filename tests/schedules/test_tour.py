@@ -10,8 +10,8 @@ from test_algorithms import SHAPES
 
 from ringcoll import algorithms
 from ringcoll.schedules.registry import GATHERS
-from ringcoll.schedules.schedule import Move, Schedule, ScheduleError, SizeError
-from ringcoll.schedules.tour import Tour, cut, tour, walked_back
+from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
+from ringcoll.schedules.tour import Tour, cut, tour
 
 
 def came_home(checked):
@@ -52,15 +52,11 @@ def both(schedule, move):
 @pytest.mark.parametrize("name", GATHERS)
 def test_every_rank_adds_once_to_every_shard(name):
     for shape in SHAPES:
-        try:
+        if exists("all_gather", name, shape):
             schedule = algorithms.build("all_gather", name, shape)
-        except SizeError:
-            continue
-        checked = tour(schedule).check()
-        everyone = set(range(schedule.size))
-        sums = came_home(checked)
-        assert len(sums) == schedule.size * schedule.lanes
-        assert all(who == everyone for who in sums.values()), (name, shape)
+            sums = came_home(tour(schedule))
+            assert len(sums) == schedule.size * schedule.lanes
+            assert all(who == {*range(schedule.size)} for who in sums.values()), shape
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 64])
@@ -103,13 +99,6 @@ def test_a_cut_gather_sends_what_is_needed_or_forwarded():
     assert cut(both_lanes, frozenset({1})) == Schedule((4,), rounds, lanes=2)
     with pytest.raises(ScheduleError, match="offset 5 never arrives"):
         cut(both_ways, frozenset({3})).check({5})
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
-def test_the_way_back_of_a_ring_is_the_ring_of_the_other_direction(n):
-    back = algorithms.ring(n, direction=-1 if n > 2 else 1)  # of two ranks, both are one
-    assert walked_back(algorithms.ring(n)) == back
-    assert walked_back(back) == algorithms.ring(n)
 
 
 def test_errors_of_check():
