@@ -126,6 +126,9 @@ def test_a_fusion_has_the_line_of_its_collective():
 %spread"""
     kept = bare.replace("%spread", addition[1:], 1)
     assert line_of(kept, "f").short == "train.py:7 psum_scatter"
+    alone = fused.replace("%spread", addition[1:], 1)
+    alone = alone.replace(outer[1:], f"f = {SHAPE} all-reduce(%x), to_apply=%add")
+    assert line_of(alone, "f").short == "train.py:7 psum_scatter"
     # Another sum has the same addition, so its line is that of only one. What is added has a line.
     again = kept.replace("  ROOT %f", f"  %h = {SHAPE} all-reduce(%w), to_apply=%add\n  ROOT %f")
     made = f'%m = {SHAPE} copy(%x), metadata={{op_name="f/dot" stack_frame_id=1}}\n  ROOT %f'

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from support import HERE
 
 import ringcoll
 from benchmarks.compiled.meshes import SLICES, shapes
@@ -61,9 +62,9 @@ def test_the_axis_with_the_most_bytes_gets_the_shortest_hops():
     found = ringcoll.mesh(devices=devices, weights={"model": 2, "data": 1}, **axes)
     most = describe(found).axes
     assert (most["model"].hops, most["data"].hops) == (1, 4)
-    np.testing.assert_array_equal(
-        found.devices.T, ringcoll.mesh(devices=devices, data=16, model=8).devices
-    )
+    named_last = ringcoll.mesh(devices=devices, data=16, model=8)
+    np.testing.assert_array_equal(found.devices.T, named_last.devices)
+    assert str(describe(named_last)) in (HERE / "docs/meshes.md").read_text(encoding="utf-8")
 
 
 def test_slices_are_outermost():
