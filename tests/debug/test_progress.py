@@ -63,6 +63,18 @@ def test_messages_of_every_dtype_are_marked(processes, monkeypatch):
     assert not LOG.stays_stuck(0)
 
 
+def test_a_permutation_is_told_by_its_pairs():
+    told = []
+
+    def watcher(send, messages, over, groups, to, where):
+        told.append(to)
+        return send(messages)
+
+    with around_messages(watcher):
+        mapped(lambda x: ringcoll.ppermute(x, "x", [(0, 1)]), make_mesh(4))(jnp.ones(8))
+    assert told == [((0, 1),)]
+
+
 def test_marks_in_groups_over_two_axes_and_under_vmap(monkeypatch):
     """Only the ranks of a group agree. A batch is one message."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
