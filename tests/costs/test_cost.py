@@ -12,6 +12,13 @@ from ringcoll.costs.model import scatter_links
 pytestmark = pytest.mark.quick
 
 
+def test_seconds_are_the_sum_of_startups_bytes_and_additions():
+    paid = price("psum", "ring", (4,))  # 6 messages, 6 shards sent, 3 added
+    assert modelled(paid, 100, Model(1, 0, 0)) == 6
+    assert modelled(paid, 100, Model(0, 1, 0)) == 600
+    assert modelled(paid, 100, Model(0, 0, 1)) == 300
+
+
 def test_near_bytes_travel_during_far_hops():
     paid = price("all_gather", "direct", (4,), network=(4,))  # to 1 and 3, and half round to 2
     assert (paid.startups, paid.hops, paid.link) == (2, 2, 3)

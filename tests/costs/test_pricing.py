@@ -27,8 +27,12 @@ def test_no_link_of_a_square_torus_is_idle(shape):
 # -- stages, and what is not in the library --
 
 
-def test_stages_on_a_torus():
-    # On their own axes, partners are nearer than on a ring: 2 and 1, and 1 on an axis of 2.
+def test_stages_on_a_physical_ring():
+    # Partners 4, 2 and 1 away; from 4 away, all go ahead: 4, 2 and 1 vectors a link.
+    paid = price("psum", "recursive_doubling", (8,), network=(8,))
+    assert (paid.startups, paid.hops) == (3, 4 + 2 + 1)
+    assert (paid.sent, paid.link) == (3 * 8, 7 * 8)
+    # On their own axes of a torus, partners are nearer: 2 and 1, and 1 on an axis of 2.
     assert price("psum", "recursive_doubling", (4, 2), network=(4, 2)).link == 4 * 8
     with pytest.raises(ScheduleError, match=r"network \(4,\) is not of 8 ranks"):
         price("psum", "recursive_doubling", (8,), network=(4,))
@@ -73,6 +77,26 @@ def test_a_tour_pays_for_shards_and_for_the_sums_that_follow_them():
 
 
 # -- bytes --
+
+
+@pytest.mark.parametrize("n", [2, 3, 8])
+def test_wire_bytes_of_a_narrow_operand_with_wide_sums(n):
+    def elements(collective, algorithm, narrow, wide):
+        sent = wire_bytes(collective, algorithm, (n,), 10, 2, 4)
+        assert sent == 10 * (2 * narrow + 4 * wide)
+        assert wire_bytes(collective, algorithm, (n,), 10, 2) == 10 * 2 * (narrow + wide)
+
+    elements("psum_scatter", "ring", 1, n - 2)
+    elements("psum_scatter", "direct", n - 1, 0)
+    elements("psum", "ring", 1 + (n - 1), n - 2)
+    elements("psum", "direct", 2 * (n - 1), 0)
+    elements("all_gather", "ring", n - 1, 0)
+    elements("all_to_all", "pairwise", n - 1, 0)
+
+
+def test_a_message_with_a_partial_sum_in_it_is_wide():
+    # 4, 5 and 6 go raw to 0, 1 and 2; then 2, a sum, and 3, raw, in one message; then 1.
+    assert price("psum_scatter", "bruck", (7,)).raw == 3
 
 
 def test_only_the_first_stage_is_narrow():

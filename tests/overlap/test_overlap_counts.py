@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from hlo_texts import SHAPE, computation, program
+from hlo_texts import SHAPE, blocking, computation, program
 from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -186,10 +186,6 @@ def test_what_is_needed_is_no_fault(name):
     assert overlap.waste(lowered(FINE[name])) == ()
 
 
-def gather(name):
-    return f"%{name} = {SHAPE} all-gather(%x), replica_groups={{{{0,1}}}}, dimensions={{0}}"
-
-
 @pytest.mark.parametrize(("second", "found"), [("jvp()/dot", 1), ("transpose(jvp())/dot", 0)])
 def test_passes_are_told_by_the_products_behind_a_conversion(second, found):
     """The fusions convert and turn. Of the products, one is of the forward pass."""
@@ -197,7 +193,7 @@ def test_passes_are_told_by_the_products_behind_a_conversion(second, found):
     lines = []
     for i, name in names.items():
         lines += [
-            gather(f"g{i}"),
+            blocking("all-gather", groups="{{0,1}}").replace("all-gather.1", f"g{i}"),
             f"%f{i} = {SHAPE} fusion(%g{i}), kind=kLoop, calls=%narrow",
             f"%d{i} = {SHAPE} fusion(%f{i}, %w), kind=kOutput, calls=%product{i}, "
             f'metadata={{op_name="{name}"}}',
