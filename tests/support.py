@@ -35,8 +35,9 @@ def flags_of_cpu() -> Iterator[None]:
 
     From JAX 0.11 on there is nothing else. libtpu does not know the flag, and ends the process.
     """
-    slow = jax.__version_info__ >= (0, 11)
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false" * (not slow)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if jax.__version_info__ < (0, 11):
+        flags += " --xla_cpu_use_fusion_emitters=false"
     with mock.patch.dict(os.environ, XLA_FLAGS=flags):
         yield
 

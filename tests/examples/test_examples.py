@@ -5,12 +5,11 @@ they hold.
 """
 
 import json
-from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest
 from processes import together
-from support import flags_of_cpu, mostly_exhaustive, python
+from support import mostly_exhaustive, python
 
 MISSING = [name for name in ("optax", "orbax", "flax", "equinox") if find_spec(name) is None]
 pytestmark = pytest.mark.skipif(
@@ -109,7 +108,6 @@ PROGRAMS = [
 def test_a_program_agrees_with_the_built_in_and_says_so(name, flags, status, words):
     if name == "overlap_budget" and find_spec("libtpu") is None:
         pytest.skip("no libtpu: pip install -e '.[tpu]'")
-    with flags_of_cpu() if name == "data_parallel" else nullcontext():
-        done = python("-W", "error", "-m", f"examples.{name}", *flags)
+    done = python("-W", "error", "-m", f"examples.{name}", *flags)
     assert done.returncode == status, done.stdout + done.stderr
     assert [each for each in words if each not in done.stdout + done.stderr] == []

@@ -5,10 +5,9 @@ The tutorials compare their results themselves, and raise if one is wrong.
 
 import runpy
 import sys
-from contextlib import nullcontext
 
 import pytest
-from support import HERE, flags_of_cpu, mostly_exhaustive, python
+from support import HERE, mostly_exhaustive, python
 
 FOLDER = HERE / "examples" / "tutorials"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
@@ -25,8 +24,7 @@ def test_a_tutorial_runs(name, tmp_path):
     for module in NEEDS.get(name, ()):
         pytest.importorskip(module, reason="pip install -e '.[examples]'")
     arguments = ("--output", str(tmp_path)) if name == "profiling" else ()
-    with flags_of_cpu() if name == "collectives" else nullcontext():
-        done = python("-W", "error", "-m", f"examples.tutorials.{name}", *arguments)
+    done = python("-W", "error", "-m", f"examples.tutorials.{name}", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
