@@ -159,3 +159,16 @@ def test_update_saves_claims_and_writes_the_page(monkeypatch, tmp_path, capsys):
     )
     assert "written: page.md" in capsys.readouterr().out
     assert main(["claims", "--table", "t"]) == 0
+
+
+def test_a_program_without_any_claim_is_red(monkeypatch, capsys):
+    known = {one.which: one for one in recorded_claims.load()}
+    (table,) = [one for one in pages.tables() if one.name == TABLE]
+    first, *others = dict.fromkeys(table.programs())
+    monkeypatch.setattr(check_claims, "here", lambda claims: {one.which: one for one in claims})
+    monkeypatch.setattr(recorded_claims, "load", lambda: [known[which] for which in others])
+    monkeypatch.setattr(recorded_claims, "find", lambda which, cache: known[which])
+    assert main(["claims", "--table", TABLE]) == 1
+    printed = capsys.readouterr().out
+    assert "1 of these have no claim for any version" in printed
+    assert first.command not in printed
