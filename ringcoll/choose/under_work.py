@@ -84,6 +84,7 @@ def gather_plans(
     sizes: tuple[int, ...],
     model: Model,
     ratio: float = 1.0,
+    whole: bool = False,
 ) -> list[Plan]:
     """Plans of a gather with the matmuls of what it gathers; the built-in is the first.
 
@@ -97,17 +98,20 @@ def gather_plans(
         sizes: the sizes of the axes.
         model: the rates of the machine.
         ratio: the bytes of messages over the bytes of their values.
+        whole: whether shards must not be cut.
     """
     n = prod(sizes)
-    whole = built_in_seconds(
+    plain = built_in_seconds(
         works, shard_bytes, n, model, links(n, model), gathers=True, ratio=ratio
     )
     sums = tuple(i for i, work in enumerate(works) if work.summed)
-    plans = [Plan(LAX, whole)]
+    plans = [Plan(LAX, plain)]
     for late in [(), sums] if 0 < len(sums) < len(works) else [()]:
         early = [work for i, work in enumerate(works) if i not in late]
         after = built_in_seconds([works[i] for i in late], 0.0, n, model, 1, gathers=True)
         for name, schedule in neighbours(sizes).items():
+            if whole and schedule.lanes > 1:
+                continue  # it would run by one lane, as a different one does
             of_rounds = rounds_on(schedule, model.axes)
             hidden = overlapped_seconds(early, shard_bytes, model, of_rounds, ratio)
             plans.append(Plan(name, hidden + after, late=late))

@@ -27,7 +27,7 @@ from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.counting import work_of
-from ringcoll.collectives.visits import Arrived, Rounds, Wanted
+from ringcoll.collectives.visits import Arrived, CutShards, Rounds, Wanted, checked_rows
 from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
@@ -99,10 +99,18 @@ def gather(
     def visit_own(carry: Any, x: Any) -> Any:
         return checked(carry, rounds.own(x))
 
-    carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
+    try:
+        carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
+    except CutShards:
+        rounds = replace(rounds, whole=True)
+        carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
     work = work or work_of(jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
-    plan = _planned(call, algorithm, work, lambda work, *on: gather_plans([work], shard_bytes, *on))
+
+    def plans(work: Work, *on: Any) -> list[Plan]:
+        return gather_plans([work], shard_bytes, *on, whole=rounds.whole)
+
+    plan = _planned(call, algorithm, work, plans)
     x = noted_when_lowered("gather", call.axes, x, lambda platform, hosts: plan)
     adds = work is not None and work.summed > 0
     return replace(rounds, algorithm=plan.algorithm).gather(x, checked, carry, adds=adds)
@@ -152,6 +160,9 @@ def reduce(
     rounds = _rounds(call, algorithm, dim)
     program, out = jax.make_jaxpr(lambda: produce(rounds.wanted()), return_shape=True)()
     size, block_bytes = _checked_sums(call, "what is produced", out)
+    # A function that forgets `wanted` makes the same rows for any; on a ring nobody would see it.
+    every = jax.eval_shape(lambda: produce(rounds.wanted_all(size)))
+    checked_rows(every, dim, rounds.ranks().size * size)
     work = work or work_of(program.jaxpr, 0, rounds.ranks().size)
     plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
     rounds = replace(rounds, algorithm=plan.algorithm)
@@ -269,7 +280,8 @@ def exchange(
     call = Call("exchange", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm, "all_to_all")
     rows, _ = _checked_rows(call, "x", x)
-    rounds, x = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x)
+    rounds = replace(_rounds(call, algorithm, dim), whole=True)  # blocks are never cut
+    x = jax.tree.map(jnp.asarray, x)
     if rows % (n := rounds.ranks().size):
         raise call.refusal(ValueError, f"x has {rows} rows, not divisible by {n}", "pad it")
 
@@ -366,6 +378,9 @@ def _planned(
     plans_on: Callable[[Work, tuple[int, ...], Model], list[Plan]],
 ) -> Plan:
     """The plan of a call. `plans_on` gives those of its work, on axes of sizes, on a machine."""
+    if not isinstance(work, Work | None):
+        cure = f"pass ringcoll.costs.Work(flops={work!r})"
+        raise call.refusal(TypeError, f"work is {type(work).__name__}", cure)
     if algorithm != "auto":
         return Plan(algorithm, why=NAMED)
     if call.grouped or device_kind() not in KINDS:

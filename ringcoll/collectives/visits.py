@@ -49,15 +49,23 @@ class Wanted:
 
     Attributes:
         origins: for each part, the rank to whose shard it belongs.
-        rows: for each part, its first row in the shard, and the number of its rows; nothing when
-            `reduce` first asks for the type of what is produced.
+        rows: for each part, its first row in the shard, and the number of its rows. They are not
+            known when `reduce` first asks for the type of what is produced: `wanted.take(numbers)`
+            is.
         is_all: whether these are all shards, in order: by "lax" there is only this call.
     """
 
     origins: tuple[Array, ...]
-    rows: tuple[tuple[int, int], ...]
     is_all: bool = False
+    _rows: tuple[tuple[int, int], ...]
     _of: "_Shards"
+
+    @property
+    def rows(self) -> tuple[tuple[int, int], ...]:
+        if self._of.size is None:
+            cure = "take the numbers of the rows in place of it: wanted.take(jnp.arange(m))"
+            raise refused(ValueError, "reduce", "wanted.rows is not known before the result", cure)
+        return self._rows
 
     def take(self, x: Any, dim: int | None = None) -> Any:
         """The rows of x that belong to these parts, end to end; x has the rows of all ranks.
@@ -157,11 +165,11 @@ class Arrived(Wanted):
             parts = zip(self.origins, self.offsets, self.rows, values, strict=True)
             for origin, offsets, rows, value in parts:
                 where: dict[str, Any] = {"origins": (origin,), "offsets": (offsets,)}
-                yield replace(self, **where, rows=(rows,), value=value)
+                yield replace(self, **where, _rows=(rows,), value=value)
             return
         for offset in range(ranks.size):
             where = {"origins": (ranks.origin(offset),), "offsets": ((offset,),)}
-            part = replace(self, **where, rows=((0, size or 0),), is_all=False)
+            part = replace(self, **where, _rows=((0, size or 0),), is_all=False)
             yield replace(part, value=part.take(self.value))
 
     def join(self, of_parts: Sequence[Any]) -> Any:
@@ -174,7 +182,7 @@ class Arrived(Wanted):
             words = f"{len(of_parts)} results of {len(self.rows)} parts"
             raise refused(ValueError, "gather, tour", words, "join one for each part")
         for of_part, (_, count) in zip(of_parts, self.rows, strict=True):
-            _checked(of_part, self._of.dim, count)
+            checked_rows(of_part, self._of.dim, count)
         results = joined(of_parts, self._of.dim)
         if self.is_all:  # the parts were in a different order
             for part, of_part in zip(self.parts(), of_parts, strict=True):
@@ -187,8 +195,14 @@ for _kind, _data in ((Wanted, ["origins"]), (Arrived, ["origins", "value"])):  #
     jax.tree_util.register_dataclass(_kind, _data, _fixed)
 
 
+class CutShards(ValueError):
+    """A function wants whole shards, and the lanes of the schedule cut them."""
+
+
 def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arrived], Carry]:
-    """A visit of all that arrived in a round, from a `visit` of one shard (or a part of one).
+    """A visit of all that arrived in a round, from a `visit` of one whole shard.
+
+    A schedule of several lanes runs by its first one, which then carries whole shards.
 
     >>> def counts(x):
     ...     def visit(found, arrived):
@@ -199,6 +213,8 @@ def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arri
     """
 
     def visit_all(carry: Carry, arrived: Arrived) -> Carry:
+        if arrived._of.lanes > 1:
+            raise CutShards("ringcoll.per_shard: only for gather; elsewhere loop over arrived.parts()")
         for part in arrived.parts():
             carry = visit(carry, part)
         return carry
@@ -221,6 +237,7 @@ class Rounds:
         wire: what the messages of a gather hold in place of floats.
         needed: the offsets of the shards that some rank needs; None: all. The others are not sent,
             except by "lax".
+        whole: whether shards must not be cut.
     """
 
     name: str
@@ -231,20 +248,28 @@ class Rounds:
     dim: int
     wire: Wire | None = None
     needed: frozenset[int] | None = None
+    whole: bool = False
 
     def ranks(self) -> Ranks:
         """The ranks, as the digits of the schedule."""
         return Ranks.over(self.axes, self.groups) if self.algorithm == LAX else self._built()[1]
 
     def own(self, x: Any) -> Arrived:
-        """This rank's shard x, as the first visit may get it."""
-        whole = Shard(x, self.ranks().origin(0), 0, (0,))
-        return _Shards(self.ranks(), self.dim, _rows(x, self.dim)).arrived([whole])
+        """This rank's shard x, as the first visit may get it.
+
+        Unless the rounds are `whole`, it looks as if it were cut, so that `per_shard` refuses it.
+        """
+        shard, lanes = Shard(x, self.ranks().origin(0), 0, (0,)), 1 if self.whole else 2
+        return _Shards(self.ranks(), self.dim, _rows(x, self.dim), lanes).arrived([shard])
 
     def wanted(self) -> Wanted:
-        """This rank's rows, of shards of any size, as `produce` may get them."""
+        """This rank's rows, of shards of a size that is not known, as `produce` may get them."""
         ranks = self.ranks()
-        return Wanted(origins=(ranks.origin(0),), rows=(), _of=_Shards(ranks, self.dim))
+        return Wanted(origins=(ranks.origin(0),), _rows=(), _of=_Shards(ranks, self.dim))
+
+    def wanted_all(self, size: int) -> Wanted:
+        """The rows of all ranks, of shards of `size` rows, as `produce` gets them by "lax"."""
+        return Wanted(**_Shards(self.ranks(), self.dim, size).every())
 
     def blocks(self, x: Any, ranks: Ranks) -> list[Any]:
         """The blocks of an exchange: number d is for the rank that is d ahead."""
@@ -265,7 +290,7 @@ class Rounds:
         with named(self.name, self.algorithm, "all_gather"):
             if self.algorithm == LAX:
                 return visit(carry, self._gathered(x))
-            schedule, ranks = self._built()
+            schedule, ranks = self._built(size)
             shards = _Shards(ranks, self.dim, size, schedule.lanes)
             if self.needed is not None:
                 schedule = shortened(schedule, self.needed)
@@ -285,9 +310,9 @@ class Rounds:
         """The sum of what all ranks produce; see `ringcoll.reduce`. A shard has `size` rows."""
         with named(self.name, self.algorithm, "psum_scatter"):
             if self.algorithm == LAX:
-                every = _Shards(self.ranks(), self.dim, size).every()
-                return self._scattered(produce(Wanted(**every)), size)
-            schedule, ranks = self._built()
+                return self._scattered(produce(self.wanted_all(size)), size)
+            schedule, ranks = self._built(size)
+            by_turns &= size >= 2 * schedule.lanes
             shards = _Shards(ranks, self.dim, size, schedule.lanes * (1 + by_turns))
 
             def contributions(slots: Sequence[Slot], received: Sequence[Any] = ()) -> list[Any]:
@@ -322,7 +347,7 @@ class Rounds:
             if self.algorithm == LAX:
                 carry, every = visit(carry, self._gathered(x))
                 return carry, self._scattered(every, size)
-            schedule, ranks = self._built()
+            schedule, ranks = self._built(size)
             shards = _Shards(ranks, self.dim, size, schedule.lanes)
 
             def visit_round(carry: Carry, latest: list[Shard]) -> tuple[Carry, list[Any]]:
@@ -361,8 +386,11 @@ class Rounds:
             blocks = self.blocks(x, ranks)
             return engine.exchange(schedule, ranks, blocks, visit_round, carry, PLACED)
 
-    def _built(self) -> tuple[Schedule, Ranks]:
-        return built("all_gather", self.algorithm, self.axes, self.groups)
+    def _built(self, size: int | None = None) -> tuple[Schedule, Ranks]:
+        """The gather and its ranks. Lanes cut shards only if each gets some of the `size` rows."""
+        schedule, ranks = built("all_gather", self.algorithm, self.axes, self.groups)
+        is_cut = not self.whole and (size is None or size >= schedule.lanes)
+        return schedule if is_cut else schedule.whole(), ranks
 
     def _gathered(self, x: Any) -> Arrived:
         """The shards of all ranks, by the collective."""
@@ -380,7 +408,7 @@ class Rounds:
     def _scattered(self, every: Any, size: int) -> Any:
         """This rank's shard of a sum, by the collective."""
         return psum_scatter(
-            _checked(every, self.dim, self.ranks().size * size),
+            checked_rows(every, self.dim, self.ranks().size * size),
             self.axes,
             scatter_dimension=self.dim,
             axis_index_groups=self.groups,
@@ -408,7 +436,7 @@ class _Shards(NamedTuple):
     def of(self, slots: Sequence[Slot | Shard]) -> dict[str, Any]:
         """Whose rows these are, as `Wanted` has them."""
         origins, rows = (tuple(slot.origin for slot in slots), tuple(map(self._part, slots)))
-        return {"origins": origins, "rows": rows, "_of": self}
+        return {"origins": origins, "_rows": rows, "_of": self}
 
     def every(self) -> dict[str, Any]:
         """All rows, as `Wanted` has them."""
@@ -429,7 +457,7 @@ class _Shards(NamedTuple):
     def split(self, rows: Any, slots: Sequence[Slot | Shard]) -> list[Any]:
         """The rows of each slot, of rows that are end to end."""
         lengths = [self._part(slot)[1] for slot in slots]
-        return _split(_checked(rows, self.dim, sum(lengths)), self.dim, lengths)
+        return _split(checked_rows(rows, self.dim, sum(lengths)), self.dim, lengths)
 
     def _part(self, slot: Slot | Shard) -> tuple[int, int]:
         """The first row of a slot in its shard, and the number of its rows."""
@@ -443,7 +471,7 @@ def _rows(tree: Any, dim: int) -> int:
     return jax.tree.leaves(tree)[0].shape[dim]
 
 
-def _checked(rows: Any, dim: int, count: int) -> Any:
+def checked_rows(rows: Any, dim: int, count: int) -> Any:
     """The rows that a caller's function made, if there are so many."""
     if wrong := {x.shape[dim] for x in jax.tree.leaves(rows)} - {count}:
         words = f"{min(wrong)} rows along dimension {dim}, in place of {count}"

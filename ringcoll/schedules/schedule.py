@@ -124,6 +124,11 @@ class Schedule:
             for move in moves:
                 yield number, move
 
+    def whole(self) -> "Schedule":
+        """Lane 0 alone: it carries whole shards, for those that cannot be cut."""
+        lane = [tuple(m for m in moves if m.lane == 0) for moves in self.rounds]
+        return replace(self, rounds=tuple(filter(None, lane)), lanes=1)
+
     def check(self, offsets: Collection[int] | None = None) -> "Schedule":
         """Prove that it is an all-gather (and backward a reduce-scatter), or say what is wrong.
 

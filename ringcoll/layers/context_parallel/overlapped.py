@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from ringcoll.collectives.visits import Arrived, Rounds, per_shard
+from ringcoll.collectives.visits import Arrived, Rounds
 from ringcoll.layers.context_parallel.softmax import Softmax, like, lowest, wide
 from ringcoll.layers.context_parallel.tiles import plan
 from ringcoll.layers.context_parallel.visits import AttentionOptions, Visits
@@ -50,10 +50,12 @@ def _attend(
     least = jnp.full(shape, lowest(exact), exact)
     state = Softmax(*(like(x, q) for x in (least, *zeros)))
 
-    def visit(state: Softmax, part: Arrived) -> Softmax:
-        return work.attend(q, state, part) if work.is_needed(part) else state
+    def visit(state: Softmax, arrived: Arrived) -> Softmax:
+        for part in filter(work.is_needed, arrived.parts()):
+            state = work.attend(q, state, part)
+        return state
 
-    state = work.rounds("attention").gather(kv, per_shard(visit), state)
+    state = work.rounds("attention").gather(kv, visit, state)
     total = jnp.where(state.total > 0, state.total, 1)
     out = state.values / total[..., None]
     return back(out.astype(q.dtype)), back(state.greatest + jnp.log(total))
