@@ -1,7 +1,7 @@
-"""Count the work of a function that visits or produces shards: the products in its jaxpr."""
+"""What the jaxpr of a caller's function tells: the work of its products, and which buffers it reads."""
 
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
@@ -90,3 +90,34 @@ def work_of(
         sliced=ranks * moved["sliced"],
         summed=moved["summed"],
     )
+
+
+#: Operations that only move values, or write new ones beside them.
+_MOVES = frozenset(
+    """bitcast_convert_type broadcast_in_dim concatenate convert_element_type copy dynamic_slice
+    dynamic_update_slice expand_dims gather name optimization_barrier pad pcast pvary reshape
+    reshard rev scatter select_n sharding_constraint slice split squeeze transpose""".split()
+)
+
+
+def moved(jaxpr: Any, numbers: Collection[int]) -> set[int] | None:
+    """The results that hold what these operands held; None if the jaxpr computes with it."""
+    held = {jaxpr.invars[i] for i in numbers}
+    for eqn in jaxpr.eqns:
+        at = {i for i, v in enumerate(eqn.invars) if not isinstance(v, Literal) and v in held}
+        inners = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
+        if not at or eqn.primitive.name == "while":
+            continue  # what a loop of unknown length computes is not looked at
+        results: set[int] = set()
+        for inner in inners:
+            first = len(eqn.invars) - len(inner.invars)  # a branch does not get the index
+            if first not in (0, 1):
+                continue  # nor at what a kernel computes
+            found = moved(inner, {i - first for i in at if i >= first})
+            if found is None:
+                return None
+            results |= found
+        if not inners and eqn.primitive.name not in _MOVES:
+            return None
+        held |= {eqn.outvars[i] for i in results} if inners else {*eqn.outvars}
+    return {i for i, v in enumerate(jaxpr.outvars) if not isinstance(v, Literal) and v in held}

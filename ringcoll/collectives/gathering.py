@@ -12,7 +12,7 @@ A collective matmul is three lines (inside `jax.shard_map`):
         return reduce(lambda wanted: wanted.take(x) @ w, axis)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,9 @@ from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.counting import work_of
+from ringcoll.collectives.counting import moved, work_of
 from ringcoll.collectives.visits import Arrived, CutShards, Rounds, Wanted, checked_rows
+from ringcoll.collectives.wide_gradients import with_wide_gradients
 from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
@@ -100,12 +101,12 @@ def gather(
         return checked(carry, rounds.own(x))
 
     try:
-        carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
+        carry, program = _typed_as_visited(call, visit_own, carry, x)
     except CutShards:
         rounds = replace(rounds, whole=True)
-        carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
+        carry, program = _typed_as_visited(call, visit_own, carry, x)
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
-    work = work or work_of(jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
+    work = work or work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
 
     def plans(work: Work, *on: Any) -> list[Plan]:
         return gather_plans([work], shard_bytes, *on, whole=rounds.whole)
@@ -113,6 +114,7 @@ def gather(
     plan = _planned(call, algorithm, work, plans)
     x = noted_when_lowered("gather", call.axes, x, lambda platform, hosts: plan)
     adds = work is not None and work.summed > 0
+    checked = with_wide_gradients(checked, program)
     return replace(rounds, algorithm=plan.algorithm).gather(x, checked, carry, adds=adds)
 
 
@@ -166,6 +168,7 @@ def reduce(
     work = work or work_of(program.jaxpr, 0, rounds.ranks().size)
     plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
     rounds = replace(rounds, algorithm=plan.algorithm)
+    produce = with_wide_gradients(produce, program)
     total = rounds.reduce(produce, size, by_turns=plan.by_turns)
     return noted_when_lowered("reduce", call.axes, total, lambda platform, hosts: plan)
 
@@ -231,12 +234,13 @@ def tour(
         _, made = _checked_sums(call, "what a visit makes", results, size)
         return carry
 
-    carry, jaxpr = _typed_as_visited(call, visit_own, carry, x)
-    work = work or work_of(jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size)
+    carry, program = _typed_as_visited(call, visit_own, carry, x)
+    work = work or work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size)
     plan = _planned(
         call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, made, *on)
     )
     x = noted_when_lowered("tour", call.axes, x, lambda platform, hosts: plan)
+    checked = with_wide_gradients(checked, program)
     return replace(rounds, algorithm=plan.algorithm).tour(x, checked, carry, halved=True)
 
 
@@ -290,11 +294,12 @@ def exchange(
     def visit_own(carry: Any, x: Any) -> Any:
         return checked(carry, rounds.own(rounds.blocks(x, rounds.ranks())[0]))
 
-    carry, _ = _typed_as_visited(call, visit_own, carry, x)
+    carry, program = _typed_as_visited(call, visit_own, carry, x)
     plan = Plan(algorithm, why=NAMED)
     if algorithm == "auto":
         plan = Plan(LAX, why="an exchange has no price under work")
     x = noted_when_lowered("exchange", call.axes, x, lambda platform, hosts: plan)
+    checked = with_wide_gradients(checked, program)
     return replace(rounds, algorithm=plan.algorithm).exchange(x, checked, carry)
 
 
@@ -350,14 +355,15 @@ def _like_carry(call: Call, before: Any, after: Any) -> Any:
 
 
 def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
-    """The carry for the first visit, with the types that a visit returns, and the visit's jaxpr."""
+    """The carry for the first visit, with the types that a visit returns, and the visit's program."""
 
     def allocated(leaf: Any) -> Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
             like = jax.core.ShapedArray(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            return empty(leaf.shape, like, call.axes)
+            return empty(leaf.shape, like, call.axes, shows=True)
         return varying(jnp.asarray(leaf), call.axes)
 
+    given = jax.tree.leaves(carry)
     carry = jax.tree.map(allocated, carry)
     while True:
         program = jax.make_jaxpr(visit)(carry, x)
@@ -367,8 +373,21 @@ def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any)
             for leaf, aval in zip(leaves, program.out_avals, strict=True)
         ]
         if [jax.typeof(leaf) for leaf in typed] == [jax.typeof(leaf) for leaf in leaves]:
-            return carry, program.jaxpr
+            _check_buffers(call, given, program.jaxpr)
+            return carry, program
         carry = jax.tree.unflatten(structure, typed)
+
+
+def _check_buffers(call: Call, given: Sequence[Any], jaxpr: Any) -> None:
+    """Refuse a buffer that is not filled if a visit computes with it, or places nothing in it."""
+    for i, leaf in enumerate(given):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            continue
+        is_read = moved(jaxpr, {i}) is None
+        if is_read or jaxpr.outvars[i] is jaxpr.invars[i]:
+            words = "visit computes with" if is_read else "visit places no rows in"
+            words += f" a carry of {type_in_words(leaf)} that is a ShapeDtypeStruct, not filled"
+            raise call.refusal(ValueError, words, "pass an array, such as jnp.zeros")
 
 
 def _planned(

@@ -214,7 +214,9 @@ def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arri
 
     def visit_all(carry: Carry, arrived: Arrived) -> Carry:
         if arrived._of.lanes > 1:
-            raise CutShards("ringcoll.per_shard: only for gather; elsewhere loop over arrived.parts()")
+            raise CutShards(
+                "ringcoll.per_shard: only for gather; elsewhere loop over arrived.parts()"
+            )
         for part in arrived.parts():
             carry = visit(carry, part)
         return carry

@@ -68,19 +68,24 @@ def explicit_spec(x: Array) -> PartitionSpec | None:
 
 
 def empty(
-    shape: Sequence[int], like: Array | jax.core.ShapedArray, axes: Sequence[Hashable]
+    shape: Sequence[int],
+    like: Array | jax.core.ShapedArray,
+    axes: Sequence[Hashable],
+    *,
+    shows: bool = False,
 ) -> Array:
     """A buffer to be overwritten, with the dtype, explicit sharding and type of `like`.
 
     `like` is an array or the type of one. If `shape` has more dimensions, the first ones are not
-    sharded.
+    sharded. If it `shows`, a CPU fills it with NaNs, or the least integer: a test sees what a
+    caller has not overwritten.
     """
     aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
     sharding = aval.sharding
     spec = PartitionSpec(*[None] * (len(shape) - aval.ndim), *sharding.spec)
     explicit = AxisType.Explicit in sharding.mesh.axis_types  # if so, a type names its mesh
     out = NamedSharding(sharding.mesh, spec) if explicit else None
-    buffer = _empty.bind(shape=tuple(shape), dtype=aval.dtype, out_sharding=out)
+    buffer = _empty.bind(shape=tuple(shape), dtype=aval.dtype, out_sharding=out, shows=shows)
     return varying(buffer, (*axes, *aval.mat.varying))
 
 
@@ -92,21 +97,33 @@ def zeros(like: jax.core.ShapedArray) -> Array:
     return varying(_zeros(shape=like.shape, dtype=like.dtype, out_sharding=out), like.mat.varying)
 
 
-def _lowered_empty(ctx, **params):
+def _lowered_empty(ctx, *, shows, **params):
     # In a program for several platforms, XLA compiles branches that send for every platform, and
     # CPU cannot compile the `lax.empty` of TPU and GPU.
     is_for_several = ctx.module_context.shape_poly_state.has_platform_index_argument
     return mlir.lower_fun(_zeros if is_for_several else lax.empty, False)(ctx, **params)
 
 
+def _lowered_empty_on_cpu(ctx, *, shows, **params):
+    make = _marked if shows else lax.empty
+    return mlir.lower_fun(make, False)(ctx, **params)
+
+
 def _zeros(*, shape, dtype, out_sharding):
     return jnp.zeros(shape, dtype, out_sharding=out_sharding)
 
 
+def _marked(*, shape, dtype, out_sharding):
+    is_whole = jnp.issubdtype(dtype, jnp.integer)
+    mark = jnp.iinfo(dtype).min if is_whole else jnp.nan if dtype != bool else False
+    return jnp.full(shape, mark, dtype, out_sharding=out_sharding)
+
+
 #: `lax.empty`, which is zeros in a program that is lowered for several platforms.
 _empty = Primitive("ringcoll_empty")
-_empty.def_impl(lax.empty)
+_empty.def_impl(lambda *, shows, **params: (_marked if shows else lax.empty)(**params))
 _empty.def_abstract_eval(
-    lambda **params: jax.make_jaxpr(partial(lax.empty, **params))().out_avals[0]
+    lambda *, shows, **params: jax.make_jaxpr(partial(lax.empty, **params))().out_avals[0]
 )
 mlir.register_lowering(_empty, _lowered_empty)
+mlir.register_lowering(_empty, _lowered_empty_on_cpu, platform="cpu")
