@@ -1,4 +1,4 @@
-"""What the jaxpr of a caller's function tells: the work of its products, and which buffers it reads."""
+"""What the jaxpr of a caller's function tells: the work of its products, and what it reads."""
 
 from collections import Counter
 from collections.abc import Collection, Container, Sequence
@@ -92,12 +92,10 @@ def work_of(
     )
 
 
-#: Operations that only move values, or write new ones beside them.
-_MOVES = frozenset(
-    """bitcast_convert_type broadcast_in_dim concatenate convert_element_type copy dynamic_slice
-    dynamic_update_slice expand_dims gather name optimization_barrier pad pcast pvary reshape
-    reshard rev scatter select_n sharding_constraint slice split squeeze transpose""".split()
-)
+#: Operations that move their first operand.
+MOVES = "broadcast_in_dim dynamic_slice pcast pvary reshape slice squeeze transpose".split()  # noqa: SIM905
+#: Operations that write something beside what they move.
+_WRITES = "concatenate convert_element_type dynamic_update_slice gather scatter select_n".split()  # noqa: SIM905
 
 
 def moved(jaxpr: Any, numbers: Collection[int]) -> set[int] | None:
@@ -117,7 +115,7 @@ def moved(jaxpr: Any, numbers: Collection[int]) -> set[int] | None:
             if found is None:
                 return None
             results |= found
-        if not inners and eqn.primitive.name not in _MOVES:
+        if not inners and eqn.primitive.name not in (*MOVES, *_WRITES):
             return None
         held |= {eqn.outvars[i] for i in results} if inners else {*eqn.outvars}
     return {i for i, v in enumerate(jaxpr.outvars) if not isinstance(v, Literal) and v in held}

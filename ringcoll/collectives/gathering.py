@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from ringcoll.choose.plan import NAMED, Plan, cheapest
 from ringcoll.choose.table import LAX, Algorithm
@@ -27,6 +28,7 @@ from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.counting import moved, work_of
+from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.visits import Arrived, CutShards, Rounds, Wanted, checked_rows
 from ringcoll.collectives.wide_gradients import with_wide_gradients
 from ringcoll.costs.machines import KINDS
@@ -108,8 +110,8 @@ def gather(
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
     work = work or work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
 
-    def plans(work: Work, *on: Any) -> list[Plan]:
-        return gather_plans([work], shard_bytes, *on, whole=rounds.whole)
+    def plans(work: Work, sizes: tuple[int, ...], model: Model) -> list[Plan]:
+        return gather_plans([work], shard_bytes, sizes, model, whole=rounds.whole)
 
     plan = _planned(call, algorithm, work, plans)
     x = noted_when_lowered("gather", call.axes, x, lambda platform, hosts: plan)
@@ -125,6 +127,7 @@ def reduce(
     dim: int = 0,
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
+    accumulate_dtype: DTypeLike | None = None,
     work: Work | None = None,
 ) -> Any:
     """Sum what all ranks produce; each rank gets its shard of the sum. `gather` run backward.
@@ -142,6 +145,8 @@ def reduce(
         axis_name: a name, or several.
         dim: the dimension of the rows, of each array that is produced.
         axis_index_groups, algorithm, work: as for `gather`.
+        accumulate_dtype: the dtype in which contributions travel and are added; None for their own.
+            With float32, messages of bfloat16 are twice as long.
 
     Raises:
         NameError: an axis is not bound.
@@ -160,7 +165,11 @@ def reduce(
     call = Call("reduce", axis_name, axis_index_groups, {"dim": dim}, "produce")
     algorithm = choice.algorithm_of(call, algorithm)
     rounds = _rounds(call, algorithm, dim)
-    program, out = jax.make_jaxpr(lambda: produce(rounds.wanted()), return_shape=True)()
+
+    def widened(wanted: Wanted) -> Any:
+        return _widened(call, accumulate_dtype, produce(wanted))
+
+    program, out = jax.make_jaxpr(lambda: widened(rounds.wanted()), return_shape=True)()
     size, block_bytes = _checked_sums(call, "what is produced", out)
     # A function that forgets `wanted` makes the same rows for any; on a ring nobody would see it.
     every = jax.eval_shape(lambda: produce(rounds.wanted_all(size)))
@@ -168,8 +177,8 @@ def reduce(
     work = work or work_of(program.jaxpr, 0, rounds.ranks().size)
     plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
     rounds = replace(rounds, algorithm=plan.algorithm)
-    produce = with_wide_gradients(produce, program)
-    total = rounds.reduce(produce, size, by_turns=plan.by_turns)
+    widened = with_wide_gradients(widened, program)
+    total = _with_dtypes(rounds.reduce(widened, size, by_turns=plan.by_turns), every)
     return noted_when_lowered("reduce", call.axes, total, lambda platform, hosts: plan)
 
 
@@ -182,6 +191,7 @@ def tour(
     dim: int = 0,
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
+    accumulate_dtype: DTypeLike | None = None,
     work: Work | None = None,
 ) -> tuple[Any, Any]:
     """Send this rank's shard round all ranks; the sum of what they make of it comes home.
@@ -200,6 +210,7 @@ def tour(
 
     Args:
         x, axis_name, carry, dim, axis_index_groups, algorithm, work: as for `gather`.
+        accumulate_dtype: as for `reduce`.
         visit: as for `gather`, but it returns a carry and results: an array, or a pytree of arrays.
 
     Returns:
@@ -219,29 +230,34 @@ def tour(
     call = Call("tour", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
     algorithm = choice.algorithm_of(call, algorithm)
     size, shard_bytes = _checked_rows(call, "x", x)
-    rounds, x, made = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x), 0.0
+    rounds, x = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x)
+    made, made_bytes = None, 0  # the types of the results, and the bytes of their sums
 
     def checked(carry: Any, arrived: Arrived) -> tuple[Any, Any]:
+        nonlocal made
         both = visit(carry, arrived)
         if not isinstance(both, tuple) or len(both) != 2:
             words = f"visit returns {type(both).__name__}, and no pair"
             raise call.refusal(TypeError, words, "return (carry, results)")
-        return _like_carry(call, carry, both[0]), both[1]
+        made = jax.tree.map(jax.typeof, both[1])
+        return _like_carry(call, carry, both[0]), _widened(call, accumulate_dtype, both[1])
 
     def visit_own(carry: Any, x: Any) -> Any:
-        nonlocal made
+        nonlocal made_bytes
         carry, results = checked(carry, rounds.own(x))
-        _, made = _checked_sums(call, "what a visit makes", results, size)
+        _, made_bytes = _checked_sums(call, "what a visit makes", results, size)
         return carry
 
     carry, program = _typed_as_visited(call, visit_own, carry, x)
     work = work or work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size)
     plan = _planned(
-        call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, made, *on)
+        call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, made_bytes, *on)
     )
     x = noted_when_lowered("tour", call.axes, x, lambda platform, hosts: plan)
     checked = with_wide_gradients(checked, program)
-    return replace(rounds, algorithm=plan.algorithm).tour(x, checked, carry, halved=True)
+    rounds = replace(rounds, algorithm=plan.algorithm)
+    carry, total = rounds.tour(x, checked, carry, halved=True)
+    return carry, _with_dtypes(total, made)
 
 
 def exchange(
@@ -339,6 +355,18 @@ def _keeping_carry(call: Call, visit: Callable[[Any, Arrived], Any]) -> Callable
     return lambda carry, arrived: _like_carry(call, carry, visit(carry, arrived))
 
 
+def _widened(call: Call, dtype: DTypeLike | None, rows: Any) -> Any:
+    """Rows that are added up, in the dtype of sums."""
+    if dtype is None:
+        return rows
+    wide = wide_dtype(call, dtype, *map(jax.typeof, jax.tree.leaves(rows)))
+    return jax.tree.map(lambda x: x.astype(wide) if jnp.issubdtype(x, jnp.inexact) else x, rows)
+
+
+def _with_dtypes(rows: Any, like: Any) -> Any:
+    return jax.tree.map(lambda x, one: x.astype(one.dtype), rows, like)
+
+
 def _like_carry(call: Call, before: Any, after: Any) -> Any:
     """The carry that a visit returned, with the types of the carry that it got."""
     after = jax.tree.map(jnp.asarray, after)
@@ -355,7 +383,7 @@ def _like_carry(call: Call, before: Any, after: Any) -> Any:
 
 
 def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
-    """The carry for the first visit, with the types that a visit returns, and the visit's program."""
+    """The carry for the first visit, with the types that a visit returns, and its program."""
 
     def allocated(leaf: Any) -> Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):

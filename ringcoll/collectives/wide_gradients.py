@@ -15,10 +15,7 @@ from jax import Array, lax
 from jax.extend.core import Literal
 from jax.extend.source_info_util import current_name_stack, user_context
 
-#: Operations that move their first operand, whose carrier is moved too.
-_MOVES = frozenset(
-    "broadcast_in_dim dynamic_slice pcast pvary reshape slice squeeze transpose".split()
-)
+from ringcoll.collectives.counting import MOVES
 
 
 def with_wide_gradients(function: Callable[..., Any], program: Any) -> Callable[..., Any]:
@@ -80,14 +77,14 @@ def _results(eqn: Any, values: Sequence[Any] = (), carriers: Sequence[Any] = ())
     if first is not None and primitive.name == "convert_element_type":
         y = primitive.bind(*values, **params)
         return [(y, first if _bytes(y) else None)]
-    if first is not None and primitive.name in _MOVES:
+    if first is not None and primitive.name in MOVES:
         return [tuple(primitive.bind(x, *values[1:], **params) for x in (values[0], first))]
     if first is None and all(c is None for c in others):
         pass
     elif primitive is lax.dot_general_p:
         return [(_product(partial(primitive.bind, **params), *values, *carriers), None)]
     elif primitive.name in ("jit", "pjit", "checkpoint", "remat2"):
-        run = partial(_evaluated, params["jaxpr"])
+        run: Any = partial(_evaluated, params["jaxpr"])
         if "policy" in params:
             run = jax.checkpoint(run, policy=params["policy"], prevent_cse=params["prevent_cse"])
         return [(y, None) for y in run(values, carriers)]

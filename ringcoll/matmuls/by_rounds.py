@@ -36,7 +36,8 @@ def gathered_products(
     def product(i: int, arrived: Arrived) -> Array:
         p, other = products[i], others[i]
         other = arrived.take(other, p.other.index(label)) if label in p.other else other
-        return options.einsum(p.spec(gather.moving), arrived.value, other, p.dtype, p.sharding)
+        dtype = p.dtype if is_plain or label in p.out else p.dtype_of_sums()
+        return options.einsum(p.spec(gather.moving), arrived.value, other, dtype, p.sharding)
 
     def visit(carry: tuple[list[Any], Any], arrived: Arrived) -> tuple[list[Any], Any]:
         results, gathered = list[Any](), arrived.value if is_plain else carry[1]

@@ -71,7 +71,7 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
     to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like))
     ct_x = multiply_and_scatter(options, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
-        Product(p.out, p.other, other.dtype, explicit_spec(other))
+        Product(p.out, p.other, other.dtype, explicit_spec(other), is_gradient=True)
         for p, other in zip(products, others, strict=True)
     )
     if gathered is None:
@@ -157,8 +157,8 @@ def _multiply_and_scatter_backward(options, scatter, pairs, ct):
     products, others = [], []
     for (a_labels, b_labels), (a, b) in zip(scatter.terms, pairs, strict=True):
         products += [
-            Product(b_labels, a_labels, a.dtype, explicit_spec(a)),
-            Product(a_labels, b_labels, b.dtype, explicit_spec(b)),
+            Product(b_labels, a_labels, a.dtype, explicit_spec(a), is_gradient=True),
+            Product(a_labels, b_labels, b.dtype, explicit_spec(b), is_gradient=True),
         ]
         others += [b, a]
     gather = Gather(scatter.label, scatter.out, tuple(products))

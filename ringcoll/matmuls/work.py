@@ -16,15 +16,15 @@ def works_of(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[
     works = []
     for p, other in zip(gather.products, others, strict=True):
         sizes = full_sizes | dict(zip(p.other, other.shape, strict=True))
-        result = prod(sizes[of] for of in p.out) * p.dtype.itemsize
+        elements = prod(sizes[of] for of in p.out)
         is_placed, is_sliced = gather.label in p.out, gather.label in p.other
         works.append(
             Work(
                 flops=2 * prod(sizes.values()),
-                once=ranks * nbytes(x) + is_placed * result,
+                once=ranks * nbytes(x) + is_placed * elements * p.dtype.itemsize,
                 again=0 if is_sliced else nbytes(other),
                 sliced=nbytes(other) if is_sliced else 0,
-                summed=0 if is_placed else result,
+                summed=0 if is_placed else elements * p.dtype_of_sums().itemsize,
             )
         )
     return works

@@ -114,8 +114,8 @@ def _zeros(*, shape, dtype, out_sharding):
 
 
 def _marked(*, shape, dtype, out_sharding):
-    is_whole = jnp.issubdtype(dtype, jnp.integer)
-    mark = jnp.iinfo(dtype).min if is_whole else jnp.nan if dtype != bool else False
+    mark = jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else False
+    mark = jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.integer) else mark
     return jnp.full(shape, mark, dtype, out_sharding=out_sharding)
 
 

@@ -323,6 +323,11 @@ def test_a_buffer_may_be_sharded_over_an_explicit_axis():
     np.testing.assert_array_equal(found, np.tile(2 * x, (4, 1)))
 
 
+def read(carry, arrived):
+    return arrived.place(carry, jnp.tanh(arrived.take(carry)))
+
+
+WHOLE = jax.ShapeDtypeStruct((16, 3), F32)
 REFUSED = {
     "visit returns a carry of bfloat16[3], in place of float32[3]": (
         TypeError, lambda x: gather(x, "x", lambda c, a: c.astype(BF16), jnp.zeros(3))
@@ -360,8 +365,23 @@ REFUSED = {
     "5 rows along dimension 0, in place of 40": (
         ValueError, lambda x: reduce(lambda wanted: jnp.ones(5), "x")
     ),
-    "5 rows along dimension 0, in place of 20": (
-        ValueError, lambda x: reduce(lambda wanted: jnp.ones(5), "x", algorithm="bruck")
+    "2 rows along dimension 0, in place of 16": (  # by a ring, as by all
+        ValueError, lambda x: reduce(lambda wanted: x, "x", algorithm="ring")
+    ),
+    "work is float; pass ringcoll.costs.Work(flops=1000.0)": (
+        TypeError, lambda x: gather(x, "x", kept, jnp.zeros(3), algorithm="ring", work=1e3)
+    ),
+    "wanted.rows is not known before the result; take the numbers": (
+        ValueError, lambda x: reduce(lambda wanted: x[: wanted.rows[0][1]], "x")
+    ),
+    "visit places no rows in a carry of float32[16,3] that is a ShapeDtypeStruct": (
+        ValueError, lambda x: gather(x, "x", kept, WHOLE, algorithm="ring")
+    ),
+    "visit computes with a carry of float32[16,3] that is a ShapeDtypeStruct": (
+        ValueError, lambda x: exchange(jnp.ones((16, 3)), "x", jax.checkpoint(read), WHOLE)
+    ),
+    "accumulate_dtype=float16 cannot hold every float32": (
+        ValueError, lambda x: tour(x, "x", lambda c, a: (c, a.value), 0, accumulate_dtype="float16")
     ),
     "a Table is only for collectives": (
         ValueError, lambda x: gather(x, "x", kept, x, algorithm=ringcoll.Table())

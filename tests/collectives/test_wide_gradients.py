@@ -63,7 +63,7 @@ CASES = [
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize(("recipe", "how", "n", "algorithm", "dtype"), CASES)
 def test_a_gradient_is_rounded_once(recipe, how, n, algorithm, dtype, check_vma):
-    """Up to 1.2 of the error of rounding the exact gradient; w, of `dtype`, is cast in the visit."""
+    """Up to 1.2 of the error of one rounding; w, of `dtype`, is cast in the visit."""
     rng, rows = np.random.default_rng(0), n * 16 if recipe in (reduced, exchanged) else 16
     x, w, g = (
         np.asarray(jnp.asarray(rng.normal(size=shape), BF16), np.float32)

@@ -73,7 +73,7 @@ def test_a_sum_by_turns_is_a_loop_of_two_halves_without_barriers(monkeypatch):
     for place, replacement in PATHS["by turns"].items():
         monkeypatch.setattr(*place, replacement)
     call, _ = scatter(algorithm="auto")
-    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((8, 2)), np.ones((2, 6)))
+    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((16, 2)), np.ones((2, 6)))
     assert count(traced.jaxpr, "optimization_barrier") == 0
     assert count(traced.jaxpr, "scan") == 1
     # The first of one half, both of a turn, and the last of the other.

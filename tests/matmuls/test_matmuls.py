@@ -289,6 +289,8 @@ def check_program(call: Call, program: list[Any]) -> None:
     allowed = {*map(call.wide, (*call.outs, *call.kinds))} | ({C64} & {*case["dtypes"]})
     if form.travels == "sum":  # its gradient may be a plain product
         allowed |= {*call.outs, *call.kinds}
+    if case["gradients"]:  # sums over rounds
+        allowed |= {np.dtype(np.float32)}
     assert {of["preferred_element_type"] for of in products} <= allowed, case
     chosen = {
         e.params["collective"].algorithm
