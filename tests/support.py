@@ -158,6 +158,13 @@ def assert_same(ours: Any, theirs: Any) -> None:
         assert not differ, f"{jax.tree_util.keystr(path)}: {differ} equal numbers differ in bits"
 
 
+def assert_rounded_once(found: Any, exact: Any) -> None:
+    """The error, as a norm, is at most 1.2 times that of rounding what is exact."""
+    exact = np.asarray(exact, np.float32)
+    error, one = (np.asarray(x, np.float32) - exact for x in (found, exact.astype(found.dtype)))
+    assert np.linalg.norm(error) < 1.2 * np.linalg.norm(one)
+
+
 def with_gradients(call: Callable) -> Callable:
     """The result and the gradients of all operands; the cotangent is the result itself."""
 

@@ -36,7 +36,7 @@ def gathered_products(
     def product(i: int, arrived: Arrived) -> Array:
         p, other = products[i], others[i]
         other = arrived.take(other, p.other.index(label)) if label in p.other else other
-        dtype = p.dtype if is_plain or label in p.out else p.dtype_of_sums()
+        dtype = p.dtype if is_plain or label in p.out else p.sums or p.dtype
         return options.einsum(p.spec(gather.moving), arrived.value, other, dtype, p.sharding)
 
     def visit(carry: tuple[list[Any], Any], arrived: Arrived) -> tuple[list[Any], Any]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from ringcoll.costs.wire import Wire
@@ -96,19 +95,14 @@ class Product:
         dtype: the dtype of the result.
         sharding: the sharding of the result over explicit axes, if the factors do not determine it
             (see `value_types.explicit_spec`).
-        is_gradient: whether a sum over rounds is kept in float32 or wider, and rounded once.
+        sums: the dtype of a sum over rounds, which stays on its rank; None for `dtype`.
     """
 
     other: str
     out: str
     dtype: np.dtype
     sharding: Any = None
-    is_gradient: bool = False
-
-    def dtype_of_sums(self) -> np.dtype:
-        """The dtype of sums over rounds, which stay on their rank."""
-        is_narrow = jnp.issubdtype(self.dtype, jnp.floating) and self.dtype.itemsize < 4
-        return np.dtype(np.float32) if self.is_gradient and is_narrow else self.dtype
+    sums: np.dtype | None = None
 
     def spec(self, moving: str) -> str:
         """The einsum with the gathered factor, whose labels are `moving`."""

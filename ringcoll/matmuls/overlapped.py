@@ -20,6 +20,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from ringcoll.choose.plan import NAMED, Plan
@@ -71,8 +73,7 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
     to_x = Scatter(label, moving, terms, like.dtype, explicit_spec(like))
     ct_x = multiply_and_scatter(options, to_x, list(zip(cts, others, strict=True)))
     back = tuple(
-        Product(p.out, p.other, other.dtype, explicit_spec(other), is_gradient=True)
-        for p, other in zip(products, others, strict=True)
+        Product(p.out, p.other, *_types(other)) for p, other in zip(products, others, strict=True)
     )
     if gathered is None:
         ct_others = gather_and_multiply(options, replace(gather, products=back), x, cts)
@@ -84,6 +85,12 @@ def _gather_and_multiply_backward(options, gather, residuals, cts):
 
 
 gather_and_multiply.defvjp(_gather_and_multiply_forward, _gather_and_multiply_backward)
+
+
+def _types(x: Array) -> tuple[np.dtype, Any, np.dtype | None]:
+    """Of a gradient of x: the dtype, the sharding, and the dtype of sums: they are rounded once."""
+    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize < 4
+    return x.dtype, explicit_spec(x), np.dtype(np.float32) if is_narrow else None
 
 
 def _planned_gather(
@@ -157,8 +164,8 @@ def _multiply_and_scatter_backward(options, scatter, pairs, ct):
     products, others = [], []
     for (a_labels, b_labels), (a, b) in zip(scatter.terms, pairs, strict=True):
         products += [
-            Product(b_labels, a_labels, a.dtype, explicit_spec(a), is_gradient=True),
-            Product(a_labels, b_labels, b.dtype, explicit_spec(b), is_gradient=True),
+            Product(b_labels, a_labels, *_types(a)),
+            Product(a_labels, b_labels, *_types(b)),
         ]
         others += [b, a]
     gather = Gather(scatter.label, scatter.out, tuple(products))

@@ -24,7 +24,7 @@ def works_of(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[
                 once=ranks * nbytes(x) + is_placed * elements * p.dtype.itemsize,
                 again=0 if is_sliced else nbytes(other),
                 sliced=nbytes(other) if is_sliced else 0,
-                summed=0 if is_placed else elements * p.dtype_of_sums().itemsize,
+                summed=0 if is_placed else elements * (p.sums or p.dtype).itemsize,
             )
         )
     return works

@@ -17,6 +17,7 @@ from support import make_mesh
 from ringcoll.layers import context_parallel as cp
 from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
+from ringcoll.layers.expert_parallel import moe
 
 NARROW = jnp.bfloat16
 
@@ -79,3 +80,43 @@ def test_gradients_of_attention_are_zero_where_all_values_are_the_same(algorithm
     np.testing.assert_array_equal(np.float32(dq), 0)
     np.testing.assert_array_equal(np.float32(dk), 0)
     np.testing.assert_array_equal(np.float32(dv), np.float32(ct))
+
+
+def by_experts(down, x):
+    """The first expert gets all tokens."""
+    ones = jnp.ones((1, 1, 1), NARROW)
+    experts = {"gate": ones, "up": ones, "down": down}
+    options = {"top_k": 1, "algorithm": "ring", "activation": lambda x: x}
+    return moe(x, jnp.zeros((1, 8), NARROW), experts, "x", **options).output
+
+
+OPTIONS = {"axis_name": "x", "algorithm": "ring"}
+WITH_WEIGHTS = {
+    # A layer, its weights, their spec, and that of its tokens.
+    "columns": (
+        partial(tp.column_linear, **OPTIONS, residuals="regather"),
+        (1, 8),
+        P(None, "x"),
+        P("x"),
+    ),
+    "rows": (partial(tp.row_linear, **OPTIONS), (8, 1), P("x"), P(None, "x")),
+    "experts": (by_experts, (8, 1, 1), P("x"), P("x")),
+}
+
+
+@pytest.mark.parametrize("name", WITH_WEIGHTS)
+def test_gradients_that_stay_on_a_rank_are_rounded_once(name):
+    """To the gradient of a weight, the tokens of one rank add 256 and those of the others 1."""
+    layer, shape, spec, of_x = WITH_WEIGHTS[name]
+    mapped = jax.shard_map(
+        layer, mesh=make_mesh(8), in_specs=(spec, of_x), out_specs=P(*of_x[::-1])
+    )
+    x = jnp.ones((8, 1) if name != "rows" else (8, 8), NARROW)
+
+    def gradient(w, x):
+        y, pull_back = jax.vjp(mapped, w, x)
+        ct = jnp.ones(y.shape, y.dtype).at[3].set(256)
+        return pull_back(ct)[0]
+
+    found = jax.jit(gradient)(jnp.ones(shape, NARROW), x)
+    np.testing.assert_array_equal(np.float32(found).max(), 264)

@@ -117,10 +117,13 @@ def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
         else:
             recompute = partial(ring.work, arrived, ids)
             dx, *gradients = jax.vjp(recompute, of_round, weights, experts)[1](ct)
-        sums = gradients if sums is None else jax.tree.map(lax.add, sums, gradients)
-        return sums, dx
+        # They stay on this rank: they are added in float32, and rounded once.
+        exact = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), gradients)
+        return exact if sums is None else jax.tree.map(lax.add, sums, exact), dx
 
-    (dweights, *of_experts), dx = ring.tour(ct, visit, None)
+    sums, dx = ring.tour(ct, visit, None)
+    like = [weights, experts][: len(sums)]
+    dweights, *of_experts = jax.tree.map(lambda total, x: total.astype(x.dtype), sums, like)
     if ring.keeps():
         leaves, structure = jax.tree.flatten(experts)
         pairs = zip(leaves, zip(*products, strict=True), strict=True)
