@@ -26,8 +26,8 @@ The model:
 - Nothing else takes time: no launch, no contention for memory, no other program. All ranks start
   together.
 
-A report names what it cannot read: a kernel with remote copies, send and recv, a loop whose number
-of turns is not known.
+A report names what it cannot read: a kernel with remote copies, a send or a recv without pairs of
+ranks, a loop whose number of turns is not known.
 """
 
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu

@@ -1,6 +1,6 @@
 """Count the collectives of a compiled program: `collectives` and `assert_collectives`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isclose
 from numbers import Real
 
@@ -10,18 +10,22 @@ from ringcoll.overlap.rows import NO_LINE, Row, table_lines
 from ringcoll.overlap.transfers import COLLECTIVES
 
 
-def collectives(compiled: object, *, mesh: object = None) -> tuple[Row, ...]:
+def collectives(
+    compiled: object, *, allow_unread: str | Iterable[str] = (), mesh: object = None
+) -> tuple[Row, ...]:
     """The collectives of a compiled program, in the order in which they start.
 
     Collectives that the compiler joined into one are one. A loop whose number of turns is not known
-    counts once. Of a conditional, only the branch counts that `report` takes for the worst.
+    counts once, if it is allowed. Of a conditional, only the branch counts that `report` takes for
+    the worst.
 
     Args:
         compiled: the result of `jax.jit(f).lower(...).compile()`, on any platform, or its text; or
             the result of `lower(...)`, which is compiled first.
-        mesh: the mesh that it was compiled for; needed only if its shardings do not name it.
+        allow_unread, mesh: as for `assert_overlapped`.
 
     Raises:
+        AssertionError: something could not be read, and is not allowed.
         HloError: the text is not scheduled HLO, or does not fit the mesh.
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
 
@@ -30,7 +34,7 @@ def collectives(compiled: object, *, mesh: object = None) -> tuple[Row, ...]:
     ...     print(row.kind, row.count, row.bytes, row.axes, row.asked)
     all-reduce 1 6.0 ('x',) the program
     """
-    return report_of(read(compiled, mesh, None, needs_chip=False)).rows
+    return report_of(read(compiled, mesh, None, allow_unread)).rows
 
 
 def assert_collectives(
@@ -38,6 +42,7 @@ def assert_collectives(
     counts: Mapping[str, int],
     bytes: Mapping[str, float] | None = None,
     *,
+    allow_unread: str | Iterable[str] = (),
     mesh: object = None,
 ) -> None:
     """Assert how many collectives of each kind a compiled program runs, and what they send.
@@ -47,14 +52,14 @@ def assert_collectives(
         overlap.assert_collectives(step.lower(*operands), {"all-gather": 2, "all-reduce": 1})
 
     Args:
-        compiled, mesh: as for `collectives`.
+        compiled, allow_unread, mesh: as for `collectives`.
         counts: how often collectives of each kind run. A kind that is not named must not run.
         bytes: the bytes that a rank sends by all collectives of a kind together; kinds that are not
             named may send any number.
 
     Raises:
         AssertionError: a number is a different one. The message lists all collectives: how often
-            they run, kind, axes, bytes, who asked, and line.
+            they run, kind, axes, bytes, who asked, and line. Or as `collectives`.
         TypeError: what is given is not a mapping from kinds to numbers; or as `collectives`.
         ValueError: there is no such kind.
         HloError: as `collectives`.
@@ -70,7 +75,7 @@ def assert_collectives(
     for kind in (*counts, *limits):
         if kind not in COLLECTIVES:
             raise ValueError(f"assert_collectives: kind {kind!r}: {choose(kind, COLLECTIVES)}")
-    rows, wrong = collectives(compiled, mesh=mesh), []
+    rows, wrong = collectives(compiled, allow_unread=allow_unread, mesh=mesh), []
     for kind in COLLECTIVES:
         of_kind = [row for row in rows if row.kind == kind]
         count, wanted = sum(row.count for row in of_kind), counts.get(kind, 0)

@@ -5,9 +5,9 @@ computation in the order in which they are executed. Nothing here has a time.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -126,13 +126,14 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """A program: its computations by name, and its entry."""
+    """A program: its computations by name, and its entry. A name stands for one instruction."""
 
     name: str
     entry: Computation
     computations: dict[str, Computation]
     ranks: int = 1
     tiled: bool = False  # whether its layouts are tiled, which only a TPU's are
+    meshes: tuple[Mapping[str, int], ...] = ()  # that it names: their axes and sizes
 
     def called(self, instruction: Instruction) -> Iterator[Computation]:
         """The computations that an instruction runs."""
@@ -195,13 +196,14 @@ def parse(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry, name = None, ""
     lines: list[Instruction] = []
+    taken: set[str] = set()
     whole = text[: text.rfind("\n}") + 2]  # leave out a computation that is cut off
     for line in _statements(whole):
         if match := _HEAD.match(line):
             name, lines = match[2].lstrip("%"), []
             entry = name if match[1] else entry
         elif line.startswith("}"):
-            computations[name] = Computation(name, tuple(lines))
+            computations[name] = Computation(name, _unique(lines, name, taken))
         elif match := _LINE.match(line):
             lines.append(_instruction(line, match))
     if entry is None or entry not in computations or not computations[entry].instructions:
@@ -213,7 +215,27 @@ def parse(text: str) -> Module:
     ranks = prod(map(int, counts))
     if ranks > MOST_RANKS:
         raise HloError(f"HloModule {title} names {ranks} ranks; {MOST_RANKS} are the most")
-    return Module(title, computations[entry], computations, ranks, tiled=":T(" in header)
+    tiled, meshes = ":T(" in header, meshes_in(text)
+    return Module(title, computations[entry], computations, ranks, tiled, tuple(meshes))
+
+
+def meshes_in(text: str) -> Iterator[dict[str, int]]:
+    """The meshes that a compiled program names in its groups, or a lowered one as `sdy.mesh`."""
+    named = re.findall(r"""\bmesh(?: @\w+ = <)?\[(['"][^\]]*)\](?: \{|>)""", text)
+    for axes in dict.fromkeys(named):
+        yield {name: int(n) for name, n in re.findall(r"""['"]([^'"]*)['"]=(\d+)""", axes)}
+
+
+def _unique(lines: Sequence[Instruction], name: str, taken: set[str]) -> tuple[Instruction, ...]:
+    """The instructions of a computation, without names that an earlier one has."""
+    new = {i.name: f"{i.name}@{name}" for i in lines if i.name in taken}
+    taken |= {i.name for i in lines}
+
+    def renamed(i: Instruction) -> Instruction:
+        operands = tuple(new.get(operand, operand) for operand in i.operands)
+        return replace(i, name=new.get(i.name, i.name), operands=operands)
+
+    return tuple(map(renamed, lines) if new else lines)
 
 
 def _statements(text: str) -> Iterator[str]:

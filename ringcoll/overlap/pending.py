@@ -13,11 +13,12 @@ _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-depend
 
 @dataclass(eq=False)
 class Pending:
-    """A transfer that is under way.
+    """A transfer that is under way, or has come.
 
     If `wire` is None, it is a copy in the chip's memory or, if flops > 0, a matmul on a second
     stream of a GPU; then it waits in `queue` for others of its kind. `before` has the sums of
-    compute, flops and matmuls at the time it began.
+    compute, flops and matmuls at the time it began. `gathers`: what comes is a gathered array, or
+    a shard of one. `by_send`: a send started it.
     """
 
     name: str
@@ -27,6 +28,8 @@ class Pending:
     queue: str = "memory"
     end: float | None = None  # None: an update will begin it
     before: dict[str, float] = field(default_factory=dict)
+    gathers: bool = False
+    by_send: bool = False
 
 
 #: The transfers that a value holds; a tuple holds those of its elements.

@@ -1,21 +1,22 @@
 """Read a compiled program: `report` and `assert_overlapped`."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import prod
 from sys import float_info
 from typing import NamedTuple
 
-from jax.stages import Lowered
-
-from ringcoll.overlap.budget import Limit, breaches, check_reading, limits
+from ringcoll.overlap.budget import Limit, breaches, check_reading, limits, unread_in_words
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, in_words, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
 from ringcoll.overlap.lines import Lines
-from ringcoll.overlap.program import Program, program_of
+from ringcoll.overlap.program import Program, axes_along, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
+from ringcoll.overlap.transfers import rings
 from ringcoll.placement.network import Network
 
 
@@ -30,15 +31,16 @@ def report(
     Args:
         compiled: the result of `jax.jit(f).lower(...).compile()` or of `compile_for`, or a string
             of scheduled HLO; or the result of `lower(...)`, which is compiled first.
-        mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (A
-            string has no shardings; without a mesh, its ranks are assumed to be a ring, in order.)
+        mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (The
+            ranks of a string are assumed to be a ring, in order; or rings along the axes that it
+            names, as those of JAX 0.12 do. Other groups of ranks need the mesh.)
         chip: a key of `CHIPS`, or a `Chip` of your own; needed only for a string. A program that
             was compiled for no TPU is priced as if it ran on the chip, and the report says so.
 
     Raises:
         HloError: the text is not scheduled HLO, or does not fit the mesh.
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
-        ValueError: the chip is not known, or was not given.
+        ValueError: the chip is not known, or was not given; or groups of ranks need the mesh.
 
     >>> send = ranks(lambda x: ringcoll.ppermute(x, "x", [(0, 1)]))
     >>> found = overlap.report(send.lower(jnp.ones(4)).compile())
@@ -60,13 +62,20 @@ class Reading(NamedTuple):
 
 
 def read(
-    compiled: object, mesh: object, chip: str | Chip | Gpu | None, *, needs_chip: bool = True
+    compiled: object,
+    mesh: object,
+    chip: str | Chip | Gpu | None,
+    allow_unread: str | Iterable[str] | None = None,
 ) -> Reading:
     """Parse a compiled program, or one that is only lowered, and run it in the model.
 
-    Raises: as `report`; without `needs_chip`, not for want of a chip.
+    Raises: as `report`. With `allow_unread`, for counts: not for want of a chip, but an
+        AssertionError if something else could not be read.
     """
-    program = program_of(compiled.compile() if isinstance(compiled, Lowered) else compiled, mesh)
+    needs_chip = allow_unread is None
+    allowed = (allow_unread,) if isinstance(allow_unread, str) else tuple(allow_unread or ())
+    check_reading(0, allowed)
+    program = program_of(compiled, mesh)
     with in_words():
         module = parse(program.text)
     if isinstance(chip, str):
@@ -85,10 +94,28 @@ def read(
             f"overlap: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (v5p, v6e or "
             "tpu7x), or the compiled program in place of its text"
         )
-    network = program.network or Network.ring(module.ranks)
+    known = [m for m in (*program.meshes, *module.meshes) if prod(m.values()) == module.ranks]
+    known.sort(key=lambda mesh: -sum(n > 1 for n in mesh.values()))  # the finest first
+    program = replace(program, meshes=(*known, {"": module.ranks}))
+    network = program.network or Network.ring(*program.meshes[0].values())
     with in_words():
         timeline = Timeline(module, network, chip, program.profile).run()
-        return Reading(program, module, network, chip, timeline, Lines(program.text, module))
+        reading = Reading(program, module, network, chip, timeline, Lines(program.text, module))
+    unread = unread_in_words(module.name, timeline.unread, allowed)
+    if not needs_chip and (words := [*unread]):
+        raise AssertionError("\n".join([*words, *sorted(timeline.notes)]))
+    if mesh is None and isinstance(chip, Chip) and not network.stated:
+        for name, (wire, _) in timeline.transfers.items():
+            joined, along = rings(wire.members), axes_along(program.meshes[0], wire.members)
+            if len(joined) * prod(along.values()) <= module.ranks or len({*map(len, joined)}) > 1:
+                continue  # groups of different sizes are along no other axis
+            if wire.hops and len({(b - a) % module.ranks for a, b in wire.members}) == 1:
+                continue  # the ring turns
+            raise ValueError(
+                f"overlap: {name} of {module.name} sends within {len(joined)} groups of ranks, and "
+                "the text does not say where they are; pass mesh=, the mesh of the program"
+            )
+    return reading
 
 
 @in_words()
@@ -116,6 +143,7 @@ def report_of(reading: Reading) -> Report:
             op_name=line_of[name].op_name,
             at=line_of[name].short,
             axes=program.axes_along(wire.members),
+            crossed=name in timeline.crossed,
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
@@ -184,7 +212,11 @@ def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str
             rings = [i for i, w in enumerate(network.wrap) if w and network.size[i] > 2]
             yield f"{axes} devices, {f'rings along axes {rings}' if rings else 'no axis a ring'}"
     if not network.stated and not isinstance(chip, Gpu):
-        yield f"no devices known: {len(network.places)} ranks taken for a ring, in their order"
+        axes = "x".join(str(n) for n in network.size if n > 1)
+        ring = f"{axes} rings" if "x" in axes else "a ring"
+        yield f"no devices known: {len(network.places)} ranks taken for {ring}, in their order"
+    if not (module.tiled or isinstance(chip, Gpu)):
+        yield "XLA:CPU widens what it sends: in a CPU program, bf16 has four bytes, and float8 two"
     yield from program.notes
     yield from sorted(timeline.notes)
 

@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from ringcoll.overlap.hlo import Computation, Instruction, Module
-from ringcoll.overlap.transfers import COLLECTIVES, is_collective
+from ringcoll.overlap.transfers import COLLECTIVES, PERMUTE, SEND_RECV_PAIRS, is_collective
 
 
 class Action(Enum):
@@ -16,6 +16,7 @@ class Action(Enum):
     START = auto()
     UPDATE = auto()
     DONE = auto()
+    RECEIVED = auto()  # a recv ends: what was sent has come
     BLOCKING = auto()  # a collective that starts and ends
     SPREAD = auto()  # a fusion with a collective in it: a part of one under way, or a whole one
 
@@ -23,13 +24,15 @@ class Action(Enum):
 class Role(NamedTuple):
     """An action, its computation, and its collective, if any.
 
-    `unread` says what communicates in a way that cannot be priced; "" if nothing does.
+    `unread` says what communicates in a way that cannot be priced; "" if nothing does. `group` has
+    the collectives of a start that has several, with their computations.
     """
 
     phase: Action
     where: Computation
     what: Instruction | None = None
     unread: str = ""
+    group: tuple[tuple[Computation, Instruction], ...] = ()
 
     @property
     def sends(self) -> bool:
@@ -49,8 +52,12 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
     base, _, last = opcode.rpartition("-")
     if opcode in COLLECTIVES:
         return Role(Action.BLOCKING, computation, instruction)
-    if base in ("send", "recv"):  # their `send` and `recv` are reported as unread
-        return Role(Action.COMPUTE, computation)
+    if base == "recv":
+        return Role(Action.RECEIVED, computation)
+    if opcode in ("send", "recv") and instruction.attribute(SEND_RECV_PAIRS):
+        if opcode == "recv":
+            return Role(Action.UPDATE, computation)
+        return Role(Action.START, computation, replace(instruction, opcode=PERMUTE))
     phase = _PHASES.get(last, Action.COMPUTE)
     if base in COLLECTIVES and phase is Action.START:
         return Role(phase, computation, instruction)
@@ -64,8 +71,12 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
     where, what = collectives[0]
     if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
         what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
-    if len(collectives) > 1:
-        unread = unread or f"{len(collectives)} collectives in one, and only the first is priced"
+    several = len(collectives) > 1 or any(i.opcode in ("while", "conditional") for _, i in inside)
+    direct = all(c.name in instruction.called for c, _ in collectives)
+    if several and direct and phase is Action.START:
+        return Role(phase, where, what, unread, tuple(collectives))
+    if several:
+        unread = unread or "collectives in one, and only the first is priced, and once"
     if phase is Action.START:
         return Role(phase, where, what, unread)
     if opcode != "fusion":

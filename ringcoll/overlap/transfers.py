@@ -1,14 +1,15 @@
 """The bytes that a collective sends, the links it occupies, and its time."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import inf
 
 import numpy as np
 
 from ringcoll.overlap.chips import Chip, Gpu
-from ringcoll.overlap.hlo import Computation, HloError, Instruction
+from ringcoll.overlap.hlo import Computation, HloError, Instruction, Shape
 from ringcoll.placement.network import Link, Network
 
 RAGGED, PERMUTE = "ragged-all-to-all", "collective-permute"
@@ -23,6 +24,10 @@ COLLECTIVES: Mapping[str, str] = {
     "collective-broadcast": "pbroadcast",
     PERMUTE: "ppermute",
 }
+#: Where a send and a recv have the pairs of the permute of which they are halves.
+SEND_RECV_PAIRS = "_xla_send_recv_source_target_pairs"
+#: A permute's (sender, receiver) pairs, or the groups of ranks of another collective.
+Members = tuple[tuple[int, ...], ...]
 #: A GPU's port to the switch. All its messages share it, one after the other.
 PORT: Link = ((0,), (0,))
 
@@ -38,7 +43,7 @@ class Transfer:
 
     bytes are what a rank sends. hops are those of the longest route; 0 for a built-in collective,
     which chooses its own routes. links are those that it occupies. seconds is 0 if no chip is
-    given. members are the groups of ranks; of a permute, the (sender, receiver) pairs.
+    given.
     """
 
     kind: str
@@ -46,7 +51,7 @@ class Transfer:
     hops: int
     seconds: float
     links: frozenset[Link]
-    members: Sequence[Sequence[int]]
+    members: Members
 
 
 def transfer(
@@ -65,11 +70,12 @@ def transfer(
         HloError: it names a rank that is not in the network.
     """
     kind = instruction.opcode.removesuffix("-start")
-    operands = computation.operands(instruction)
-    if kind == RAGGED:  # the other operands are the array it writes into, and sizes and offsets
-        operands = operands[:1]
-    sent = sum(operand.bytes for operand in operands)
-    members = _pairs(instruction) if kind == PERMUTE else groups(instruction, len(network.places))
+    sent = sum(shape.bytes for shape in _operands(computation, instruction))
+    pairs = instruction.attribute("source_target_pairs") or instruction.attribute(SEND_RECV_PAIRS)
+    numbers = _numbers(pairs)
+    members: Members = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    if kind != PERMUTE:
+        members = tuple(map(tuple, groups(instruction, len(network.places))))
     if max((rank for some in members for rank in some), default=0) >= len(network.places):
         raise HloError(
             f"{instruction.name} sends between more than the {len(network.places)} ranks "
@@ -98,7 +104,20 @@ def transfer(
     return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links, members)
 
 
-def _price_on_gpus(kind: str, sent: float, members: Sequence[Sequence[int]], gpu: Gpu) -> Transfer:
+def _operands(computation: Computation, instruction: Instruction) -> Iterable[Shape]:
+    """The arrays that a rank gives to a collective."""
+    operands = computation.operands(instruction)
+    if slices := re.findall(r"\{([\d,]*)\}", instruction.attribute("slice_sizes") or ""):
+        # Slices of the first operand. The others are what it writes into, and offsets.
+        shapes = operands[0].shapes
+        types = (shapes[i * len(shapes) // len(slices)].dtype for i in range(len(slices)))
+        return map(Shape, types, (tuple(_numbers(sizes)) for sizes in slices))
+    if instruction.opcode.startswith(RAGGED):  # the others are as above, and sizes
+        operands = operands[:1]
+    return [shape for operand in operands for shape in operand.shapes]
+
+
+def _price_on_gpus(kind: str, sent: float, members: Members, gpu: Gpu) -> Transfer:
     """Price a collective on GPUs by measurements; if it has several groups, the slowest counts."""
     if kind == PERMUTE:
         ranks = {rank for pair in members for rank in pair if pair[0] != pair[1]}
@@ -113,12 +132,6 @@ def _price_on_gpus(kind: str, sent: float, members: Sequence[Sequence[int]], gpu
     return Transfer(kind, leaving, 0, seconds, frozenset({PORT}), members)
 
 
-def _pairs(instruction: Instruction) -> list[list[int]]:
-    """The (sender, receiver) pairs of a permute."""
-    numbers = _numbers(instruction.attribute("source_target_pairs"))
-    return [[a, b] for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
-
-
 def _sent(kind: str, operand: float, n: int) -> float:
     """The bytes that each of n ranks sends by a bandwidth-optimal algorithm."""
     if n == 1:
@@ -130,6 +143,16 @@ def _sent(kind: str, operand: float, n: int) -> float:
     if kind == "collective-broadcast":
         return operand
     return operand * (n - 1) / n  # reduce-scatter, all-to-all
+
+
+@cache
+def rings(members: Members) -> list[frozenset[int]]:
+    """The sets of ranks that messages join; who sends to nobody else is in none."""
+    joined: list[frozenset[int]] = []
+    for group in members:
+        met = [ranks for ranks in joined if ranks.intersection(group)]
+        joined = [ranks for ranks in joined if ranks not in met] + [frozenset(group).union(*met)]
+    return [ranks for ranks in joined if len(ranks) > 1]
 
 
 def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
