@@ -105,17 +105,26 @@ def read(
     if not needs_chip and (words := [*unread]):
         raise AssertionError("\n".join([*words, *sorted(timeline.notes)]))
     if mesh is None and isinstance(chip, Chip) and not network.stated:
-        for name, (wire, _) in timeline.transfers.items():
-            joined, along = rings(wire.members), axes_along(program.meshes[0], wire.members)
-            if len(joined) * prod(along.values()) <= module.ranks or len({*map(len, joined)}) > 1:
-                continue  # groups of different sizes are along no other axis
-            if wire.hops and len({(b - a) % module.ranks for a, b in wire.members}) == 1:
-                continue  # the ring turns
+        _check_groups(module, timeline, program.meshes[0])
+    return reading
+
+
+def _check_groups(module: Module, timeline: Timeline, mesh: Mapping[str, int]) -> None:
+    """Refuse groups of ranks that may be along axes which the assumed mesh does not have."""
+    ranks, wires = module.ranks, {name: wire for name, (wire, _) in timeline.transfers.items()}
+    turns = {
+        n for n, w in wires.items() if w.hops and len({(b - a) % ranks for a, b in w.members}) == 1
+    }
+    one_ring = any(len(rings(wires[name].members)[0]) == ranks for name in turns)
+    for name, wire in wires.items():
+        groups, along = rings(wire.members), prod(axes_along(mesh, wire.members).values())
+        if one_ring and name in turns:
+            continue
+        if len(groups) * along > ranks and len({*map(len, groups)}) == 1:  # else they are no axis
             raise ValueError(
-                f"overlap: {name} of {module.name} sends within {len(joined)} groups of ranks, and "
+                f"overlap: {name} of {module.name} sends within {len(groups)} groups of ranks, and "
                 "the text does not say where they are; pass mesh=, the mesh of the program"
             )
-    return reading
 
 
 @in_words()

@@ -16,7 +16,6 @@ class Action(Enum):
     START = auto()
     UPDATE = auto()
     DONE = auto()
-    RECEIVED = auto()  # a recv ends: what was sent has come
     BLOCKING = auto()  # a collective that starts and ends
     SPREAD = auto()  # a fusion with a collective in it: a part of one under way, or a whole one
 
@@ -52,12 +51,10 @@ def role_of(module: Module, computation: Computation, instruction: Instruction) 
     base, _, last = opcode.rpartition("-")
     if opcode in COLLECTIVES:
         return Role(Action.BLOCKING, computation, instruction)
-    if base == "recv":
-        return Role(Action.RECEIVED, computation)
-    if opcode in ("send", "recv") and instruction.attribute(SEND_RECV_PAIRS):
-        if opcode == "recv":
-            return Role(Action.UPDATE, computation)
+    if opcode == "send" and instruction.attribute(SEND_RECV_PAIRS):  # it starts a permute
         return Role(Action.START, computation, replace(instruction, opcode=PERMUTE))
+    if opcode == "recv" and instruction.attribute(SEND_RECV_PAIRS):
+        return Role(Action.UPDATE, computation)
     phase = _PHASES.get(last, Action.COMPUTE)
     if base in COLLECTIVES and phase is Action.START:
         return Role(phase, computation, instruction)

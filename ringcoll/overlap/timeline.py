@@ -139,10 +139,6 @@ class Timeline:
                 )
             case Action.START:
                 return self._start(instruction, role)
-            case Action.RECEIVED:
-                for pending in [pending for pending in self._pending if pending.by_send]:
-                    self._done(pending)
-                return None
             case Action.UPDATE:
                 for pending in self._find(scope, instruction):
                     if pending.end is None:
@@ -238,9 +234,11 @@ class Timeline:
 
         With `collective`, it must be of the same kind.
         """
+        # What was sent comes where a recv ends. Nothing else says to which recv a send belongs.
+        sent = [p for p in self._pending if p.by_send] * (instruction.opcode == "recv-done")
         found = [
             pending
-            for pending in dict.fromkeys(scope.pending(instruction))
+            for pending in dict.fromkeys([*scope.pending(instruction), *sent])
             if pending in self._pending
             if not collective or (pending.wire and pending.wire.kind == collective.opcode)
         ]

@@ -86,6 +86,8 @@ COLUMNS = "{{0,1,2,3},{4,5,6,7}}"
 ROWS = "{{0,4},{1,5},{2,6},{3,7}}"
 #: What JAX 0.12 writes for these groups.
 NAMED = "mesh['y'=2,'x'=4] {'%s'}"
+NEXT = "source_target_pairs={{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}"
+OVER = "source_target_pairs={{0,2},{1,3},{2,4},{3,5},{4,6},{5,7},{6,0},{7,1}}"
 IN_FOURS = "source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}"
 IN_PAIRS = "source_target_pairs={{0,1},{1,0},{2,3},{3,2},{4,5},{5,4},{6,7},{7,6}}"
 
@@ -99,6 +101,8 @@ IN_PAIRS = "source_target_pairs={{0,1},{1,0},{2,3},{3,2},{4,5},{5,4},{6,7},{7,6}
          "all-to-all.1 of jit_f sends within 4 groups"),
         ([start("s", pairs=IN_FOURS), done("d", "s")], "s of jit_f sends within 2 groups of ranks"),
         ([start("s", pairs=IN_PAIRS), done("d", "s")], "s of jit_f sends within 4 groups of ranks"),
+        ([start("s", pairs=OVER), done("d", "s")],
+         "s of jit_f sends within 2 groups of ranks"),
         # The text names only one axis, and not that of the second.
         ([blocking("all-reduce", groups="mesh['d'=8] {'d'}"),
           blocking("all-gather", "all-reduce.1", COLUMNS)], "all-gather.1 of jit_f sends within 2"),
@@ -122,6 +126,10 @@ def test_a_text_with_groups_along_unknown_axes_needs_the_mesh(lines, named):
         ([blocking("all-gather", groups="{{0,1,2,3,4,5,6,7}}")], 3500, "8 ranks taken for a ring,"),
         ([blocking("all-gather", groups="{}")], 3500, "8 ranks taken for a ring,"),
         ([start("s"), done("d", "s")], 3003, "8 ranks taken for a ring,"),
+        # By Bruck's algorithm, all ranks send to the next one, then to the one after.
+        ([start("s", pairs=NEXT), done("d", "s"),
+          start("u", "d", OVER), done("e", "u")], 1001 + 2002,
+         "8 ranks taken for a ring,"),
         # Of a ring of four in a row: 3 MB over two links. Of two, 1 MB over one.
         ([blocking("all-gather", groups=NAMED % "x")], 1500, "8 ranks taken for 2x4 rings,"),
         ([blocking("all-gather", groups=NAMED % "y")], 1000, "8 ranks taken for 2x4 rings,"),
