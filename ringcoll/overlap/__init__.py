@@ -33,10 +33,9 @@ ranks, a loop whose number of turns is not known.
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
-from ringcoll.overlap.counts import assert_collectives, collectives
 from ringcoll.overlap.hlo import HloError
 from ringcoll.overlap.program import Program
-from ringcoll.overlap.reading import assert_overlapped, report
+from ringcoll.overlap.reading import assert_collectives, assert_overlapped, collectives, report
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.wastes import Waste, waste

@@ -11,11 +11,9 @@ from ringcoll.io.files import write
 from ringcoll.io.text import wrapped
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.lines import Line
-from ringcoll.overlap.page import TimelineView, as_page
-from ringcoll.overlap.picture import as_svg
+from ringcoll.overlap.picture import TimelineView, as_page, as_svg, as_trace
 from ringcoll.overlap.rows import LineRows, Row, by_line, table_lines
 from ringcoll.overlap.timeline import Segment
-from ringcoll.overlap.trace import as_trace
 
 #: The most lines of source that are printed. If there are more, the most exposed are.
 LINES = 24

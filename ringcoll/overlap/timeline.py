@@ -1,17 +1,14 @@
 """Simulate a scheduled program: one stream of instructions, and transfers at the same time."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ringcoll.overlap.chips import Chip, Gpu
-from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.hlo import Computation, Instruction, Module, loop_part, trip_count
 from ringcoll.overlap.instruction_costs import Cost, Costs, memory_seconds
-from ringcoll.overlap.loops import loop_part, trip_count
-from ringcoll.overlap.pending import Held, Pending, Scope
-from ringcoll.overlap.roles import Action, Role, role_of
-from ringcoll.overlap.transfers import Transfer, rings, transfer
+from ringcoll.overlap.transfers import Action, Role, Transfer, rings, role_of, transfer
 from ringcoll.overlap.work import copy_traffic, flops
 from ringcoll.placement.network import FAR, Link, Network
 
@@ -23,6 +20,70 @@ _COPIES = ("copy", "slice", "dynamic")
 _MATMULS = "matmuls"
 #: Sums over all instructions, noted at the start of each transfer.
 _WORK = ("compute", "flops", "matmuls")
+
+
+#: Opcodes that pass on their first operand and the transfer that it holds.
+_PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-dependency")
+
+
+@dataclass(eq=False)
+class Pending:
+    """A transfer that is under way, or has come.
+
+    If `wire` is None, it is a copy in the chip's memory or, if flops > 0, a matmul on a second
+    stream of a GPU; then it waits in `queue` for others of its kind. `before` has the sums of
+    compute, flops and matmuls at the time it began. `gathers`: what comes is a gathered array, or
+    a shard of one. `by_send`: a send started it.
+    """
+
+    name: str
+    wire: Transfer | None
+    seconds: float
+    flops: float = 0.0
+    queue: str = "memory"
+    end: float | None = None  # None: an update will begin it
+    before: dict[str, float] = field(default_factory=dict)
+    gathers: bool = False
+    by_send: bool = False
+
+
+#: The transfers that a value holds; a tuple holds those of its elements.
+Held = Pending | tuple["Held", ...] | None
+
+
+class Scope(NamedTuple):
+    """A running computation, and the transfers that its values hold, by name of the value."""
+
+    computation: Computation
+    held: dict[str, Held]
+
+    def operand_transfers(self, instruction: Instruction) -> list[Held]:
+        """The transfers that the operands of an instruction hold."""
+        return [self.held.get(name) for name in instruction.operands]
+
+    def result_transfers(self, instruction: Instruction) -> Held:
+        """The transfers that the result of an instruction holds, if it passes them on."""
+        operands = self.operand_transfers(instruction)
+        if not any(operands):
+            return None
+        if instruction.opcode == "tuple":
+            return tuple(operands)
+        if instruction.opcode not in _PASSES_ON:
+            return None
+        whole, place = operands[0], instruction.number("index")
+        return whole[place] if isinstance(whole, tuple) and place is not None else whole
+
+    def pending(self, instruction: Instruction) -> Iterator[Pending]:
+        """Every transfer that the operands of an instruction hold."""
+        return _flat(tuple(self.operand_transfers(instruction)))
+
+
+def _flat(held: Held) -> Iterator[Pending]:
+    if isinstance(held, Pending):
+        yield held
+    elif held:
+        for part in held:
+            yield from _flat(part)
 
 
 class Segment(NamedTuple):
