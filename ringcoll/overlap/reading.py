@@ -358,12 +358,12 @@ def assert_collectives(
     >>> total = ranks(lambda x: jax.lax.psum(x, "x"), out_specs=P())
     >>> overlap.assert_collectives(total.lower(jnp.ones(4)), {"all-reduce": 1}, {"all-reduce": 6})
     """
-    limits = bytes or {}
-    for name, given in (("counts", counts), ("bytes", limits)):
+    sizes = bytes or {}
+    for name, given in (("counts", counts), ("bytes", sizes)):
         if not isinstance(given, Mapping) or not all(isinstance(n, Real) for n in given.values()):
             words = "is not a mapping from kinds to numbers; pass such as {'all-reduce': 1}"
             raise TypeError(f"assert_collectives: {name}={given!r} {words}")
-    for kind in (*counts, *limits):
+    for kind in (*counts, *sizes):
         if kind not in COLLECTIVES:
             raise ValueError(f"assert_collectives: kind {kind!r}: {choose(kind, COLLECTIVES)}")
     rows, wrong = collectives(compiled, allow_unread=allow_unread, mesh=mesh), []
@@ -373,8 +373,8 @@ def assert_collectives(
         if count != wanted:
             wrong.append(f"{kind} runs {count} times, not {wanted}")
         sent = sum(row.count * row.bytes for row in of_kind)
-        if not isclose(sent, limits.get(kind, sent)):
-            wrong.append(f"{kind} sends {sent:.0f} bytes, not {limits[kind]:.0f}")
+        if not isclose(sent, sizes.get(kind, sent)):
+            wrong.append(f"{kind} sends {sent:.0f} bytes, not {sizes[kind]:.0f}")
     if not wrong:
         return
     lines = [("times", "bytes", "along", "asked by", "collective", "line")]
