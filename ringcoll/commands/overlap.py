@@ -7,8 +7,8 @@
     python -m ringcoll overlap new.json --against old.json
 
 `my.module:program` is called with the mesh. It returns a function and its operands, which are
-`jax.ShapeDtypeStruct`s with a `NamedSharding` on that mesh. The exit status is 1 if more is exposed
-than --max-exposed allows. An example that overlaps is compared with its plain form.
+`jax.ShapeDtypeStruct`s; they, or a `shard_map`, name that mesh. The exit status is 1 if more is
+exposed than --max-exposed allows. An example that overlaps is compared with its plain form.
 """
 
 import argparse
@@ -34,11 +34,20 @@ from ringcoll.overlap.report import Report
 from ringcoll.overlap.wastes import waste
 from ringcoll.placement.meshes import mesh
 
-#: How the file of each option is written. Several reports are drawn one above the other.
-_FILES: dict[str, Callable[..., None]] = {
-    "draw": lambda file, first, *below: first.draw(file, *below),
-    "html": lambda file, first, *below: files.write(file, first.to_html(*below)),
-    "trace": lambda file, first, *below: files.write(file, first.to_perfetto(*below)),
+#: Options that name a file, and how it is written. Several reports are drawn one above the other.
+_FILES: dict[str, tuple[str, Callable[..., None]]] = {
+    "draw": (
+        "draw the timeline, as SVG",
+        lambda file, first, *below: first.draw(file, *below),
+    ),
+    "html": (
+        "the timeline as a page: zoom, and the line of source of each part",
+        lambda file, first, *below: files.write(file, first.to_html(*below)),
+    ),
+    "trace": (
+        "the timeline as JSON for ui.perfetto.dev or chrome://tracing",
+        lambda file, first, *below: files.write(file, first.to_perfetto(*below)),
+    ),
 }
 
 
@@ -98,24 +107,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use the cycles of the generated code instead of the compiler's estimates (a minute)",
     )
     add_option(parser)
-    parser.add_argument(
-        "--draw",
-        type=arguments.File,
-        metavar="FILE",
-        help="draw the timeline, as SVG",
-    )
-    parser.add_argument(
-        "--html",
-        type=arguments.File,
-        metavar="FILE",
-        help="the timeline as a page: zoom, and the line of source of each part",
-    )
-    parser.add_argument(
-        "--trace",
-        type=arguments.File,
-        metavar="FILE",
-        help="the timeline as JSON for ui.perfetto.dev or chrome://tracing",
-    )
+    for name, (what_it_is, _) in _FILES.items():
+        parser.add_argument(f"--{name}", type=arguments.File, metavar="FILE", help=what_it_is)
     parser.add_argument(
         "--against",
         type=_read_report,
@@ -190,11 +183,12 @@ def run(args: argparse.Namespace) -> int:
         if compared:
             print(f"\n{compared}")
         if args.waste:
-            print("", *(waste(program) or ["no waste was found"]), sep="\n")
+            none = "no waste was found" + " in what could be read" * bool(last.unread)
+            print("", *(waste(program, allow_unread="*") or [none]), sep="\n")
     if args.text and program:
         files.write(args.text, program.text)
     reports = [report for report in (before, last) if report and report.segments] or [last]
-    for name, write in _FILES.items():
+    for name, (_, write) in _FILES.items():
         if file := getattr(args, name):
             try:
                 write(file, *reports)

@@ -26,17 +26,16 @@ The model:
 - Nothing else takes time: no launch, no contention for memory, no other program. All ranks start
   together.
 
-A report names what it cannot read: a kernel with remote copies, send and recv, a loop whose number
-of turns is not known.
+A report names what it cannot read: a kernel with remote copies, a send or a recv without pairs of
+ranks, a loop whose number of turns is not known.
 """
 
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
-from ringcoll.overlap.counts import assert_collectives, collectives
 from ringcoll.overlap.hlo import HloError
 from ringcoll.overlap.program import Program
-from ringcoll.overlap.reading import assert_overlapped, report
+from ringcoll.overlap.reading import assert_collectives, assert_overlapped, collectives, report
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.wastes import Waste, waste

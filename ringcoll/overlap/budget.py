@@ -1,6 +1,6 @@
 """The limits of an assertion: how much may be exposed, and what must be readable."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from numbers import Real
 
@@ -53,23 +53,24 @@ def check_reading(min_collectives: object, allow_unread: Sequence[object]) -> No
         raise ValueError(f"{where}={min_collectives} is not 0 or more; pass such as 1")
     for name in allow_unread:
         if not isinstance(name, str):
-            words = f"allow_unread: {name!r} is no name; pass such as 'while.3', 'while*'"
-            raise TypeError(f"assert_overlapped: {words}")
+            words = f"{name!r} is no name; pass such as 'while.3', 'while*'"
+            raise TypeError(f"overlap: allow_unread: {words}")
+
+
+def unread_in_words(program: str, unread: Iterable[str], allowed: Sequence[str]) -> Iterator[str]:
+    """What could not be read, unless it is allowed."""
+    names = tuple(n for n in sorted(unread) if not any(fnmatchcase(n, p) for p in allowed))
+    if names:
+        yield (
+            f"{', '.join(names)} of {program} could not be read, so the times may leave out "
+            "communication, and counts too. Look at the notes of the report; if you know that "
+            f"nothing is left out there, pass allow_unread={names!r}."
+        )
 
 
 def _missing(report: Report, min_collectives: int, allow_unread: Sequence[str]) -> Iterator[str]:
     """What could not be read, and whether too few collectives send."""
-    unread = [
-        name
-        for name in report.unread
-        if not any(fnmatchcase(name, allowed) for allowed in allow_unread)
-    ]
-    if unread:
-        yield (
-            f"{', '.join(unread)} of {report.name} could not be read, so the times may leave "
-            "out communication. Look at the notes of the report; if you know that nothing is "
-            f"exposed there, pass allow_unread={tuple(unread)!r}."
-        )
+    yield from unread_in_words(report.name, report.unread, allow_unread)
     sending = sum(row.bytes > 0 for row in report.rows)
     if sending < min_collectives:
         yield (

@@ -33,7 +33,8 @@ def compile_exported(folder: Path) -> None:
         return exported.call(*arguments, **keywords)
 
     call.__name__ = exported.fun_name  # the compiled module gets this name
-    lowered = jax.jit(call).lower(*arguments, **keywords)
+    with jax.set_mesh(mesh):  # operands may have no sharding
+        lowered = jax.jit(call).lower(*arguments, **keywords)
     program = program_of(lowered.compile(compiler_options=request["options"] or None))
     outcome = {
         "text": program.text,

@@ -19,7 +19,7 @@ import jax
 from jax import export, tree
 from jax.sharding import Mesh
 
-from ringcoll.overlap.program import Program, mesh_of, program_of, read_profile
+from ringcoll.overlap.program import Program, meshes_of, program_of, read_profile, shardings
 from ringcoll.placement.topology import devices
 
 #: Seconds after which `compile_for` stops waiting for a profile.
@@ -36,9 +36,10 @@ def compile_for(
     """Compile a function for a topology.
 
     Args:
-        topology: the topology of the operands' mesh, such as "v5e:4x2" or "h200:8".
+        topology: the topology of the program's mesh, such as "v5e:4x2" or "h200:8".
         function: a function, jitted or not.
-        operands: `jax.ShapeDtypeStruct`s with a `NamedSharding` on `ringcoll.mesh(topology)`.
+        operands: `jax.ShapeDtypeStruct`s with a `NamedSharding` on `ringcoll.mesh(topology)`; or
+            without, if a `shard_map` of the function names that mesh.
         profile: whether to get the static profile too, in a separate process (slow; needs the
             package flatbuffers of the extra tpu). If that fails, as it does for GPUs, the report
             says so and uses the compiler's estimates.
@@ -49,8 +50,8 @@ def compile_for(
 
     Raises:
         ModuleNotFoundError: the compiler is not installed; see `topology.devices`.
-        ValueError: no operand is sharded over a mesh; the mesh has a device that the topology does
-            not have; or the function returns no array.
+        ValueError: the program names no mesh; the mesh has a device that the topology does not
+            have; or the function returns no array.
         Exception: whatever JAX or the compiler raises.
 
     >>> chips = ringcoll.mesh("v5e:2x2")
@@ -60,21 +61,6 @@ def compile_for(
     ['all-reduce']
     """
     call = f"compile_for({topology!r}, {getattr(function, '__name__', function)})"
-    mesh = mesh_of(getattr(leaf, "sharding", None) for leaf in tree.leaves(operands))
-    if mesh is None:
-        raise ValueError(
-            f"{call}: no operand is sharded over a mesh; give jax.ShapeDtypeStruct(shape, dtype, "
-            "sharding=NamedSharding(ringcoll.mesh(topology), spec))"
-        )
-    available = devices(topology)
-    known = {*map(_identity, available)}
-    for device in mesh.devices.flat:
-        if _identity(device) not in known:
-            raise ValueError(
-                f"{call}: an operand is on {device} ({device.device_kind}), which is not one of "
-                f"the {len(available)} devices of {topology} ({available[0].device_kind}); "
-                f"shard operands over ringcoll.mesh({topology!r})"
-            )
     jitted = function if hasattr(function, "lower") else jax.jit(function)
     options = dict(compiler_options or {})
     lowered = jitted.lower(*operands)
@@ -83,7 +69,23 @@ def compile_for(
             f"{call}: it returns no array, so nothing is compiled; return what it computes"
         )
     compiled = lowered.compile(compiler_options=options or None)
-    program = program_of(compiled, mesh=mesh)
+    mesh = next(iter(meshes_of(shardings(compiled))), None)  # a `shard_map` may be what names it
+    if mesh is None:
+        raise ValueError(
+            f"{call}: no operand is sharded over a mesh, and no shard_map names one; give "
+            "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(ringcoll.mesh(topology), "
+            "spec))"
+        )
+    available = devices(topology)
+    known = {*map(_identity, available)}
+    for device in mesh.devices.flat:
+        if _identity(device) not in known:
+            raise ValueError(
+                f"{call}: it is for {device} ({device.device_kind}), which is not one of "
+                f"the {len(available)} devices of {topology} ({available[0].device_kind}); "
+                f"shard operands over ringcoll.mesh({topology!r})"
+            )
+    program = program_of(compiled, lowered=lowered.as_text())
     if not profile:
         return program
     try:

@@ -5,9 +5,9 @@ computation in the order in which they are executed. Nothing here has a time.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -126,13 +126,14 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """A program: its computations by name, and its entry."""
+    """A program: its computations by name, and its entry. A name stands for one instruction."""
 
     name: str
     entry: Computation
     computations: dict[str, Computation]
     ranks: int = 1
     tiled: bool = False  # whether its layouts are tiled, which only a TPU's are
+    meshes: tuple[Mapping[str, int], ...] = ()  # that it names: their axes and sizes
 
     def called(self, instruction: Instruction) -> Iterator[Computation]:
         """The computations that an instruction runs."""
@@ -195,13 +196,14 @@ def parse(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry, name = None, ""
     lines: list[Instruction] = []
+    taken: set[str] = set()
     whole = text[: text.rfind("\n}") + 2]  # leave out a computation that is cut off
     for line in _statements(whole):
         if match := _HEAD.match(line):
             name, lines = match[2].lstrip("%"), []
             entry = name if match[1] else entry
         elif line.startswith("}"):
-            computations[name] = Computation(name, tuple(lines))
+            computations[name] = Computation(name, _unique(lines, name, taken))
         elif match := _LINE.match(line):
             lines.append(_instruction(line, match))
     if entry is None or entry not in computations or not computations[entry].instructions:
@@ -213,7 +215,27 @@ def parse(text: str) -> Module:
     ranks = prod(map(int, counts))
     if ranks > MOST_RANKS:
         raise HloError(f"HloModule {title} names {ranks} ranks; {MOST_RANKS} are the most")
-    return Module(title, computations[entry], computations, ranks, tiled=":T(" in header)
+    tiled, meshes = ":T(" in header, meshes_in(text)
+    return Module(title, computations[entry], computations, ranks, tiled, tuple(meshes))
+
+
+def meshes_in(text: str) -> Iterator[dict[str, int]]:
+    """The meshes that a compiled program names in its groups, or a lowered one as `sdy.mesh`."""
+    named = re.findall(r"""\bmesh(?: @\w+ = <)?\[(['"][^\]]*)\](?: \{|>)""", text)
+    for axes in dict.fromkeys(named):
+        yield {name: int(n) for name, n in re.findall(r"""['"]([^'"]*)['"]=(\d+)""", axes)}
+
+
+def _unique(lines: Sequence[Instruction], name: str, taken: set[str]) -> tuple[Instruction, ...]:
+    """The instructions of a computation, without names that an earlier one has."""
+    new = {i.name: f"{i.name}@{name}" for i in lines if i.name in taken}
+    taken |= {i.name for i in lines}
+
+    def renamed(i: Instruction) -> Instruction:
+        operands = tuple(new.get(operand, operand) for operand in i.operands)
+        return replace(i, name=new.get(i.name, i.name), operands=operands)
+
+    return tuple(map(renamed, lines) if new else lines)
 
 
 def _statements(text: str) -> Iterator[str]:
@@ -295,3 +317,70 @@ def _split(text: str) -> list[str]:
         parts.append(re.sub(r"/\*.*?\*/", "", text[start:end]))
         start = end + 1
     return parts
+
+
+def loop_part(module: Module, loop: Instruction, key: str) -> Computation:
+    """The condition or the body of a loop."""
+    return module.computations[(loop.attribute(key) or "").lstrip("%")]
+
+
+def trip_count(module: Module, computation: Computation, loop: Instruction) -> int | None:
+    """How often the body of a `while` runs; None if the text does not say.
+
+    Compilers for CPUs and GPUs write it as `known_trip_count`. If there is none, or a negative
+    one, it is computed from a counter that starts at a constant, changes by a constant and is
+    compared with a constant. The compiler for TPUs puts the counter on the left.
+    """
+    known = re.search(r"-?\d+", loop.attribute("known_trip_count") or "")
+    if known and int(known[0]) >= 0:
+        return int(known[0])
+    condition, body = (loop_part(module, loop, key) for key in ("condition", "body"))
+    test = condition.root
+    direction = test.attribute("direction")
+    if test.opcode != "compare" or direction not in _COMPARED:
+        return None
+    up, beyond = _COMPARED[direction]
+    counter, limit = condition.operands(test)
+    index = counter.number("index")
+    carry = computation.operands(loop)[0]
+    if index is None or carry.opcode != "tuple" or body.root.opcode != "tuple":
+        return None
+    first = _constant(computation, computation.by_name.get(carry.operands[index]))
+    last, step = _constant(condition, limit), _step(body, index)
+    if first is None or last is None or not step or up * step < 0:
+        return None
+    turns, rest = divmod(last + beyond - first, step)
+    if not up and (rest or turns < 0):
+        return None  # it passes the limit without being equal to it
+    return max(0, turns + bool(rest))
+
+
+#: Which way a counter must go (0: either), and what to add to its limit.
+_COMPARED = {"LT": (1, 0), "LE": (1, 1), "GT": (-1, 0), "GE": (-1, -1), "NE": (0, 0)}
+
+
+def _step(body: Computation, index: int) -> int | None:
+    """How much the body adds to element `index` of the carry; None if it does something else."""
+    total, at = 0, body.by_name.get(body.root.operands[index])
+    while at is not None and at.opcode in ("add", "copy", "bitcast"):
+        others = []
+        for operand in body.operands(at):
+            constant = _constant(body, operand)
+            if constant is None:
+                others.append(operand)
+            else:
+                total += constant
+        at = others[0] if len(others) == 1 else None
+    if at is None or at.opcode != "get-tuple-element" or at.number("index") != index:
+        return None
+    return total
+
+
+def _constant(computation: Computation, instruction: Instruction | None) -> int | None:
+    """The whole number that an instruction is; None if it is not a constant."""
+    while instruction is not None and instruction.opcode in ("copy", "bitcast", "convert"):
+        instruction = next(iter(computation.operands(instruction)), None)
+    if instruction is None or instruction.opcode != "constant":
+        return None
+    value = instruction.operands[0] if instruction.operands else ""
+    return int(value) if re.fullmatch(r"-?\d+", value) else None

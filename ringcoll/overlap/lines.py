@@ -13,6 +13,8 @@ from typing import NamedTuple
 from ringcoll.overlap.hlo import Instruction, Module
 from ringcoll.overlap.transfers import is_collective
 
+#: A file, a line and a function.
+Frame = tuple[str, int, str]
 _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
@@ -98,8 +100,8 @@ class Lines:
 
     @cached_property
     def _named(self) -> dict[str, Instruction]:
-        """Every instruction by name; if computations share a name, the first one counts."""
-        computations = reversed(self._module.computations.values())
+        """Every instruction by name."""
+        computations = self._module.computations.values()
         return {n: i for computation in computations for n, i in computation.by_name.items()}
 
     def _best(self, instruction: Instruction) -> Line:
@@ -118,22 +120,32 @@ class Lines:
         """
         for body in self._module.called(collective) if is_collective(collective) else ():
             names = [parameter.attribute("op_name") or "" for parameter in body.parameters.values()]
-            line = self._line(body.root)
-            if self._additions.count(line.source) > 1:
-                # JAX reuses the addition of an earlier line; but what is added has its own line.
-                line = self._line_of_operand(around)
-            return line._replace(op_name=max(names, default=""))
+            stack, added = self._stack_of(body.root), self._line_of_operand(around)
+            own = [
+                stack[len(reused) :] for reused in self._reused if stack[: len(reused)] == reused
+            ]
+            line = self._line(body.root, max(own, key=len, default=None))
+            if not own and self._additions.count(stack) > 1:
+                line = added  # JAX reuses the addition of an earlier line
+            path, name = added.op_name.rpartition("/")[0], max(names, default="")
+            return line._replace(op_name=f"{path}/{name}" if path and "/" not in name else name)
         return Line()
 
     @cached_property
-    def _additions(self) -> list[str]:
-        """The source lines of the additions of all sums."""
+    def _additions(self) -> list[list[Frame]]:
+        """The stacks of the additions of all sums."""
         return [
-            self._line(body.root).source
+            self._stack_of(body.root)
             for computation in self._module.computations.values()
             for instruction in filter(is_collective, computation.instructions)
             for body in self._module.called(instruction)
         ]
+
+    @cached_property
+    def _reused(self) -> list[list[Frame]]:
+        """The stacks of which JAX made additions. A later sum's is below; the first one's too."""
+        halves = ((s[: len(s) // 2], s[len(s) // 2 :]) for s in self._additions)
+        return [first for first, second in halves if first and first == second]
 
     def _line_of_operand(self, instruction: Instruction) -> Line:
         """The line of what makes the first operand."""
@@ -142,12 +154,15 @@ class Lines:
         lines = (self._line(maker) for maker in (*makers, *inside))
         return next((line for line in lines if line.file), Line())
 
-    def _line(self, instruction: Instruction) -> Line:
+    def _stack_of(self, instruction: Instruction) -> list[Frame]:
+        """The frames of an instruction, the innermost first; an older text names only one."""
+        if file := instruction.attribute("source_file"):
+            return [(file, instruction.number("source_line") or 0, "")]
+        return list(self._stack(instruction.number("stack_frame_id") or 0))
+
+    def _line(self, instruction: Instruction, stack: list[Frame] | None = None) -> Line:
         op_name = instruction.attribute("op_name") or ""
-        file, line = instruction.attribute("source_file"), instruction.number("source_line")
-        if file:
-            return Line(file, line or 0, op_name)
-        stack = list(self._stack(instruction.number("stack_frame_id") or 0))
+        stack = self._stack_of(instruction) if stack is None else stack
         theirs = [
             frame
             for frame in stack
@@ -163,7 +178,7 @@ class Lines:
         called = (name for name in inside if re.fullmatch(r"[a-zA-Z]\w*", name))
         return Line(file, line, op_name, next(called, ""))
 
-    def _stack(self, frame: int) -> Iterator[tuple[str, int, str]]:
+    def _stack(self, frame: int) -> Iterator[Frame]:
         """The file, line and function of a frame and of its callers, the innermost first."""
         seen: set[int] = set()
         while frame in self._frames and frame not in seen:

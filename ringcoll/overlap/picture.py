@@ -1,10 +1,15 @@
-"""Timelines as one picture: the track of the chip above the tracks of its links."""
+"""Timelines as a picture, as a page which zooms, and as a trace: the chip above its links."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
 from math import log10
+from typing import Any, NamedTuple
 
+from ringcoll.overlap.rows import LineRows
 from ringcoll.overlap.timeline import Segment
 from ringcoll.overlap.tracks import tracks
+from ringcoll.web.page import page, part
 from ringcoll.web.svg import DARK, FAINT, Element, dark, document, label, rect, shape, svg_text
 
 #: The colour of each row of a timeline, and its text in the legend.
@@ -75,3 +80,100 @@ def _legend(root: Element, y: float, rows: set[str]) -> None:
             rect(root, (x, y, 11, 11), colour)
             label(root, (x + 16, y + 10), text, 12, text_anchor="start")
             x += 40 + 6.2 * len(text)
+
+
+class TimelineView(NamedTuple):
+    """What a picture shows of a report; times are in seconds. The most exposed line is first."""
+
+    title: str
+    totals: Sequence[str]
+    total: float
+    exposed: float
+    lines: Sequence[LineRows]
+    segments: Sequence[Segment]
+
+
+def as_page(views: Sequence[TimelineView]) -> str:
+    """HTML: the timelines one above the other, on one axis of time."""
+    data = {
+        "looks": [[kind, colour, legend] for kind, (colour, legend) in LOOKS.items()],
+        "reports": [_data(view) for view in views],
+    }
+    title = " above ".join(view.title for view in views)
+    body = part("ringcoll.overlap", "page.html", title=escape(title))
+    return page(title, body, part("ringcoll.overlap", "page.js"), data)
+
+
+def _data(view: TimelineView) -> dict[str, Any]:
+    """What the script of the page reads of a report; times are in microseconds."""
+    kinds = list(LOOKS)
+    labels = {s.label: (s.label, s.at, s.source) for s in view.segments}
+    index = {label: i for i, label in enumerate(labels)}
+    return {
+        "title": view.title,
+        "totals": view.totals,
+        "total": view.total * 1e6,
+        "labels": list(labels.values()),
+        "tracks": [
+            {
+                "name": track.name,
+                "segments": [
+                    [kinds.index(s.row), s.start * 1e6, (s.stop - s.start) * 1e6, index[s.label]]
+                    for s in track.segments
+                ],
+            }
+            for track in tracks(view.segments)
+        ],
+        "rows": [
+            [
+                line.label,
+                [row.name for row in line.rows],
+                line.kind,
+                round(line.sum_of("count")),
+                line.mean_of("wire") * 1e6,
+                line.sum_of("exposed") * 1e6,
+            ]
+            for line in view.lines
+        ],
+    }
+
+
+#: Chrome's names of colours, by the row of a segment. For other rows Chrome chooses.
+_COLOURS = {"exposed": "terrible", "memory": "bad", "skipped": "grey"}
+
+
+def as_trace(views: Sequence[TimelineView]) -> str:
+    """A process for each report, with a thread for each track; times are in microseconds."""
+    events = [event for pid, view in enumerate(views, 1) for event in _events(pid, view)]
+    totals = [
+        {"name": view.title, "total_us": view.total * 1e6, "exposed_us": view.exposed * 1e6}
+        for view in views
+    ]
+    trace = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"reports": totals}}
+    return json.dumps(trace)
+
+
+def _events(pid: int, view: TimelineView) -> Iterator[dict]:
+    yield _metadata("process_name", pid, 0, name=view.title)
+    for tid, track in enumerate(tracks(view.segments), 1):
+        yield _metadata("thread_name", pid, tid, name=track.name)
+        yield _metadata("thread_sort_index", pid, tid, sort_index=tid)
+        for segment in track.segments:
+            exposed = segment.row == "exposed"
+            event = {
+                "name": f"exposed: {segment.label}" if exposed else segment.label,
+                "cat": segment.row,
+                "ph": "X",
+                "ts": segment.start * 1e6,
+                "dur": (segment.stop - segment.start) * 1e6,
+                "pid": pid,
+                "tid": tid,
+                "args": {"source": segment.source, "at": segment.at},
+            }
+            if segment.row in _COLOURS:
+                event["cname"] = _COLOURS[segment.row]
+            yield event
+
+
+def _metadata(what: str, pid: int, tid: int, **values: str | int) -> dict:
+    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": values}

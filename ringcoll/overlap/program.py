@@ -6,13 +6,15 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import metadata
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from jax import tree
 from jax.sharding import Mesh, NamedSharding
-from jax.stages import Compiled
+from jax.stages import Compiled, Lowered
 
+from ringcoll.overlap.hlo import meshes_in
 from ringcoll.placement.network import Network
 from ringcoll.placement.topology import network
 
@@ -23,7 +25,9 @@ class Program:
 
     kind is the `device.device_kind`; temporaries and program_bytes are bytes, None if unknown;
     profile is cycles by name of instruction; notes are for readers of the report; versions are
-    those of the packages that compiled it; axes are the names and sizes of the mesh, if known.
+    those of the packages that compiled it; meshes are those that it is known to use, each as the
+    sizes of its axes by name: "" is no name, and "axis_0" the partitioner's. JAX orders the devices
+    of all of them alike.
     """
 
     text: str
@@ -34,49 +38,62 @@ class Program:
     profile: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    axes: Mapping[str, int] = field(default_factory=dict)
+    meshes: tuple[Mapping[str, int], ...] = ()
 
     def axes_along(self, members: Sequence[Sequence[int]]) -> tuple[str, ...]:
-        """The axes of the mesh along which ranks of one group differ."""
-        digits = zip(*product(*map(range, self.axes.values())), strict=True)
-        return tuple(
-            name
-            for name, digit in zip(self.axes, digits, strict=True)
-            if any(digit[rank] != digit[group[0]] for group in members for rank in group)
-        )
+        """The axes along which ranks of one group differ, of the mesh that fits the groups best."""
+        named = (mesh for mesh in self.meshes if not {"", "axis_0"} & mesh.keys())
+        along = (axes_along(mesh, members) for mesh in named)
+        fewest = min(along, key=lambda axes: prod(axes.values()), default=dict[str, int]())
+        return tuple(fewest)
 
 
-def program_of(compiled: object, mesh: object = None) -> Program:
-    """Make a `Program` from the arguments of `report`.
+def axes_along(mesh: Mapping[str, int], members: Sequence[Sequence[int]]) -> dict[str, int]:
+    """The axes of a mesh along which ranks of one group differ, and their sizes."""
+    digits = zip(*product(*map(range, mesh.values())), strict=True)
+    return {
+        name: size
+        for (name, size), digit in zip(mesh.items(), digits, strict=True)
+        if any(digit[rank] != digit[group[0]] for group in members for rank in group)
+    }
+
+
+def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Program:
+    """Make a `Program` from the arguments of `report`; `lowered` is the text before compilation.
 
     Raises:
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
     """
     if mesh is not None and not isinstance(mesh, Mesh):
         raise TypeError(f"overlap: mesh must be a jax.sharding.Mesh, got {mesh!r}")
+    meshes = [mesh] if mesh is not None else []
+    if isinstance(compiled, Lowered):
+        lowered, compiled = compiled.as_text(), compiled.compile()
     if isinstance(compiled, Program):
         program = compiled
     elif isinstance(compiled, str):
         program = Program(compiled)
     elif isinstance(compiled, Compiled):
         program = _from_compiled(compiled)
-        mesh = mesh or mesh_of(_shardings(compiled))
+        meshes += meshes_of(shardings(compiled))
     else:
         raise TypeError(
             f"overlap: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
             f"got {type(compiled).__module__}.{type(compiled).__name__}"
         )
-    if mesh is None:
+    known = [*(one.shape for one in meshes), *program.meshes, *meshes_in(lowered)]
+    program = replace(program, meshes=tuple(known))
+    if not meshes:
         return program
-    kind = mesh.devices.flat[0].device_kind
-    return replace(program, network=network(mesh.devices.flat), kind=kind, axes=mesh.shape)
+    devices = meshes[0].devices.flat
+    return replace(program, network=network(devices), kind=devices[0].device_kind)
 
 
 def _from_compiled(compiled: Compiled) -> Program:
     """The text and the sizes of a compiled program."""
     memory = compiled.memory_analysis()
     platforms = {
-        device.platform for sharding in _shardings(compiled) for device in sharding.device_set
+        device.platform for sharding in shardings(compiled) for device in sharding.device_set
     }
     return Program(
         compiled.as_text() or "",
@@ -106,20 +123,18 @@ def versions(platforms: Iterable[str]) -> dict[str, str]:
 _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda*", "jax-rocm*")}
 
 
-def _shardings(compiled: Compiled) -> list[Any]:
-    """The shardings of a program's operands and results."""
+def shardings(compiled: Compiled) -> list[Any]:
+    """The shardings of a program's results and operands; a `shard_map` has shaped the results."""
     try:
-        return tree.leaves((compiled.input_shardings, compiled.output_shardings))
+        return tree.leaves((compiled.output_shardings, compiled.input_shardings))
     except ValueError:  # JAX does not know those of results beside a `jax.Ref`
         return tree.leaves(compiled.input_shardings)
 
 
-def mesh_of(shardings: Iterable[Any]) -> Mesh | None:
-    """The mesh of some shardings; None if they do not name one."""
-    for sharding in shardings:
-        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh):
-            return sharding.mesh
-    return None
+def meshes_of(shardings: Iterable[Any]) -> list[Mesh]:
+    """The meshes that some shardings name."""
+    named = (sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
+    return [*dict.fromkeys(mesh for mesh in named if isinstance(mesh, Mesh))]
 
 
 def read_profile(directory: Path) -> dict[str, int]:

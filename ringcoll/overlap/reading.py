@@ -1,21 +1,24 @@
-"""Read a compiled program: `report` and `assert_overlapped`."""
+"""Read a compiled program: its report, its collectives, and what tests assert of them."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import isclose, prod
+from numbers import Real
 from sys import float_info
 from typing import NamedTuple
 
-from jax.stages import Lowered
-
-from ringcoll.overlap.budget import Limit, breaches, check_reading, limits
+from ringcoll.io.text import bytes_in_words, choose
+from ringcoll.overlap.budget import Limit, breaches, check_reading, limits, unread_in_words
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, in_words, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
 from ringcoll.overlap.lines import Lines
-from ringcoll.overlap.program import Program, program_of
+from ringcoll.overlap.program import Program, axes_along, program_of
 from ringcoll.overlap.report import Report
-from ringcoll.overlap.rows import Row
+from ringcoll.overlap.rows import NO_LINE, Row, table_lines
 from ringcoll.overlap.timeline import Timeline
+from ringcoll.overlap.transfers import COLLECTIVES, rings
 from ringcoll.placement.network import Network
 
 
@@ -30,15 +33,16 @@ def report(
     Args:
         compiled: the result of `jax.jit(f).lower(...).compile()` or of `compile_for`, or a string
             of scheduled HLO; or the result of `lower(...)`, which is compiled first.
-        mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (A
-            string has no shardings; without a mesh, its ranks are assumed to be a ring, in order.)
+        mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (The
+            ranks of a string are assumed to be a ring, in order; or rings along the axes that it
+            names, as those of JAX 0.12 do. Other groups of ranks need the mesh.)
         chip: a key of `CHIPS`, or a `Chip` of your own; needed only for a string. A program that
             was compiled for no TPU is priced as if it ran on the chip, and the report says so.
 
     Raises:
         HloError: the text is not scheduled HLO, or does not fit the mesh.
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
-        ValueError: the chip is not known, or was not given.
+        ValueError: the chip is not known, or was not given; or groups of ranks need the mesh.
 
     >>> send = ranks(lambda x: ringcoll.ppermute(x, "x", [(0, 1)]))
     >>> found = overlap.report(send.lower(jnp.ones(4)).compile())
@@ -60,13 +64,20 @@ class Reading(NamedTuple):
 
 
 def read(
-    compiled: object, mesh: object, chip: str | Chip | Gpu | None, *, needs_chip: bool = True
+    compiled: object,
+    mesh: object,
+    chip: str | Chip | Gpu | None,
+    allow_unread: str | Iterable[str] | None = None,
 ) -> Reading:
     """Parse a compiled program, or one that is only lowered, and run it in the model.
 
-    Raises: as `report`; without `needs_chip`, not for want of a chip.
+    Raises: as `report`. With `allow_unread`, for counts: not for want of a chip, but an
+        AssertionError if something else could not be read.
     """
-    program = program_of(compiled.compile() if isinstance(compiled, Lowered) else compiled, mesh)
+    needs_chip = allow_unread is None
+    allowed = (allow_unread,) if isinstance(allow_unread, str) else tuple(allow_unread or ())
+    check_reading(0, allowed)
+    program = program_of(compiled, mesh)
     with in_words():
         module = parse(program.text)
     if isinstance(chip, str):
@@ -85,10 +96,37 @@ def read(
             f"overlap: {module.name} is a TPU program, but {unknown}; pass chip='v5e' (v5p, v6e or "
             "tpu7x), or the compiled program in place of its text"
         )
-    network = program.network or Network.ring(module.ranks)
+    known = [m for m in (*program.meshes, *module.meshes) if prod(m.values()) == module.ranks]
+    known.sort(key=lambda mesh: -sum(n > 1 for n in mesh.values()))  # the finest first
+    program = replace(program, meshes=(*known, {"": module.ranks}))
+    network = program.network or Network.ring(*program.meshes[0].values())
     with in_words():
         timeline = Timeline(module, network, chip, program.profile).run()
-        return Reading(program, module, network, chip, timeline, Lines(program.text, module))
+        reading = Reading(program, module, network, chip, timeline, Lines(program.text, module))
+    unread = unread_in_words(module.name, timeline.unread, allowed)
+    if not needs_chip and (words := [*unread]):
+        raise AssertionError("\n".join([*words, *sorted(timeline.notes)]))
+    if mesh is None and isinstance(chip, Chip) and not network.stated:
+        _check_groups(module, timeline, program.meshes[0])
+    return reading
+
+
+def _check_groups(module: Module, timeline: Timeline, mesh: Mapping[str, int]) -> None:
+    """Refuse groups of ranks that may be along axes which the assumed mesh does not have."""
+    ranks, wires = module.ranks, {name: wire for name, (wire, _) in timeline.transfers.items()}
+    turns = {
+        n for n, w in wires.items() if w.hops and len({(b - a) % ranks for a, b in w.members}) == 1
+    }
+    one_ring = any(len(rings(wires[name].members)[0]) == ranks for name in turns)
+    for name, wire in wires.items():
+        groups, along = rings(wire.members), prod(axes_along(mesh, wire.members).values())
+        if one_ring and name in turns:
+            continue
+        if len(groups) * along > ranks and len({*map(len, groups)}) == 1:  # else they are no axis
+            raise ValueError(
+                f"overlap: {name} of {module.name} sends within {len(groups)} groups of ranks, and "
+                "the text does not say where they are; pass mesh=, the mesh of the program"
+            )
 
 
 @in_words()
@@ -116,6 +154,7 @@ def report_of(reading: Reading) -> Report:
             op_name=line_of[name].op_name,
             at=line_of[name].short,
             axes=program.axes_along(wire.members),
+            crossed=name in timeline.crossed,
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
@@ -184,7 +223,11 @@ def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str
             rings = [i for i, w in enumerate(network.wrap) if w and network.size[i] > 2]
             yield f"{axes} devices, {f'rings along axes {rings}' if rings else 'no axis a ring'}"
     if not network.stated and not isinstance(chip, Gpu):
-        yield f"no devices known: {len(network.places)} ranks taken for a ring, in their order"
+        axes = "x".join(str(n) for n in network.size if n > 1)
+        ring = f"{axes} rings" if "x" in axes else "a ring"
+        yield f"no devices known: {len(network.places)} ranks taken for {ring}, in their order"
+    if not (module.tiled or isinstance(chip, Gpu)):
+        yield "XLA:CPU widens what it sends: in a CPU program, bf16 has four bytes, and float8 two"
     yield from program.notes
     yield from sorted(timeline.notes)
 
@@ -256,3 +299,87 @@ def assert_overlapped(
     if found := breaches(overlap_report, shares, seconds, min_collectives, allowed):
         raise AssertionError("\n".join([*found, "The report:", str(overlap_report)]))
     return overlap_report
+
+
+def collectives(
+    compiled: object, *, allow_unread: str | Iterable[str] = (), mesh: object = None
+) -> tuple[Row, ...]:
+    """The collectives of a compiled program, in the order in which they start.
+
+    Collectives that the compiler joined into one are one. A loop whose number of turns is not known
+    counts once, if it is allowed. Of a conditional, only the branch counts that `report` takes for
+    the worst.
+
+    Args:
+        compiled: the result of `jax.jit(f).lower(...).compile()`, on any platform, or its text; or
+            the result of `lower(...)`, which is compiled first.
+        allow_unread, mesh: as for `assert_overlapped`.
+
+    Raises:
+        AssertionError: something could not be read, and is not allowed.
+        HloError: the text is not scheduled HLO, or does not fit the mesh.
+        TypeError: `compiled` is not a program, or `mesh` is not a mesh.
+
+    >>> total = ranks(lambda x: jax.lax.psum(x, "x"), out_specs=P())
+    >>> for row in overlap.collectives(total.lower(jnp.ones(4))):
+    ...     print(row.kind, row.count, row.bytes, row.axes, row.asked)
+    all-reduce 1 6.0 ('x',) the program
+    """
+    return report_of(read(compiled, mesh, None, allow_unread)).rows
+
+
+def assert_collectives(
+    compiled: object,
+    counts: Mapping[str, int],
+    bytes: Mapping[str, float] | None = None,
+    *,
+    allow_unread: str | Iterable[str] = (),
+    mesh: object = None,
+) -> None:
+    """Assert how many collectives of each kind a compiled program runs, and what they send.
+
+    A test with it notices when a change of shardings adds a gather, or a sum to each layer:
+
+        overlap.assert_collectives(step.lower(*operands), {"all-gather": 2, "all-reduce": 1})
+
+    Args:
+        compiled, allow_unread, mesh: as for `collectives`.
+        counts: how often collectives of each kind run. A kind that is not named must not run.
+        bytes: the bytes that a rank sends by all collectives of a kind together; kinds that are not
+            named may send any number.
+
+    Raises:
+        AssertionError: a number is a different one. The message lists all collectives: how often
+            they run, kind, axes, bytes, who asked, and line. Or as `collectives`.
+        TypeError: what is given is not a mapping from kinds to numbers; or as `collectives`.
+        ValueError: there is no such kind.
+        HloError: as `collectives`.
+
+    >>> total = ranks(lambda x: jax.lax.psum(x, "x"), out_specs=P())
+    >>> overlap.assert_collectives(total.lower(jnp.ones(4)), {"all-reduce": 1}, {"all-reduce": 6})
+    """
+    sizes = bytes or {}
+    for name, given in (("counts", counts), ("bytes", sizes)):
+        if not isinstance(given, Mapping) or not all(isinstance(n, Real) for n in given.values()):
+            words = "is not a mapping from kinds to numbers; pass such as {'all-reduce': 1}"
+            raise TypeError(f"assert_collectives: {name}={given!r} {words}")
+    for kind in (*counts, *sizes):
+        if kind not in COLLECTIVES:
+            raise ValueError(f"assert_collectives: kind {kind!r}: {choose(kind, COLLECTIVES)}")
+    rows, wrong = collectives(compiled, allow_unread=allow_unread, mesh=mesh), []
+    for kind in COLLECTIVES:
+        of_kind = [row for row in rows if row.kind == kind]
+        count, wanted = sum(row.count for row in of_kind), counts.get(kind, 0)
+        if count != wanted:
+            wrong.append(f"{kind} runs {count} times, not {wanted}")
+        sent = sum(row.count * row.bytes for row in of_kind)
+        if not isclose(sent, sizes.get(kind, sent)):
+            wrong.append(f"{kind} sends {sent:.0f} bytes, not {sizes[kind]:.0f}")
+    if not wrong:
+        return
+    lines = [("times", "bytes", "along", "asked by", "collective", "line")]
+    for row in rows:
+        along, size = ", ".join(row.axes) or "-", bytes_in_words(row.bytes)
+        lines.append((str(row.count), size, along, row.asked, row.kind, row.at or NO_LINE))
+    there = table_lines(lines) if rows else ["the program has no collective"]
+    raise AssertionError("\n".join([*wrong, "", *there]))

@@ -10,11 +10,10 @@ from os import PathLike, fspath
 from ringcoll.io.files import write
 from ringcoll.io.text import wrapped
 from ringcoll.overlap.chips import Chip, Gpu
-from ringcoll.overlap.page import TimelineView, as_page
-from ringcoll.overlap.picture import as_svg
+from ringcoll.overlap.lines import Line
+from ringcoll.overlap.picture import TimelineView, as_page, as_svg, as_trace
 from ringcoll.overlap.rows import LineRows, Row, by_line, table_lines
 from ringcoll.overlap.timeline import Segment
-from ringcoll.overlap.trace import as_trace
 
 #: The most lines of source that are printed. If there are more, the most exposed are.
 LINES = 24
@@ -110,15 +109,20 @@ class Report:
     @property
     def advice(self) -> str:
         """What to change first: the most exposed line, and what could hide it. "" if none is."""
-        first = next(iter(by_line(self.rows)), None)
-        if first is None or first.sum_of(self.figure) < 0.5e-6:
+        line = next(iter(by_line(self.rows, whole=True)), None)
+        if line is None or line.sum_of(self.figure) < 0.5e-6:
             return ""
-        # The gradient of a gather is a scatter, and the other way round.
-        kind = _TRANSPOSED.get(first.kind) if first.at.endswith(", gradient") else first.kind
-        form = _FORMS.get(kind or "", "")
-        # ringcoll's matmuls have compared the forms already.
+        first = by_line(line.rows)[0]
+        # A compiler may write a scatter as a sum; the operation is what was called.
+        called = Line(op_name=first.rows[0].op_name).operation.replace("_", "-")
+        kind = called if called in _FORMS else first.kind
+        if first.at.endswith(", gradient"):  # that of a gather is a scatter, and vice versa
+            kind = _TRANSPOSED.get(kind, "")
+        form = _FORMS.get(kind, "")
+        # ringcoll's matmuls have compared the forms already. A product hides one gather.
         ours = any(re.search(r"ringcoll\.\w*einsum", row.op_name) for row in first.rows)
-        hidden = f"; {form}" if form and not ours else ""
+        crossed = kind == "all-gather" and any(row.crossed for row in line.rows)
+        hidden = f"; {form}" if form and not (ours or crossed) else ""
         return f"to change first: {first.at or first.kind}{hidden}"
 
     def details(self) -> str:

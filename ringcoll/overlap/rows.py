@@ -23,7 +23,8 @@ class Row:
 
     source is the file and line of the call. op_name is JAX's name of the operation. at is a label,
     such as "train.py:41 psum, gradient". They are "" if the text does not name them. axes are those
-    of the mesh along which it sends; empty if the mesh is not known.
+    of the mesh along which it sends; empty if the mesh is not known. crossed is whether a product
+    takes what is gathered, and gathers over a different axis too.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Row:
     op_name: str = ""
     at: str = ""
     axes: tuple[str, ...] = ()
+    crossed: bool = False
 
     @property
     def asked(self) -> str:
@@ -83,12 +85,15 @@ class LineRows:
         return f"{self.name}, {rounds} rounds" if rounds > 1 else self.name
 
 
-def by_line(rows: Iterable[Row]) -> list[LineRows]:
-    """The rows of each line together, the most exposed line first."""
+def by_line(rows: Iterable[Row], whole: bool = False) -> list[LineRows]:
+    """The rows of each line together, the most exposed line first.
+
+    A line has kinds of collectives and passes; `whole`: all of them are together.
+    """
     by_key = defaultdict(list)
     for row in rows:
-        by_key[row.at, row.kind].append(row)
-    lines = [LineRows(*key, rows_of_line) for key, rows_of_line in by_key.items()]
+        by_key[(row.source or row.at,) if whole else (row.source, row.at, row.kind)].append(row)
+    lines = [LineRows(of_line[0].at, of_line[0].kind, of_line) for of_line in by_key.values()]
     return sorted(lines, key=lambda line: (-line.sum_of("exposed"), -line.sum_of("bare")))
 
 
@@ -99,4 +104,6 @@ def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         cells = [f"{cell:>{width}}" for cell, width in zip(numbers, widths, strict=False)]
         start = "  ".join([*cells, f"{kind:<{widths[-2]}}", ""])
         room = WIDTH - len(start)
-        yield start + (label if len(label) <= room else f"...{label[3 - room :]}")
+        file, _, rest = label.partition(" ")  # what is too long loses its middle, not its file
+        short = f"{file} ...{rest[-max(1, room - len(file) - 4) :]}"[:room]
+        yield start + (label if len(label) <= room else short)

@@ -1,16 +1,14 @@
 """Simulate a scheduled program: one stream of instructions, and transfers at the same time."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ringcoll.overlap.chips import Chip, Gpu
-from ringcoll.overlap.hlo import Computation, Instruction, Module
-from ringcoll.overlap.instruction_costs import Costs, memory_seconds
-from ringcoll.overlap.loops import loop_part, trip_count
-from ringcoll.overlap.pending import Held, Pending, Scope
-from ringcoll.overlap.roles import Action, Role, role_of
-from ringcoll.overlap.transfers import Transfer, transfer
+from ringcoll.overlap.hlo import Computation, Instruction, Module, loop_part, trip_count
+from ringcoll.overlap.instruction_costs import Cost, Costs, memory_seconds
+from ringcoll.overlap.transfers import Action, Role, Transfer, rings, role_of, transfer
 from ringcoll.overlap.work import copy_traffic, flops
 from ringcoll.placement.network import FAR, Link, Network
 
@@ -22,6 +20,70 @@ _COPIES = ("copy", "slice", "dynamic")
 _MATMULS = "matmuls"
 #: Sums over all instructions, noted at the start of each transfer.
 _WORK = ("compute", "flops", "matmuls")
+
+
+#: Opcodes that pass on their first operand and the transfer that it holds.
+_PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-dependency")
+
+
+@dataclass(eq=False)
+class Pending:
+    """A transfer that is under way, or has come.
+
+    If `wire` is None, it is a copy in the chip's memory or, if flops > 0, a matmul on a second
+    stream of a GPU; then it waits in `queue` for others of its kind. `before` has the sums of
+    compute, flops and matmuls at the time it began. `gathers`: what comes is a gathered array, or
+    a shard of one. `by_send`: a send started it.
+    """
+
+    name: str
+    wire: Transfer | None
+    seconds: float
+    flops: float = 0.0
+    queue: str = "memory"
+    end: float | None = None  # None: an update will begin it
+    before: dict[str, float] = field(default_factory=dict)
+    gathers: bool = False
+    by_send: bool = False
+
+
+#: The transfers that a value holds; a tuple holds those of its elements.
+Held = Pending | tuple["Held", ...] | None
+
+
+class Scope(NamedTuple):
+    """A running computation, and the transfers that its values hold, by name of the value."""
+
+    computation: Computation
+    held: dict[str, Held]
+
+    def operand_transfers(self, instruction: Instruction) -> list[Held]:
+        """The transfers that the operands of an instruction hold."""
+        return [self.held.get(name) for name in instruction.operands]
+
+    def result_transfers(self, instruction: Instruction) -> Held:
+        """The transfers that the result of an instruction holds, if it passes them on."""
+        operands = self.operand_transfers(instruction)
+        if not any(operands):
+            return None
+        if instruction.opcode == "tuple":
+            return tuple(operands)
+        if instruction.opcode not in _PASSES_ON:
+            return None
+        whole, place = operands[0], instruction.number("index")
+        return whole[place] if isinstance(whole, tuple) and place is not None else whole
+
+    def pending(self, instruction: Instruction) -> Iterator[Pending]:
+        """Every transfer that the operands of an instruction hold."""
+        return _flat(tuple(self.operand_transfers(instruction)))
+
+
+def _flat(held: Held) -> Iterator[Pending]:
+    if isinstance(held, Pending):
+        yield held
+    elif held:
+        for part in held:
+            yield from _flat(part)
 
 
 class Segment(NamedTuple):
@@ -61,6 +123,7 @@ class Timeline:
         self.segments: list[Segment] = []
         self.notes: set[str] = set()
         self.unread: set[str] = set()  # names of instructions whose times are unknown
+        self.crossed: set[str] = set()  # of gathers whose product gathers over another axis too
         self._free: defaultdict[Link | str, float] = defaultdict(float)
         self._pending: list[Pending] = []
         self._roles: dict[tuple[str, str], Role] = {}
@@ -130,28 +193,44 @@ class Timeline:
             self._mark_unread(instruction.name, role.unread)
         carries = None
         match role.phase:
+            case Action.START if role.group:
+                return tuple(
+                    self._start(replace(instruction, name=what.name), Role(role.phase, where, what))
+                    for where, what in role.group
+                )
             case Action.START:
                 return self._start(instruction, role)
             case Action.UPDATE:
-                return self._update(scope, instruction)
+                for pending in self._find(scope, instruction):
+                    if pending.end is None:
+                        self._begin(pending)
+                return scope.held.get(instruction.operands[0])
             case Action.DONE:
-                self._done(self._find(scope, instruction))
-                return None
+                found = self._find(scope, instruction)
+                for pending in found:
+                    self._done(pending)
+                return found[0] if len(found) == 1 else None
             case Action.SPREAD:
-                carries = self._find(scope, instruction, role.what)
+                carries = next(iter(self._find(scope, instruction, role.what)), None)
         if role.what and not carries:
-            self._done(self._start(instruction, role, synchronous=True))
-            return None
-        self._compute(scope.computation, instruction)
-        return carries or scope.result_transfers(instruction)
+            return self._done(self._start(instruction, role, synchronous=True))
+        came = [p for p in scope.pending(instruction) if p.gathers and p not in self._pending]
+        if self._compute(scope.computation, instruction).flops:
+            if len({frozenset(rings(p.wire.members)) for p in came if p.wire}) > 1:
+                self.crossed |= {pending.name for pending in came}
+            came = []
+        held = carries or scope.result_transfers(instruction)
+        return held or (tuple(dict.fromkeys(came)) if len(instruction.shapes) == 1 else None)
 
     def _start(self, instruction: Instruction, role: Role, synchronous: bool = False) -> Pending:
         """Start a transfer, a copy or a matmul on a second stream."""
         where, what = role.where, role.what
-        pending = Pending(instruction.name, None, 0.0)
+        pending = Pending(instruction.name, None, 0.0, by_send=instruction.opcode == "send")
         if what is not None:
             pending.wire = self._transfer(instruction.name, where, what)
             pending.seconds = pending.wire.seconds
+            ours = "ringcoll.all_gather" in (what.attribute("op_name") or "")
+            pending.gathers = ours or pending.wire.kind == "all-gather"
             # A GPU's compiler also writes start and done for collectives that block the stream.
             synchronous = synchronous or instruction.attribute("is_sync") == "true"
             self.transfers[instruction.name] = pending.wire, not synchronous
@@ -209,31 +288,27 @@ class Timeline:
         elif pending.queue == _MATMULS:
             self._add_segment("compute", start, pending.end, pending.name)
 
-    def _update(self, scope: Scope, instruction: Instruction) -> Pending | None:
-        pending = self._find(scope, instruction)
-        if pending and pending.end is None:
-            self._begin(pending)
-        return pending
-
     def _find(
         self, scope: Scope, instruction: Instruction, collective: Instruction | None = None
-    ) -> Pending | None:
-        """The transfer that an instruction waits for or continues; None if there is none.
+    ) -> list[Pending]:
+        """The transfers that an instruction waits for or continues: a fusion's is one.
 
         With `collective`, it must be of the same kind.
         """
-        for pending in scope.pending(instruction):
-            alike = pending.wire and collective and pending.wire.kind == collective.opcode
-            if pending in self._pending and (collective is None or alike):
-                return pending
-        if collective is None and not instruction.opcode.startswith(_COPIES):
+        # What was sent comes where a recv ends. Nothing else says to which recv a send belongs.
+        sent = [p for p in self._pending if p.by_send] * (instruction.opcode == "recv-done")
+        found = [
+            pending
+            for pending in dict.fromkeys([*scope.pending(instruction), *sent])
+            if pending in self._pending
+            if not collective or (pending.wire and pending.wire.kind == collective.opcode)
+        ]
+        if not (found or collective or instruction.opcode.startswith((*_COPIES, "send", "recv"))):
             self._mark_unread(instruction.name, "its start cannot be found")
-        return None
+        return found[:1] if instruction.opcode == "fusion" else found
 
-    def _done(self, pending: Pending | None) -> None:
+    def _done(self, pending: Pending) -> Pending:
         """Wait for a transfer, and count how much of it was exposed."""
-        if pending is None:
-            return
         self._pending.remove(pending)
         if pending.end is None:  # no update began it
             self._begin(pending)
@@ -252,8 +327,9 @@ class Timeline:
             self.tally[pending.name, "bare"] += self.tally["matmuls",] == before["matmuls"]
             self.tally[pending.name, "exposed"] += waited
             self.tally[pending.name, "count"] += 1
+        return pending
 
-    def _compute(self, computation: Computation, instruction: Instruction) -> None:
+    def _compute(self, computation: Computation, instruction: Instruction) -> Cost:
         cost = self.costs.of(computation, instruction)
         if cost.source == "roofline" and instruction.opcode == "custom-call":
             self.notes.add("a custom call is priced by the bytes of its operands and results")
@@ -265,13 +341,16 @@ class Timeline:
         start = max(self.now, self._free[_MATMULS]) if cost.seconds else self.now
         self._add_segment("compute", start, start + cost.seconds, instruction.name)
         self.now = start + cost.seconds
+        return cost
 
     def _loop(self, scope: Scope, instruction: Instruction) -> Held:
         """Run a loop. Transfers in its carry continue into the next turn and out of the loop."""
         turns = trip_count(self._module, scope.computation, instruction)
         if turns is None:
             self.notes.add(f"the turns of {instruction.name} cannot be read: it is run once")
-            self.unread.add(instruction.name)
+            # A loop that sends nothing matters only to times.
+            if self._chip or role_of(self._module, scope.computation, instruction).sends:
+                self.unread.add(instruction.name)
             turns = 1
         condition, body = (loop_part(self._module, instruction, k) for k in ("condition", "body"))
         tests = any(role_of(self._module, condition, i).sends for i in condition.instructions)

@@ -1,14 +1,17 @@
-"""The bytes that a collective sends, the links it occupies, and its time."""
+"""Transfers: what each sends, over which links, how long; what each instruction does to one."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import cache
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
 from ringcoll.overlap.chips import Chip, Gpu
-from ringcoll.overlap.hlo import Computation, HloError, Instruction
+from ringcoll.overlap.hlo import Computation, HloError, Instruction, Module, Shape
 from ringcoll.placement.network import Link, Network
 
 RAGGED, PERMUTE = "ragged-all-to-all", "collective-permute"
@@ -23,6 +26,10 @@ COLLECTIVES: Mapping[str, str] = {
     "collective-broadcast": "pbroadcast",
     PERMUTE: "ppermute",
 }
+#: Where a send and a recv have the pairs of the permute of which they are halves.
+SEND_RECV_PAIRS = "_xla_send_recv_source_target_pairs"
+#: A permute's (sender, receiver) pairs, or the groups of ranks of another collective.
+Members = tuple[tuple[int, ...], ...]
 #: A GPU's port to the switch. All its messages share it, one after the other.
 PORT: Link = ((0,), (0,))
 
@@ -38,7 +45,7 @@ class Transfer:
 
     bytes are what a rank sends. hops are those of the longest route; 0 for a built-in collective,
     which chooses its own routes. links are those that it occupies. seconds is 0 if no chip is
-    given. members are the groups of ranks; of a permute, the (sender, receiver) pairs.
+    given.
     """
 
     kind: str
@@ -46,7 +53,7 @@ class Transfer:
     hops: int
     seconds: float
     links: frozenset[Link]
-    members: Sequence[Sequence[int]]
+    members: Members
 
 
 def transfer(
@@ -65,11 +72,12 @@ def transfer(
         HloError: it names a rank that is not in the network.
     """
     kind = instruction.opcode.removesuffix("-start")
-    operands = computation.operands(instruction)
-    if kind == RAGGED:  # the other operands are the array it writes into, and sizes and offsets
-        operands = operands[:1]
-    sent = sum(operand.bytes for operand in operands)
-    members = _pairs(instruction) if kind == PERMUTE else groups(instruction, len(network.places))
+    sent = sum(shape.bytes for shape in _operands(computation, instruction))
+    pairs = instruction.attribute("source_target_pairs") or instruction.attribute(SEND_RECV_PAIRS)
+    numbers = _numbers(pairs)
+    members: Members = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    if kind != PERMUTE:
+        members = tuple(map(tuple, groups(instruction, len(network.places))))
     if max((rank for some in members for rank in some), default=0) >= len(network.places):
         raise HloError(
             f"{instruction.name} sends between more than the {len(network.places)} ranks "
@@ -98,7 +106,20 @@ def transfer(
     return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links, members)
 
 
-def _price_on_gpus(kind: str, sent: float, members: Sequence[Sequence[int]], gpu: Gpu) -> Transfer:
+def _operands(computation: Computation, instruction: Instruction) -> Iterable[Shape]:
+    """The arrays that a rank gives to a collective."""
+    operands = computation.operands(instruction)
+    if slices := re.findall(r"\{([\d,]*)\}", instruction.attribute("slice_sizes") or ""):
+        # Slices of the first operand. The others are what it writes into, and offsets.
+        shapes = operands[0].shapes
+        types = (shapes[i * len(shapes) // len(slices)].dtype for i in range(len(slices)))
+        return map(Shape, types, (tuple(_numbers(sizes)) for sizes in slices))
+    if instruction.opcode.startswith(RAGGED):  # the others are as above, and sizes
+        operands = operands[:1]
+    return [shape for operand in operands for shape in operand.shapes]
+
+
+def _price_on_gpus(kind: str, sent: float, members: Members, gpu: Gpu) -> Transfer:
     """Price a collective on GPUs by measurements; if it has several groups, the slowest counts."""
     if kind == PERMUTE:
         ranks = {rank for pair in members for rank in pair if pair[0] != pair[1]}
@@ -113,12 +134,6 @@ def _price_on_gpus(kind: str, sent: float, members: Sequence[Sequence[int]], gpu
     return Transfer(kind, leaving, 0, seconds, frozenset({PORT}), members)
 
 
-def _pairs(instruction: Instruction) -> list[list[int]]:
-    """The (sender, receiver) pairs of a permute."""
-    numbers = _numbers(instruction.attribute("source_target_pairs"))
-    return [[a, b] for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
-
-
 def _sent(kind: str, operand: float, n: int) -> float:
     """The bytes that each of n ranks sends by a bandwidth-optimal algorithm."""
     if n == 1:
@@ -130,6 +145,16 @@ def _sent(kind: str, operand: float, n: int) -> float:
     if kind == "collective-broadcast":
         return operand
     return operand * (n - 1) / n  # reduce-scatter, all-to-all
+
+
+@cache
+def rings(members: Members) -> list[frozenset[int]]:
+    """The sets of ranks that messages join; who sends to nobody else is in none."""
+    joined: list[frozenset[int]] = []
+    for group in members:
+        met = [ranks for ranks in joined if ranks.intersection(group)]
+        joined = [ranks for ranks in joined if ranks not in met] + [frozenset(group).union(*met)]
+    return [ranks for ranks in joined if len(ranks) > 1]
 
 
 def groups(instruction: Instruction, ranks: int) -> list[list[int]]:
@@ -187,3 +212,93 @@ def _iota(dims: str, axes: str | None) -> np.ndarray:
 
 def _numbers(text: str | None) -> list[int]:
     return [int(n) for n in re.findall(r"\d+", text or "")]
+
+
+class Action(Enum):
+    """What an instruction does to a transfer; COMPUTE if it does nothing to one."""
+
+    COMPUTE = auto()
+    START = auto()
+    UPDATE = auto()
+    DONE = auto()
+    BLOCKING = auto()  # a collective that starts and ends
+    SPREAD = auto()  # a fusion with a collective in it: a part of one under way, or a whole one
+
+
+class Role(NamedTuple):
+    """An action, its computation, and its collective, if any.
+
+    `unread` says what communicates in a way that cannot be priced; "" if nothing does. `group` has
+    the collectives of a start that has several, with their computations.
+    """
+
+    phase: Action
+    where: Computation
+    what: Instruction | None = None
+    unread: str = ""
+    group: tuple[tuple[Computation, Instruction], ...] = ()
+
+    @property
+    def sends(self) -> bool:
+        """Whether it communicates, in a known or unknown way."""
+        return bool(self.what or self.unread)
+
+
+_MARKERS = {"AsyncCollectiveStart": Action.START, "AsyncCollectiveDone": Action.DONE}
+_PHASES = {"start": Action.START, "update": Action.UPDATE, "done": Action.DONE}
+#: The beginnings of the names of collectives.
+_NAMED = re.compile("all-|collective-|reduce-scatter|ragged-all-")
+
+
+def role_of(module: Module, computation: Computation, instruction: Instruction) -> Role:
+    """The role of an instruction that is not a loop, call or conditional."""
+    opcode = instruction.opcode
+    base, _, last = opcode.rpartition("-")
+    if opcode in COLLECTIVES:
+        return Role(Action.BLOCKING, computation, instruction)
+    if opcode == "send" and instruction.attribute(SEND_RECV_PAIRS):  # it starts a permute
+        return Role(Action.START, computation, replace(instruction, opcode=PERMUTE))
+    if opcode == "recv" and instruction.attribute(SEND_RECV_PAIRS):
+        return Role(Action.UPDATE, computation)
+    phase = _PHASES.get(last, Action.COMPUTE)
+    if base in COLLECTIVES and phase is Action.START:
+        return Role(phase, computation, instruction)
+    if phase in (Action.UPDATE, Action.DONE):
+        return Role(phase, computation)
+    inside = list(module.within(instruction))
+    unread = next(filter(None, map(_unknown, (instruction, *(i for _, i in inside)))), "")
+    collectives = [(c, i) for c, i in inside if is_collective(i)]
+    if not collectives:
+        return Role(phase, computation, None, unread)
+    where, what = collectives[0]
+    if what.opcode == "all-reduce" and where.name.startswith("all-reduce-scatter"):
+        what = replace(what, opcode="reduce-scatter")  # each rank keeps only its slice
+    several = len(collectives) > 1 or any(i.opcode in ("while", "conditional") for _, i in inside)
+    direct = all(c.name in instruction.called for c, _ in collectives)
+    if several and direct and phase is Action.START:
+        return Role(phase, where, what, unread, tuple(collectives))
+    if several:
+        unread = unread or "collectives in one, and only the first is priced, and once"
+    if phase is Action.START:
+        return Role(phase, where, what, unread)
+    if opcode != "fusion":
+        return Role(phase, computation, None, unread or f"{opcode} with {what.opcode} in it")
+    for _, inner in inside:  # a fusion may start, continue or end a collective
+        if marked := _MARKERS.get(inner.attribute("custom_call_target") or ""):
+            return Role(marked, where, what, unread)
+    return Role(Action.SPREAD, where, what, unread)
+
+
+def _unknown(instruction: Instruction) -> str:
+    """What an instruction sends or waits for, if nothing here can price it; "" if there is none."""
+    opcode = instruction.opcode
+    base, _, last = opcode.rpartition("-")
+    if opcode == "custom-call":
+        if instruction.attribute("has_communication") == "true":
+            return "a kernel that sends by remote copies of its own"
+        if instruction.number("collective_id") is not None:
+            return "a kernel that waits for other devices"
+    if opcode in ("send", "recv", "infeed", "outfeed"):
+        return f"{opcode}, which waits for the host or for another device"
+    known = opcode in COLLECTIVES or (base in COLLECTIVES and last in _PHASES)
+    return f"{opcode}, an unknown collective" if _NAMED.match(opcode) and not known else ""

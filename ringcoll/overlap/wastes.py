@@ -5,7 +5,7 @@ is not reported, so a program may have faults that are not found.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -64,7 +64,11 @@ class Waste:
 
 
 def waste(
-    compiled: object, *, mesh: object = None, chip: str | Chip | Gpu | None = None
+    compiled: object,
+    *,
+    allow_unread: str | Iterable[str] = (),
+    mesh: object = None,
+    chip: str | Chip | Gpu | None = None,
 ) -> tuple[Waste, ...]:
     """What a compiled program communicates without need, the most bytes first.
 
@@ -79,8 +83,10 @@ def waste(
     Args:
         compiled, mesh, chip: as for `report`. Without a chip there are no times. It may be what
             `lower(...)` returns, which is compiled first.
+        allow_unread: as for `assert_overlapped`.
 
     Raises:
+        AssertionError: something could not be read, and is not allowed.
         HloError, TypeError, ValueError: as `report`, but not for want of a chip.
 
     >>> @partial(jax.shard_map, mesh=mesh, in_specs=P("x"), out_specs=P(), check_vma=False)
@@ -89,7 +95,7 @@ def waste(
     >>> [found.what for found in overlap.waste(jax.jit(twice).lower(jnp.ones(8)))]
     ['summed again']
     """
-    return _found(read(compiled, mesh, chip, needs_chip=False))
+    return _found(read(compiled, mesh, chip, allow_unread))
 
 
 @in_words()
@@ -265,7 +271,7 @@ _FAULTS: Mapping[str, tuple[Callable[[Module, Computation], Iterator[Any]], str]
     ),
     "summed again": (
         _again,
-        "leave it out: all ranks along {axes} have the same operand (to scale it, multiply)",
+        "leave it out: along {axes}, what it adds is the same on each rank (to scale it, multiply)",
     ),
     "a slice of a sum": (
         _slices,

@@ -24,12 +24,12 @@ class Network:
 
     places: tuple[Coords, ...]
     wrap: tuple[bool, ...]
-    stated: bool = True  # false: the devices are unknown, and the ranks are assumed to be a ring
+    stated: bool = True  # false: the devices are unknown, and each axis is assumed to be a ring
 
     @classmethod
-    def ring(cls, ranks: int) -> "Network":
-        """Ranks on a ring in their order: what is assumed if the devices are unknown."""
-        return cls(tuple((r,) for r in range(ranks)), (True,), stated=False)
+    def ring(cls, *sizes: int) -> "Network":
+        """Ranks in their order on a ring, or on one along each axis: if devices are unknown."""
+        return cls(tuple(product(*map(range, sizes))), (True,) * len(sizes), stated=False)
 
     @cached_property
     def size(self) -> Coords:

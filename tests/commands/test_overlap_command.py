@@ -34,6 +34,13 @@ def plain(mesh):
     return jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False), (
         operand(mesh), whole)
 
+def unsharded(mesh):
+    step, operands = plain(mesh)
+    return step, tuple(jax.ShapeDtypeStruct(one.shape, one.dtype) for one in operands)
+
+def of_no_mesh(mesh):
+    return lambda x: x + 1, (jax.ShapeDtypeStruct((8,), jnp.float32),)
+
 def nothing_compiled(mesh):
     return lambda x: None, (operand(mesh),)
 
@@ -84,6 +91,7 @@ NOT_COMPILED = [
     ("--function own:raises", "raises: called with the mesh: KeyError: 8 ({folder}/own.py, line "),
     ("--function own:nothing_compiled", "it returns no array, so nothing is compiled; return"),
     ("--function own:compiled", "return a function and a tuple of its operands"),
+    ("--function own:of_no_mesh", "is sharded over a mesh, and no shard_map names one; give jax"),
     ("--function own:too_few", "missing 1 required positional argument: 'y'; let --function"),
     ("--function own:does_not_trace", "cannot compile it: TypeError: dot_general requires"),
     ("--function own:elsewhere", "which is not one of the 8 devices of v5e:4x2"),
@@ -95,7 +103,8 @@ EXAMPLE = "--example all_gather_matmul --shape 2048x2048x40960"
 EXAMPLE += " --draw timeline.svg --text program.txt"
 AGAINST = "--function own:plain --against saved.json"
 COMPLAINED = [f"{'' if '--e' in one or '--f' in one else AGAINST} {one}" for one, _ in NOT_COMPILED]
-TYPED = [PLAIN, EXAMPLE, AGAINST, *COMPLAINED]
+UNSHARDED = PLAIN.partition(" --max")[0].replace("plain", "unsharded")
+TYPED = [PLAIN, EXAMPLE, AGAINST, UNSHARDED, *COMPLAINED]
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +170,20 @@ def test_a_report_has_lines_a_comparison_and_advice(typed):
 
 
 @pytest.mark.tpu_aot
+def test_a_mesh_that_only_the_shard_map_names_is_enough(typed):
+    (_, sharded, _), (status, printed, _) = typed[0], typed[3]
+    assert status == 0
+    sharded, unsharded = json.loads(sharded), json.loads(printed)
+    assert unsharded["rows"] == sharded["rows"]
+    assert (unsharded["total"], unsharded["assumptions"]) == (
+        sharded["total"],
+        sharded["assumptions"],
+    )
+
+
+@pytest.mark.tpu_aot
 @pytest.mark.parametrize("n", range(len(NOT_COMPILED)), ids=lambda n: NOT_COMPILED[n][0])
 def test_compile_errors_end_with_one_line(typed, folder, n):
-    status, out, err = typed[3 + n]
+    status, out, err = typed[4 + n]
     assert (status, out) == (2, "")
     assert NOT_COMPILED[n][1].format(folder=folder) in err.splitlines()[-1]

@@ -96,6 +96,27 @@ def test_a_ragged_all_to_all_sends_only_its_first_operand():
     assert 1e6 * row.wire == pytest.approx(60)
 
 
+@pytest.mark.parametrize(
+    ("operand", "sizes", "sent"),
+    [
+        ("%x", "{100,500}", 200_000),
+        ("%x", "{100,500},{7,3}", 200_084),
+        ("%p", "{9},{2,4}", 36 + 16),
+    ],
+)
+def test_a_permute_in_place_sends_its_slices(operand, sizes, sent):
+    """Its other operands are what it writes into, and where slices begin there and here."""
+    lines = (
+        "%zero = s32[] constant(0)",
+        "%at = (s32[], s32[]) tuple(%zero, %zero)",
+        f"%p = ({SHAPE}, {SMALL}) tuple(%x, %v)",
+        f"%cp = {SHAPE} collective-permute({operand}, %w, %at, %at), {RING}, "
+        f"slice_sizes={{{sizes}}}",
+    )
+    (row,) = read(*OPERANDS, *lines, ranks=5).rows
+    assert row.bytes == sent
+
+
 def test_a_combined_permute_sends_every_operand():
     lines = start("s", "x, %v", RING), done("d", "s")
     report = read(*OPERANDS, *lines, ranks=5)
@@ -143,8 +164,9 @@ def test_a_permute_takes_its_hops_or_the_messages_of_its_busiest_link(
     assert shown == {f"axis 0 {way}" for way in ways if taken}
     far = [line for line in report.assumptions if "order the devices" in line]
     assert [f"a {row.kind} goes {hops} hops; " in line for line in far] == [True] * (hops > 2)
-    unknown = overlap.report(program(*lines, ranks=n), chip=CHIP)  # perhaps they are neighbours
-    assert not any("order the devices" in line for line in unknown.assumptions)
+    if pairs != shifted(8, 4):  # that may be along an axis of two
+        unknown = overlap.report(program(*lines, ranks=n), chip=CHIP)  # perhaps they are neighbours
+        assert not any("order the devices" in line for line in unknown.assumptions)
 
 
 def test_a_message_along_two_axes_takes_the_first_axis_first():

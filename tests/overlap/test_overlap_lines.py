@@ -137,6 +137,31 @@ def test_a_fusion_has_the_line_of_its_collective():
     assert line_of(fused, "none_such") == Line()
 
 
+def test_a_sum_without_a_line_is_on_the_line_that_calls_it():
+    """JAX made the addition on line 7 and uses it on line 41: below the first stack is the call."""
+    tables = TABLES.rstrip() + "\n8 {file_location_id=4 parent_frame_id=5}\n"
+    tables += "9 {file_location_id=4 parent_frame_id=2}\n\n"
+    scalar = {"b": "f32[]", "c": "f32[]"}
+    named = 'metadata={op_name="%s" stack_frame_id=%s}'
+    before = MATMUL
+    for n, frame in enumerate((8, 9)):
+        lines = f"%sum{n} = f32[] add(%b, %c), {named % ('add', frame)}"
+        added = computation(f"add{n}", scalar, lines).replace(
+            "parameter(0)", 'parameter(0), metadata={op_name="reduce_scatter"}'
+        )
+        before += added
+    sums = (
+        f"%y = {SHAPE} copy(%x), {named % ('jit(f)/dot', 1)}",
+        f"%first = {SHAPE} all-reduce(%y), to_apply=%add0",
+        f"%z = {SHAPE} copy(%first), {named % ('transpose(f)/dot', 4)}",
+        f"%second = {SHAPE} all-reduce(%z), to_apply=%add1",
+    )
+    built = program(*sums, before=before).replace("\n\n", tables, 1)
+    assert line_of(built, "first").short == "train.py:7 psum_scatter"
+    assert line_of(built, "second").short == "train.py:41, gradient"
+    assert line_of(built, "first").op_name == "jit(f)/reduce_scatter"
+
+
 def test_rows_point_to_code_in_text_and_json():
     report = overlap.report(text('op_name="jit(f)/psum" stack_frame_id=1'), chip=CHIP)
     row = str(report).splitlines()[3]

@@ -43,6 +43,28 @@ def carried(*body, turns=7, before=("s0",), after=(), states=1, given=None):
     )
 
 
+def test_instructions_of_two_computations_may_have_one_name():
+    """Each turn of the loop sums a few numbers, and after it a sum of many has the same name."""
+    few, many = "f32[14]{0:T(128)}", "f32[1400]{0:T(1024)}"
+    carry, same = f"(s32[], {few})", "replica_groups={{0,1,2,3}}"
+    taken = f"%v = {few} get-tuple-element(%c), index=1"
+    turned = loop_of(carry, "%all-reduce.1", taken, f"%all-reduce.1 = {few} all-reduce(%v), {same}")
+    text = program(
+        "%first = s32[] constant(0)",
+        f"%v = {few} constant({{...}})",
+        f"%carry = {carry} tuple(%first, %v)",
+        f"%while = {carry} while(%carry), condition=%condition, body=%body",
+        f"%large = {many} broadcast(%first), dimensions={{}}",
+        f"%all-reduce.1 = {many} all-reduce(%large), {same}",
+        f"%twice = {many} add(%all-reduce.1, %all-reduce.1)",
+        before=turned,
+    )
+    report = overlap.report(text, chip=CHIP)
+    assert [(row.count, row.bytes) for row in report.rows] == [(7, 84), (1, 8400)]
+    assert len({row.name for row in report.rows}) == 2
+    overlap.assert_collectives(text, {"all-reduce": 8}, {"all-reduce": 7 * 84 + 8400})
+
+
 def counts(report):
     return {row.name: row.count for row in report.rows}
 

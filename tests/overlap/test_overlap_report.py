@@ -5,13 +5,28 @@ from dataclasses import replace
 from functools import partial
 from xml.etree import ElementTree
 
+import jax
 import pytest
-from hlo_texts import CHIP, blocking, done, dot, program, start, untiled, us
+from hlo_texts import (
+    CHIP,
+    MATMUL,
+    SHAPE,
+    blocking,
+    computation,
+    done,
+    dot,
+    program,
+    start,
+    untiled,
+    us,
+)
 
 from ringcoll import overlap
 from ringcoll.overlap import hlo
 from ringcoll.overlap.picture import LOOKS, as_svg
+from ringcoll.overlap.rows import table_lines
 from ringcoll.overlap.timeline import Segment
+from ringcoll.placement.network import Network
 
 SVG = "{http://www.w3.org/2000/svg}"
 HIDDEN = program(start("s"), dot("y"), done("d", "s"), dot("z", "d"))
@@ -67,6 +82,76 @@ def test_bad_arguments_of_report_raise():
         overlap.report(HIDDEN)
 
 
+COLUMNS = "{{0,1,2,3},{4,5,6,7}}"
+ROWS = "{{0,4},{1,5},{2,6},{3,7}}"
+#: What JAX 0.12 writes for these groups.
+NAMED = "mesh['y'=2,'x'=4] {'%s'}"
+NEXT = "source_target_pairs={{0,1},{1,2},{2,3},{3,4},{4,5},{5,6},{6,7},{7,0}}"
+OVER = "source_target_pairs={{0,2},{1,3},{2,4},{3,5},{4,6},{5,7},{6,0},{7,1}}"
+IN_FOURS = "source_target_pairs={{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}"
+IN_PAIRS = "source_target_pairs={{0,1},{1,0},{2,3},{3,2},{4,5},{5,4},{6,7},{7,6}}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ([blocking("all-gather", groups=COLUMNS)], "all-gather.1 of jit_f sends within 2 groups"),
+        ([blocking("all-reduce", groups=ROWS)], "all-reduce.1 of jit_f sends within 4 groups"),
+        ([blocking("all-to-all", groups="[4,2]<=[2,4]T(1,0)")],
+         "all-to-all.1 of jit_f sends within 4 groups"),
+        ([start("s", pairs=IN_FOURS), done("d", "s")], "s of jit_f sends within 2 groups of ranks"),
+        ([start("s", pairs=IN_PAIRS), done("d", "s")], "s of jit_f sends within 4 groups of ranks"),
+        ([start("s", pairs=OVER), done("d", "s")],
+         "s of jit_f sends within 2 groups of ranks"),
+        # The text names only one axis, and not that of the second.
+        ([blocking("all-reduce", groups="mesh['d'=8] {'d'}"),
+          blocking("all-gather", "all-reduce.1", COLUMNS)], "all-gather.1 of jit_f sends within 2"),
+    ],
+)  # fmt: skip
+def test_a_text_with_groups_along_unknown_axes_needs_the_mesh(lines, named):
+    text = program(*lines, ranks=8)
+    reads = overlap.report, overlap.assert_overlapped, overlap.waste
+    for read in reads:
+        with pytest.raises(ValueError, match=rf"overlap: {named}.*pass mesh="):
+            read(text, chip=CHIP)
+    assert overlap.collectives(text)  # which has no times
+    overlap.report(untiled(text))
+    mesh = jax.make_mesh((2, 4), ("y", "x"))
+    assert overlap.report(text, chip=CHIP, mesh=mesh).timed
+
+
+@pytest.mark.parametrize(
+    ("lines", "took", "taken"),
+    [
+        ([blocking("all-gather", groups="{{0,1,2,3,4,5,6,7}}")], 3500, "8 ranks taken for a ring,"),
+        ([blocking("all-gather", groups="{}")], 3500, "8 ranks taken for a ring,"),
+        ([start("s"), done("d", "s")], 3003, "8 ranks taken for a ring,"),
+        # By Bruck's algorithm, all ranks send to the next one, then to the one after.
+        ([start("s", pairs=NEXT), done("d", "s"),
+          start("u", "d", OVER), done("e", "u")], 1001 + 2002,
+         "8 ranks taken for a ring,"),
+        # Of a ring of four in a row: 3 MB over two links. Of two, 1 MB over one.
+        ([blocking("all-gather", groups=NAMED % "x")], 1500, "8 ranks taken for 2x4 rings,"),
+        ([blocking("all-gather", groups=NAMED % "y")], 1000, "8 ranks taken for 2x4 rings,"),
+        ([blocking("all-gather", groups=NAMED % "x"), start("s", "all-gather.1", IN_FOURS),
+          done("d", "s")], 1500 + 1001, "8 ranks taken for 2x4 rings,"),
+        ([blocking("all-gather", groups=NAMED % "x"), blocking("all-to-all", "all-gather.1", ROWS)],
+         1500 + 500, "8 ranks taken for 2x4 rings,"),
+    ],
+)  # fmt: skip
+def test_a_text_without_a_mesh_has_rings_along_the_axes_that_it_names(lines, took, taken):
+    report = overlap.report(program(*lines, ranks=8), chip=CHIP)
+    assert us(report, "total") == (took,)
+    assert any(taken in assumed for assumed in report.assumptions)
+
+
+def test_a_report_of_a_cpu_program_says_what_is_widened():
+    cpu, tpu = (str(overlap.report(text, chip=CHIP)) for text in (untiled(HIDDEN), HIDDEN))
+    assert "in a CPU program, bf16 has four bytes" in cpu
+    assert "in a CPU program, bf16 has four bytes" in str(overlap.report(untiled(HIDDEN)))
+    assert "bf16 has" not in tpu + str(overlap.report(untiled(HIDDEN), chip="h100"))
+
+
 def test_many_rows_are_cut_to_the_most_exposed():
     each = at(blocking("all-reduce"), "f")
     lines = [each.replace(".1", f".{i}").replace("=9", f"={i}") for i in range(40)]
@@ -100,6 +185,20 @@ def test_a_saved_report_is_read(chip):
          "a.py:9 all_gather, recomputed; if a matmul takes it: `all_gather_matmul`"),
         ([at(blocking("all-gather"), "ringcoll.all_gather_einsum(lax)/x")],
          "a.py:9 all_gather_einsum"),
+        # Compiled as a sum: of a product, and of a gradient.
+        ([at(blocking("all-reduce"), "f/reduce_scatter")],
+         "a.py:9 psum_scatter; if it adds up a matmul: `matmul_reduce_scatter`"),
+        ([at(blocking("all-reduce"), "transpose(f)/reduce_scatter")],
+         "a.py:9, gradient; if a matmul takes it: `all_gather_matmul`"),
+        # 1500 us of a gather; and of another line 750 us, and 1001 of its gradient.
+        ([at(blocking("all-gather"), "f/all_gather").replace("=9", "=5"),
+          at(blocking("all-reduce"), "f/psum"),
+          at(start("s"), "transpose(f)/ppermute"), done("d", "s")], "a.py:9, gradient"),
+        # The same, of files with one name.
+        ([at(blocking("all-gather"), "f/all_gather"),
+          at(start("s"), "f/ppermute").replace('"a.py', '"/x/a.py'), done("d", "s"),
+          at(start("u", "d"), "f/ppermute").replace('"a.py', '"/y/a.py'), done("e", "u")],
+         "a.py:9 all_gather; if a matmul takes it: `all_gather_matmul`"),
     ],
 )  # fmt: skip
 def test_advice_names_the_most_exposed_line(lines, named):
@@ -107,6 +206,42 @@ def test_advice_names_the_most_exposed_line(lines, named):
     assert report.advice == (named and f"to change first: {named}")
     assert str(report).endswith(report.advice)
     assert report.to_dict()["advice"] == report.advice
+
+
+OF_X = f"%gx = {SHAPE} all-gather(%x), replica_groups={{{{0,1}},{{2,3}}}}, dimensions={{0}}"
+OF_W = f"%gw = {SHAPE} all-gather(%w), replica_groups={{{{0,2}},{{1,3}}}}, dimensions={{0}}"
+NARROW = computation("narrow", {"p": SHAPE}, f"%c = {SHAPE} convert(%p)")
+GRID = Network(((0, 0), (0, 1), (1, 0), (1, 1)), (False, False))
+
+
+@pytest.mark.parametrize(
+    ("lines", "crossed"),
+    [
+        ([OF_X, OF_W, dot("y", "gx").replace("%w", "%gw")], True),
+        # By a conversion, a copy, or a loop's carry.
+        ([OF_X, OF_W, f"%n = {SHAPE} fusion(%gw), kind=kLoop, calls=%narrow",
+          dot("y", "gx").replace("%w", "%n")], True),
+        ([OF_X, OF_W, f"%n = {SHAPE} copy(%gw)", dot("y", "gx").replace("%w", "%n")], True),
+        # Of the same axis; of one alone; of two products.
+        ([OF_X, OF_W.replace("{0,2},{1,3}", "{0,1},{2,3}"),
+          dot("y", "gx").replace("%w", "%gw")], False),
+        ([OF_X, dot("y", "gx")], False),
+        ([OF_X, OF_W, dot("y", "gx"), dot("z", "y").replace("%w", "%gw")], False),
+        # What travels along the other axis is no gather, or one by rounds.
+        ([at(start("s", pairs="source_target_pairs={{0,1},{1,0},{2,3},{3,2}}"), "f/ppermute"),
+          OF_W, done("d", "s"), dot("y", "d").replace("%w", "%gw")], False),
+        ([at(start("s", pairs="source_target_pairs={{0,1},{1,0},{2,3},{3,2}}"),
+             "f/ringcoll.all_gather_einsum(ring)/round 1/ppermute"),
+          OF_W, done("d", "s"), dot("y", "d").replace("%w", "%gw")], True),
+    ],
+)  # fmt: skip
+def test_a_gather_whose_product_gathers_over_another_axis_gets_no_matmul(lines, crossed):
+    text = program(*lines, before=MATMUL + NARROW)
+    report = overlap.report(overlap.Program(text, network=GRID), chip=CHIP)
+    assert {row.crossed for row in report.rows if row.kind == "all-gather"} == {crossed}
+    gathers = [row for row in report.rows if row.kind == "all-gather"]
+    advice = replace(report, rows=tuple(gathers)).advice
+    assert ("all_gather_matmul" in advice) == (not crossed)
 
 
 def called(line, name, exposed):
@@ -149,6 +284,16 @@ def test_reports_are_compared_by_line():
     assert end == f"before: {share}"
     with pytest.raises(ValueError, match="jit_f has no times, and the other report has"):
         overlap.compare(report, overlap.report(untiled(BARE)))
+
+
+def test_a_long_label_loses_its_middle():
+    """It keeps its file, and its end."""
+    label = f"train.py:41 {'call' * 30}, gradient, 7 rounds"
+    (line,) = table_lines([("1.0", "all-gather", label)])
+    assert len(line) == 100
+    assert line.startswith("1.0  all-gather  train.py:41 ...call")
+    assert line.endswith("call, gradient, 7 rounds")
+    assert len(*table_lines([("1.0", "all-gather", "t" * 200)])) == 100
 
 
 def test_timelines_are_drawn_one_above_the_other(tmp_path):
