@@ -115,18 +115,18 @@ def _product(dot: Any, a: Array, b: Array, of_a: Array | None, of_b: Array | Non
 
 
 def _product_forward(dot: Any, a: Array, b: Array, *carriers: Any) -> Any:
-    return dot(a, b), (a, b, [c if c is None else () for c in carriers])
+    return dot(a, b), (a, b, [c if c is None else () for c in carriers])  # without the carriers
 
 
 def _product_backward(dot: Any, residuals: Any, ct: Array) -> tuple[Any, ...]:
-    a, b, (of_a, of_b) = residuals
+    a, b, has = residuals
     exact, to = partial(dot, preferred_element_type=jnp.dtype(jnp.float32)), jnp.float32
 
-    def wide(run: Callable[[Array], Array], x: Array) -> Array:
-        return jax.vjp(run, x.astype(to))[1](ct.astype(to))[0]
+    def wide(run: Callable[[Array], Array], x: Array, has_carrier: Any) -> Array | None:
+        return None if has_carrier is None else jax.vjp(run, x.astype(to))[1](ct.astype(to))[0]
 
-    wide_a = None if of_a is None else wide(lambda x: exact(x, b), a)
-    wide_b = None if of_b is None else wide(lambda x: exact(a, x), b)
+    wide_a = wide(lambda x: exact(x, b), a, has[0])
+    wide_b = wide(lambda x: exact(a, x), b, has[1])
     return *jax.vjp(dot, a, b)[1](ct), wide_a, wide_b
 
 
