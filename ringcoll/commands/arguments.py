@@ -153,7 +153,8 @@ def shapes(text: str) -> list[tuple[int, ...]]:
     Raises:
         argparse.ArgumentTypeError: it is not such a list.
     """
-    return [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
+    items = text.lower().split(",")
+    return [shape for item in items for shape in product(*map(_range, item.split("x")))]
 
 
 def _range(text: str) -> list[int]:

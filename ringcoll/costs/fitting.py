@@ -7,7 +7,7 @@ are counted as nccl-tests does.
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ _BETWEEN = "ethernet100"
 _KNOWN = (*COLLECTIVES, PERMUTE)
 #: Lines of nccl-tests' output: the test, a rank, where ranks are cut off, the columns.
 _TEST = re.compile(r"#(?: Collective test starting:)?\s+(\w+?)_perf\w*\s*$")
-_RANK = re.compile(r"#\s+Rank\s+(\d+)(?:.*?\bon\s+(\S+))?")
+_RANK = re.compile(r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\S+))?(?:.*?\bon\s+(\S+))?")
 _CUT = re.compile(r"(#.*)?\.\.\.\s*$")
 _COLUMNS = re.compile(r"(.*?)#\s+size\s+count\s+type")
 _NAMES = {"alltoall": "all_to_all", "sendrecv": PERMUTE, "broadcast": "pbroadcast"}
@@ -55,18 +55,19 @@ def read_timings(text: str) -> list[Timing]:
     >>> fitting.read_timings('{"rows": [' + row + "]}")[0].ranks
     8
     """
+    text = text.removeprefix("\ufeff")  # a byte order mark
     if not text.strip():
         raise ValueError("line 1: the file is empty; give a table of measurements")
     lines = text.splitlines()
     if any(map(_COLUMNS.match, lines)):
         timings = list(_of_nccl_tests(lines))
-    elif "#" in lines[0] and "_perf" in text:
-        raise ValueError(
-            "line 1: nccl-tests' output without its header, '#  size  count  type ...', and so "
-            "without times; give the whole output"
-        )
-    else:
+    elif text.lstrip()[0] in "{[":
         timings = list(_of_json(text))
+    else:
+        raise ValueError(
+            "line 1: nccl-tests' output without its header, '#  size  count  type ...', or no such "
+            "output; give all of it, with every '#', or the JSON of `python -m benchmarks --json`"
+        )
     if not timings:
         raise ValueError("line 1: no measurement; give a time in each line, or in each of `rows`")
     return timings
@@ -190,8 +191,9 @@ def _sample(one: Timing, algorithm: str = "") -> Sample:
 def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
     """Read nccl-tests' output. It takes the out-of-place time of each line, the first of the two.
 
-    Several outputs may follow each other; each has its own test and ranks. What a launcher writes
-    before each line is left out. It may differ in numbers only, such as those of a time.
+    Several outputs may follow each other; each has its own test and ranks: those of one group, if
+    groups measured at the same time. What a launcher writes before each line is left out. It may
+    differ in numbers only, such as those of a time.
 
     Raises:
         ValueError: an output is not complete, or a result is wrong.
@@ -204,47 +206,60 @@ def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
             "what the launcher writes before each line"
         )
     launcher = re.compile(f"^{before.pop()}")
-    name, hosts, columns, in_table = "", list[str](), list[str](), False
+    name, groups, columns, in_table = "", defaultdict[str, list[str]](list), list[str](), False
     for number, line in enumerate((launcher.sub("", line) for line in lines), 1):
         cells, rank = line.split(), _RANK.match(line)
         if in_table and line.startswith("#"):  # the end of an output
-            name, hosts, columns, in_table = "", [], [], False
+            name, groups, columns, in_table = "", defaultdict(list), [], False
+        seen = sum(map(len, groups.values()))
         if test := _TEST.match(line):
-            name, hosts = _NAMES.get(test[1], test[1]), []
-        elif (rank and int(rank[1]) != len(hosts)) or (hosts and not columns and _CUT.match(line)):
+            name, groups = _NAMES.get(test[1], test[1]), defaultdict(list)
+        elif (rank and int(rank[1]) != seen) or (seen and not columns and _CUT.match(line)):
             raise ValueError(
-                f"line {number}: rank {len(hosts)} is missing or cut off; give every line "
-                "'#  Rank ...' of an output, from 0 and in order"
+                f"line {number}: rank {seen} is missing or cut off; give every line '#  Rank ...' "
+                "of an output, from 0 and in order"
             )
         elif rank:
-            hosts.append(rank[2] or "")
+            groups[rank[2] or ""].append(rank[3] or "")
         elif _COLUMNS.match(line):
             columns = cells[1:]
         elif cells and cells[0].isdigit():
-            _check_nccl_tests(number, name, hosts, columns, cells)
+            counts = {(len(hosts), len(set(hosts))) for hosts in groups.values()}
+            _check_nccl_tests(number, name, counts, columns, cells)
             in_table = True
             if int(cells[0]):  # nccl-tests prints 0 for sizes of fewer bytes than ranks
-                time, places = cells[columns.index("time")], str(len(set(hosts)))
-                yield _timing(number, name, cells[0], str(len(hosts)), time, 1e-6, LAX, places)
+                time, (ranks, hosts) = cells[columns.index("time")], map(str, *counts)
+                yield _timing(number, name, cells[0], ranks, time, 1e-6, LAX, hosts)
 
 
 def _check_nccl_tests(
-    number: int, name: str, hosts: Sequence[str], columns: Sequence[str], cells: Sequence[str]
+    number: int,
+    name: str,
+    counts: Set[tuple[int, int]],
+    columns: Sequence[str],
+    cells: Sequence[str],
 ) -> None:
-    """Refuse a line of times, or what is above it.
+    """Refuse a line of times, or what is above it; `counts` are the ranks and hosts of groups.
 
     Raises:
-        ValueError: its test, ranks or header is missing; the line is short; or a result is wrong.
+        ValueError: its test, ranks or header is missing; groups differ; the line is short; or a
+            result is wrong.
     """
     if not name:
         raise ValueError(
             f"line {number}: no test is named above (all_gather_perf and so on); put a line "
             "`# all_gather_perf` above the ranks"
         )
-    if not hosts:
+    if not counts:
         raise ValueError(
             f"line {number}: no line '#  Rank  0 ...' above gives the number of ranks; keep "
             "the lines of ranks in each output"
+        )
+    if len(counts) > 1:
+        groups = " and ".join(f"{ranks} ranks on {hosts} hosts" for ranks, hosts in sorted(counts))
+        raise ValueError(
+            f"line {number}: the times of a split run are means over its groups, and these differ "
+            f"({groups}); measure groups that are alike"
         )
     if "time" not in columns or len(cells) < len(columns):
         raise ValueError(

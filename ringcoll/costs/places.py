@@ -209,8 +209,8 @@ def _on_a_slice(shape: tuple[int, ...], device: Device, network: str | None) -> 
 
 
 def sizes_in(text: str) -> tuple[int, ...]:
-    """The sizes of axes in "8" or "4x2", major first; () if they are not sizes above 0."""
-    sizes = text.split("x") if isinstance(text, str) else []
+    """The sizes of axes in "8", "4x2" or "4X2", major first; () if they are not sizes above 0."""
+    sizes = text.lower().split("x") if isinstance(text, str) else []
     return tuple(map(int, sizes)) if all(n.isdecimal() and int(n) for n in sizes) else ()
 
 

@@ -66,8 +66,9 @@ def mesh(
         TypeError: the topology is not a string.
         ModuleNotFoundError: the compiler for the topology is not installed (the extra tpu or gpu).
         ValueError: the sizes are not integers above 0, or do not multiply to the number of devices;
-            the topology is not known; topology and devices are given; weights are not of these
-            axes; or slices are of different sizes, or do not divide the axes.
+            the topology is not known; topology and devices are given; a device is given twice, or
+            devices are of several kinds; weights are not of these axes; or slices are of different
+            sizes, or do not divide the axes.
 
     >>> on_tpus = ringcoll.mesh("v5e:4x4", data=2, model=8)
     >>> [(*device.coords[:2],) for device in on_tpus.devices[0]]  # around the first box
@@ -79,6 +80,11 @@ def mesh(
         raise ValueError(f"ringcoll.mesh({topology!r}, devices=...): give one of the two")
     here = jax.devices() if devices is None else np.ravel(np.array(devices, object)).tolist()
     found = here if topology is None else topologies.devices(topology)
+    kinds = sorted({device.device_kind for device in found})
+    if len(kinds) > 1 or len(set(found)) < len(found):
+        words = f"kinds {kinds}" if len(kinds) > 1 else "some more than once"
+        cure = "pass devices= of one kind, each once"
+        raise ValueError(f"ringcoll.mesh: {len(found)} devices, {words}; {cure}")
     axes = axes or {"x": len(found)}
     shape, names = tuple(axes.values()), tuple(axes)
     are_sizes = all(isinstance(size, Integral) and size > 0 for size in shape)

@@ -36,6 +36,16 @@ def nccl(test, ranks=8, start=30.0, root=True):
 NCCL = nccl("all_reduce", 2)
 
 
+def split(groups, hosts, ranks=8):
+    """The output of a run whose ranks measure in groups, on so many hosts."""
+    lines = nccl("all_gather", ranks).splitlines()
+    for rank, (group, host) in enumerate(zip(groups, hosts, strict=True)):
+        at = 2 + rank
+        lines[at] = lines[at].replace("Group  0", f"Group {group:2}" if group is not None else "")
+        lines[at] = lines[at].replace("gpu-0", f"gpu-{host}")
+    return "\n".join(lines)
+
+
 def behind(words, text):
     """The text as a launcher prints it; {0} is the number of the line."""
     return "\n".join(words.format(n) + line for n, line in enumerate(text.splitlines(), 98))
@@ -97,6 +107,28 @@ def test_outputs_of_nccl_tests_may_follow_each_other_and_have_prefixes_of_a_laun
     assert starts == pytest.approx((30e-6, 40e-6), rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("groups", "hosts", "ranks", "places"),
+    [
+        ([0, 1] * 4, [0, 0, 0, 0, 1, 1, 1, 1], 4, 2),
+        ([0] * 4 + [1] * 4, [0, 0, 0, 0, 1, 1, 1, 1], 4, 1),
+        ([0, 1, 3] * 2, [0, 0, 0, 1, 1, 1], 2, 2),
+        ([0, 0, 1, 1, 2, 2], [0] * 6, 2, 1),
+        ([0] * 4, [0, 0, 1, 1], 4, 2),
+        ([None] * 4, [0, 0, 1, 1], 4, 2),  # older versions print no group
+    ],
+)
+def test_a_split_run_is_of_the_ranks_of_a_group(groups, hosts, ranks, places):
+    timings = read_timings(split(groups, hosts, len(groups)))
+    assert {(one.ranks, one.hosts) for one in timings} == {(ranks, places)}
+
+
+def test_a_byte_order_mark_is_left_out(tmp_path):
+    for text in (NCCL, OURS):
+        (tmp_path / "marked").write_text(text, encoding="utf-8-sig")
+        assert main(["machine", "--fit", str(tmp_path / "marked")]) == 0
+
+
 def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
     table, machine = tmp_path / "rows.json", tmp_path / "mine.json"
     table.write_text(ours(GATHERS + PERMUTES))
@@ -139,6 +171,10 @@ def test_rates_are_fitted_to_our_algorithms():
         ("", "line 1: the file is empty"),
         ("\n".join(NCCL.splitlines()[:6]), "line 1: nccl-tests' output without its header"),
         ("\n".join(NCCL.splitlines()[:8]), "line 1: no measurement; give a time in each line"),
+        (NCCL.replace("#", ""), "'#  size  count  type ...', or no such output; give all of it"),
+        ("size,time\n1024,3.5", "line 1: nccl-tests' output without its header"),
+        (split([0, 0, 0, 1], [0, 0, 1, 1], 4), "1 ranks on 1 hosts and 3 ranks on 2 hosts"),
+        (split([0, 1, 1, 0], [0, 1, 1, 1], 4), "2 ranks on 1 hosts and 2 ranks on 2 hosts"),
         (NCCL[: NCCL.rindex("0.50")], "line 20: 9 columns; nccl-tests prints"),
         (one("psum", 8, -1), "line 1: 8 bytes, 8 ranks, -1 s"),
         (one("psum", 8, 1, 2.5), "line 1: ['8', '2.5', '1', '1']: bytes, ranks, time or hosts is"),
