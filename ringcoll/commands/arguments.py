@@ -4,6 +4,7 @@ import argparse
 import importlib
 import os
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
@@ -51,6 +52,12 @@ def check_files(args: argparse.Namespace) -> None:
             except OSError as error:
                 cure = "name a file in a folder that exists and can be written"
                 args.error(f"--{name.replace('_', '-')} {value}: {error.strerror}; {cure}")
+
+
+def write(file: str, content: str) -> None:
+    """Write a file, and say where, beside what is printed."""
+    files.write(file, content)
+    print(f"wrote {file}", file=sys.stderr)
 
 
 def collective(text: str) -> str:
@@ -242,7 +249,8 @@ def algorithm(text: str) -> Callable[..., Any]:
     Raises:
         argparse.ArgumentTypeError: there is no such function.
     """
-    return _called(text, "the sizes of the axes to a Schedule", "{}, the sizes of the axes")
+    other = "a program is for overlap and explain"
+    return _called(text, "the sizes of the axes to a Schedule", "{}, the sizes of the axes", other)
 
 
 def program(text: str) -> Callable[..., Any]:
@@ -251,16 +259,18 @@ def program(text: str) -> Callable[..., Any]:
     Raises:
         argparse.ArgumentTypeError: there is no such function.
     """
-    return _called(text, "a mesh to a function and its operands", "the mesh")
+    other = "a schedule is for draw, cost and export"
+    return _called(text, "a mesh to a function and its operands", "the mesh", other)
 
 
-def _called(text: str, does: str, called_with: str) -> Callable[..., Any]:
+def _called(text: str, does: str, called_with: str, other: str) -> Callable[..., Any]:
     """Import a user's function and wrap it, so that whatever it raises becomes a `ScheduleError`.
 
     Args:
         text: "module:function".
         does: what the function should map to what, for the message if it is not a function.
-        called_with: the operands of a call, for the message if the call fails.
+        called_with, other: the operands of a call, and which commands take functions of other
+            operands, for the message if the call fails.
     """
     user_function = function(text)
     if not callable(user_function):
@@ -272,12 +282,9 @@ def _called(text: str, does: str, called_with: str) -> Callable[..., Any]:
     def called(*operands: Any) -> Any:
         try:
             return user_function(*operands)
-        except ScheduleError:  # its message already names the fault
-            raise
         except (Exception, SystemExit) as error:
-            raise ScheduleError(
-                f"--function {text}: called with {called_with.format(operands)}: {in_a_line(error)}"
-            ) from error
+            words = f"called with {called_with.format(operands)}: {in_a_line(error)}; {other}"
+            raise ScheduleError(f"--function {text}: {words}") from error
 
     called.__name__ = text.partition(":")[2]
     return called

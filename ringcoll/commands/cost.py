@@ -207,7 +207,7 @@ def _device(args: argparse.Namespace) -> Device:
 
 
 def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
-    """The constants of the device and of the networks between hosts; which axes are lines."""
+    """The constants of the device and of the networks between hosts; where the ranks are."""
     device = places[0].device
     yield f"modelled on {device.name}: {_constants(device.model)}"
     known = {
@@ -217,13 +217,10 @@ def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
     }
     for (name, ports), model in known.items():
         yield f"{ports} port{'s' * (ports > 1)} of a host to {name}: {_constants(model)}"
-    for network in dict.fromkeys(place.network or () for place in places if place.places):
-        chips = "x".join(map(str, network))
-        yield f"the ranks are the last axis of a mesh on {chips} chips, as ringcoll.mesh orders it"
-    networks = [place.network or () for place in places if not (place.is_torus or place.places)]
-    if networks:
-        shapes = dict.fromkeys("x".join(map(str, network)) for network in networks)
-        yield f"an axis of {', '.join(shapes)} is a line, not a ring, on a slice of chips"
+    laid: dict[str, dict[str, None]] = {}
+    for place in places:
+        laid.setdefault(place.words, {})[place.name] = None
+    yield from (f"{', '.join(names)} ranks: {words}" for words, names in laid.items())
 
 
 def _constants(model: Model) -> str:
@@ -283,20 +280,18 @@ def _forms(collective: str, algorithms: Algorithms, places: Sequence[Place]) -> 
     return {name: str(form) for name, form in forms.items() if form}
 
 
-def _times(row: Priced, nbytes: int) -> dict[str, str]:
-    """The time of each algorithm in words, with a star after the least."""
-    taken = {name: seconds(nbytes) for name, seconds in row.seconds.items()}
-    least = min(taken.values(), default=0) * (1 + 1e-9)
-    return {name: seconds_in_words(t) + ("*" if t <= least else " ") for name, t in taken.items()}
-
-
 def _table(rows: Sequence[Priced], names: Iterable[str], nbytes: int) -> Iterator[str]:
-    """A row for each algorithm, a column for each machine; as many columns at once as fit."""
-    first = ["ranks", *names]
-    columns = []
-    for row in rows:
-        times = _times(row, nbytes)
-        columns.append([f"{row.place.name} ", *(times.get(name, "- ") for name in first[1:])])
+    """A row for each algorithm, a column for each machine; as many columns at once as fit.
+
+    The least time of a column has a star. All times have the unit of the least one.
+    """
+    first, columns = ["ranks", *names], []
+    taken = [{name: seconds(nbytes) for name, seconds in row.seconds.items()} for row in rows]
+    least = min((t for times in taken for t in times.values() if t), default=0.0)
+    for row, times in zip(rows, taken, strict=True):
+        starred = min(times.values(), default=0) * (1 + 1e-9)
+        words = {name: seconds_in_words(t, least) + " *"[t <= starred] for name, t in times.items()}
+        columns.append([f"{row.place.name} ", *(words.get(name, "- ") for name in first[1:])])
     width, used = (max(map(len, some)) for some in ([*chain(*columns)], first))
     fit = max((WIDTH - used) // (width + 2), 1)
     for start in range(0, len(columns), fit):

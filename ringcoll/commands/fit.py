@@ -14,7 +14,6 @@ from pathlib import Path
 from ringcoll.commands import arguments
 from ringcoll.costs import machines
 from ringcoll.costs.fitting import fit_machine, read_timings
-from ringcoll.io.files import write
 from ringcoll.io.text import wrapped
 
 
@@ -63,5 +62,5 @@ def run(args: argparse.Namespace) -> int:
         args.error(f"--fit {args.fit}: {error}")
     print(*lines, sep="\n")
     if args.output:
-        write(args.output, machines.text_of(data))
+        arguments.write(args.output, machines.text_of(data))
     return 0

@@ -192,12 +192,13 @@ def run(args: argparse.Namespace) -> int:
         if args.waste:
             print("", *(waste(program) or ["no waste was found"]), sep="\n")
     if args.text and program:
-        files.write(args.text, program.text)
+        arguments.write(args.text, program.text)
     reports = [report for report in (before, last) if report and report.segments] or [last]
     for name, write in _FILES.items():
         if file := getattr(args, name):
             try:
                 write(file, *reports)
+                print(f"wrote {file}", file=sys.stderr)
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
     broken = breaches(last, shares, {}, 1, ()) if shares else []
@@ -232,7 +233,7 @@ def program_on(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
             return program, tuple(operands)
     raise ValueError(
         f"--function: {function.__name__} returned {repr(returned)[:80]}; return a function and "
-        "a tuple of its operands"
+        "a tuple of its operands (a schedule is for draw, cost and export)"
     )
 
 

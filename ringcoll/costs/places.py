@@ -70,6 +70,22 @@ class Place:
         return "x".join(map(str, self.shape))
 
     @property
+    def words(self) -> str:
+        """Where the ranks are, in words."""
+        if self.network is None:
+            hosts = f"{self.hosts} hosts of {self.ranks // self.hosts}"
+            return hosts if self.hosts > 1 else "one switch"
+        if self.places:
+            chips = "x".join(map(str, self.network))
+            return f"the last axis of a mesh on {chips} chips, as ringcoll.mesh orders it"
+        axes = zip(self.network, self.closed or (), strict=False)
+        lines = dict.fromkeys(str(n) for n, is_ring in axes if n > 1 and not is_ring)
+        line = f"an axis of {' or '.join(lines)} is a line, not a ring" if lines else ""
+        if sum(n > 1 for n in self.network) > 1:
+            return f"the axes of a slice; {line}" if line else "the axes of a slice, each a ring"
+        return f"{line or 'one ring of chips'} (for two axes give both, such as 2x4)"
+
+    @property
     def is_torus(self) -> bool:
         """Whether no axis of the network is a line; True for a switch."""
         axes = zip(self.network or (), self.closed or (), strict=False)

@@ -34,7 +34,12 @@ def as_text(plan: Plan, width: int = 80) -> str:
     names = [part for line in name_notes(plan) for part in wrap(line, width)]
     blocks = [[plan.title], *([names] if names else [])]
     tables = _tables(plan, width) if plan.size <= _MOST_RANKS else None
-    blocks += _in_tables(plan, tables, width) if tables else [_in_general(plan, width)]
+    if tables:
+        blocks += _in_tables(plan, tables, width)
+    else:
+        most = f"wider than {width} columns" if plan.size <= _MOST_RANKS else "of too many ranks"
+        left_out = f"Tables of who holds what are left out: they would be {most}."
+        blocks += [wrap(left_out, width), _in_general(plan, width)]
     return "\n\n".join("\n".join(b) for b in [*blocks, wrap(price_line(plan), width)])
 
 

@@ -42,13 +42,14 @@ def bytes_in_words(size: float) -> str:
     return f"{size:.4g}G"
 
 
-def seconds_in_words(seconds: float) -> str:
-    """A time in words: 0.00123 is "1.23 ms"."""
-    for unit in ("us", "ms"):
-        seconds *= 1e6 if unit == "us" else 1e-3
-        if seconds < 999.5:
-            return f"{seconds:.3g} {unit}"
-    return f"{seconds / 1e3:.4g} s"
+def seconds_in_words(seconds: float, like: float | None = None) -> str:
+    """A time in words: 0.00123 is "1.23 ms". All times of a table have the unit of one, `like`."""
+    of_unit = seconds if like is None else like
+    units = {"us": 1e6, "ms": 1e3}
+    unit = next((unit for unit, a_second in units.items() if of_unit * a_second < 999.5), "s")
+    count = seconds * units.get(unit, 1)
+    whole, digits = (9999.5, 4) if unit == "s" else (999.5, 3)
+    return f"{count:.0f} {unit}" if count >= whole else f"{count:.{digits}g} {unit}"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:

@@ -161,7 +161,17 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
         raise ValueError(f"{collective}: axes of sizes {shape}; give one or more, each at least 1")
     if isinstance(algorithm, str):
         algorithm = library[listed_name(collective, algorithm)]
-    built = _called(algorithm, shape) if callable(algorithm) else algorithm
+    if not callable(algorithm):
+        return _checked(collective, algorithm, shape)
+    built = _called(algorithm, shape)
+    try:
+        return _checked(collective, built, shape)
+    except ValueError as error:
+        raise type(error)(f"{error} ({_call(algorithm, shape)} returned it)") from error
+
+
+def _checked(collective: str, built: Any, shape: tuple[int, ...]) -> Schedule | Stages:
+    """A schedule, or stages, if it is one of a collective on axes of `shape`."""
     # The type is Any because the loop below checks what a caller's function returned.
     stages: tuple[Any, ...] = (
         built if isinstance(built, tuple) and collective in ALL_REDUCES else (built,)
@@ -192,7 +202,12 @@ def _called(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
     except ScheduleError:  # its message is enough
         raise
     except Exception as error:
-        call = f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"
+        call = _call(algorithm, shape)
         kind = TypeError if isinstance(error, TypeError) else ScheduleError
         cure = "; it is called with the size of each axis" if kind is TypeError else ""
         raise kind(f"{call} raised {type(error).__name__}: {error}{cure}") from error
+
+
+def _call(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> str:
+    """A call of an algorithm in words: "two_ended(8)"."""
+    return f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"

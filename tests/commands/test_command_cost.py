@@ -52,6 +52,33 @@ def test_words():
     assert [seconds_in_words(s) for s in (1.234e-7, 9.99e-4, 9.996e-4, 0.5, 20.42)] == [
         *("0.123 us", "999 us", "1 ms", "500 ms", "20.42 s")
     ]
+    assert [seconds_in_words(s, like=2e-5) for s in (0, 1.234e-7, 9.996e-4, 0.5, 12345)] == [
+        *("0 us", "0.123 us", "1000 us", "500000 us", "12345000000 us")
+    ]
+    assert [seconds_in_words(s, like=2e-2) for s in (5e-6, 20.42)] == ["0.005 ms", "20420 ms"]
+
+
+@pytest.mark.parametrize("asked", ["all_reduce -n 2..256 --bytes 1K", "all_gather_matmul -n 8,16"])
+def test_a_table_has_one_unit(capsys, asked):
+    for table in cost(capsys, *asked.split()).split("\n\n"):
+        assert len(set(re.findall(r" [\d.]+ (us|ms|s)\b\*?(?=  |$)", table, re.M))) <= 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("-n 8", "\n8 ranks: one ring of chips (for two axes give both, such as 2x4)\n"),
+        ("-n 8 --network switch", "\n8 ranks: one switch\n"),
+        ("-n 8,2x4", "\n2x4 ranks: the axes of a slice; an axis of 2 or 4 is a line, not a ring\n"),
+        ("-n 16X16,2..8", "\n4, 8 ranks: one ring of chips"),
+        ("-n 16x16", "\n16x16 ranks: the axes of a slice, each a ring\n"),
+        ("-n 8 --network 4X4", "\n8 ranks: the last axis of a mesh on 4x4 chips"),
+        ("-n 16,2x8,8 --device h100", "\n16, 2x8 ranks: 2 hosts of 8\n8 ranks: one switch\n"),
+        ("-n 8 --device gloo", "\n8 ranks: 8 hosts of 1\n"),
+    ],
+)
+def test_it_says_where_the_ranks_are(capsys, asked, words):
+    assert words in cost(capsys, "all_gather", *asked.split())
 
 
 # -- the command --
@@ -76,7 +103,7 @@ def test_a_column_for_each_number_of_ranks(capsys):
     asked = ("all_gather", "--ranks", "6,8")
     assert "alpha + " not in cost(capsys, *asked)
     wide = cost(capsys, "all_gather", "--ranks", "2..2048")
-    assert [row.count("s") for row in re.findall(r"^ring( .*)$", wide, re.M)] == [8, 3]
+    assert [row.count("s") for row in re.findall(r"^ring( .*)$", wide, re.M)] == [6, 5]
     printed = cost(capsys, *asked, "--formulas")
     assert "modelled on v5e: alpha 0.9 us, hop 1 us, beta 1/(45 GB/s)" in printed
     starts = "ceil((n-1)/2) alpha + ceil((n-1)/2) hop"
@@ -85,7 +112,7 @@ def test_a_column_for_each_number_of_ranks(capsys):
     assert times["recursive_doubling"][0] == "-"
     for name in GATHERS:
         taken = seconds(price("all_gather", name, (8,), (8,)), 2**23, DEVICES["v5e"])
-        assert times[name][1] == seconds_in_words(taken)
+        assert times[name][1] == seconds_in_words(taken, like=666e-6)
     assert (
         "\n- recursive_doubling: recursive halving and doubling need a power of two, got 6 ranks"
         in printed
@@ -277,6 +304,10 @@ def of_eight(n):
     return ring(n)
 
 
+def two_step(hosts, local):
+    return ring(hosts * local + 1)
+
+
 given, recursive_doubling = partial(ring, direction=-1), of_eight
 
 
@@ -291,5 +322,11 @@ def test_functions_of_some_numbers_only(capsys):
     assert "given               (n-1) alpha + (n-1) hop + (n-1)/n B beta" in printed
     printed = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
     assert "recursive_doubling (--function)  " in printed  # beside the library's
+    printed = cost(capsys, "all_gather", "--ranks", "2x4,8", "--algorithm", "ring",
+                "--function", f"{__name__}:two_step")  # fmt: skip
+    printed = " ".join(printed.split())
+    assert "- two_step: all_gather: a schedule of 9 ranks on axes of sizes (2, 4); " in printed
+    assert "or pass a function of n (two_step(2, 4) returned it)" in printed
+    assert "called with (8,), the sizes of the axes: TypeError: two_step() missing 1" in printed
     printed = cost(capsys, "all_gather", "--ranks", "3,4", "--algorithm", "recursive_doubling")
     assert "\n3  -\n4  recursive_doubling\n" in printed
