@@ -233,17 +233,12 @@ def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
 
 
 def _check_nccl_tests(
-    number: int,
-    name: str,
-    counts: Set[tuple[int, int]],
-    columns: Sequence[str],
-    cells: Sequence[str],
+    number: int, name: str, counts: Set[Any], columns: Sequence[str], cells: Sequence[str]
 ) -> None:
-    """Refuse a line of times, or what is above it; `counts` are the ranks and hosts of groups.
+    """Refuse a line of times, or what is above it; `counts` are the ranks and hosts of a group.
 
     Raises:
-        ValueError: its test, ranks or header is missing; groups differ; the line is short; or a
-            result is wrong.
+        ValueError: its test, ranks or header is missing; groups differ; it is short; it is wrong.
     """
     if not name:
         raise ValueError(
@@ -256,10 +251,9 @@ def _check_nccl_tests(
             "the lines of ranks in each output"
         )
     if len(counts) > 1:
-        groups = " and ".join(f"{ranks} ranks on {hosts} hosts" for ranks, hosts in sorted(counts))
         raise ValueError(
             f"line {number}: the times of a split run are means over its groups, and these differ "
-            f"({groups}); measure groups that are alike"
+            f"(ranks and hosts: {shown(sorted(counts))}); measure groups that are alike"
         )
     if "time" not in columns or len(cells) < len(columns):
         raise ValueError(

@@ -78,12 +78,12 @@ class Place:
         if self.places:
             chips = "x".join(map(str, self.network))
             return f"the last axis of a mesh on {chips} chips, as ringcoll.mesh orders it"
+        if self.is_torus:
+            several = sum(n > 1 for n in self.network) > 1
+            return "the axes of a slice, each a ring" if several else "one ring of chips"
         axes = zip(self.network, self.closed or (), strict=False)
         lines = dict.fromkeys(str(n) for n, is_ring in axes if n > 1 and not is_ring)
-        line = f"an axis of {' or '.join(lines)} is a line, not a ring" if lines else ""
-        if sum(n > 1 for n in self.network) > 1:
-            return f"the axes of a slice; {line}" if line else "the axes of a slice, each a ring"
-        return f"{line or 'one ring of chips'} (for two axes give both, such as 2x4)"
+        return f"along the chips of a slice; an axis of {' or '.join(lines)} is a line, not a ring"
 
     @property
     def is_torus(self) -> bool:

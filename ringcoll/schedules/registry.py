@@ -163,11 +163,12 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
         algorithm = library[listed_name(collective, algorithm)]
     if not callable(algorithm):
         return _checked(collective, algorithm, shape)
-    built = _called(algorithm, shape)
+    call = f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"
+    built = _called(call, algorithm, shape)
     try:
         return _checked(collective, built, shape)
     except ValueError as error:
-        raise type(error)(f"{error} ({_call(algorithm, shape)} returned it)") from error
+        raise type(error)(f"{error} ({call} returned it)") from error
 
 
 def _checked(collective: str, built: Any, shape: tuple[int, ...]) -> Schedule | Stages:
@@ -195,19 +196,13 @@ def _checked(collective: str, built: Any, shape: tuple[int, ...]) -> Schedule | 
     return built
 
 
-def _called(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
+def _called(call: str, algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
     """The result of an algorithm; an error that it raises names the call."""
     try:
         return algorithm(*shape)
     except ScheduleError:  # its message is enough
         raise
     except Exception as error:
-        call = _call(algorithm, shape)
         kind = TypeError if isinstance(error, TypeError) else ScheduleError
         cure = "; it is called with the size of each axis" if kind is TypeError else ""
         raise kind(f"{call} raised {type(error).__name__}: {error}{cure}") from error
-
-
-def _call(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> str:
-    """A call of an algorithm in words: "two_ended(8)"."""
-    return f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"

@@ -173,8 +173,14 @@ def test_rates_are_fitted_to_our_algorithms():
         ("\n".join(NCCL.splitlines()[:8]), "line 1: no measurement; give a time in each line"),
         (NCCL.replace("#", ""), "'#  size  count  type ...', or no such output; give all of it"),
         ("size,time\n1024,3.5", "line 1: nccl-tests' output without its header"),
-        (split([0, 0, 0, 1], [0, 0, 1, 1], 4), "1 ranks on 1 hosts and 3 ranks on 2 hosts"),
-        (split([0, 1, 1, 0], [0, 1, 1, 1], 4), "2 ranks on 1 hosts and 2 ranks on 2 hosts"),
+        (
+            split([0, 0, 0, 1], [0, 0, 1, 1], 4),
+            "(ranks and hosts: [(1, 1), (3, 2)]); measure groups",
+        ),
+        (
+            split([0, 1, 1, 0], [0, 1, 1, 1], 4),
+            "(ranks and hosts: [(2, 1), (2, 2)]); measure groups",
+        ),
         (NCCL[: NCCL.rindex("0.50")], "line 20: 9 columns; nccl-tests prints"),
         (one("psum", 8, -1), "line 1: 8 bytes, 8 ranks, -1 s"),
         (one("psum", 8, 1, 2.5), "line 1: ['8', '2.5', '1', '1']: bytes, ranks, time or hosts is"),
