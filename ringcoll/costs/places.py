@@ -79,11 +79,10 @@ class Place:
             chips = "x".join(map(str, self.network))
             return f"the last axis of a mesh on {chips} chips, as ringcoll.mesh orders it"
         if self.is_torus:
-            several = sum(n > 1 for n in self.network) > 1
-            return "the axes of a slice, each a ring" if several else "one ring of chips"
+            return "one ring of chips along each axis"
         axes = zip(self.network, self.closed or (), strict=False)
         lines = dict.fromkeys(str(n) for n, is_ring in axes if n > 1 and not is_ring)
-        return f"along the chips of a slice; an axis of {' or '.join(lines)} is a line, not a ring"
+        return f"chips along each axis; an axis of {' or '.join(lines)} is a line, not a ring"
 
     @property
     def is_torus(self) -> bool:

@@ -37,8 +37,9 @@ def as_text(plan: Plan, width: int = 80) -> str:
     if tables:
         blocks += _in_tables(plan, tables, width)
     else:
-        most = f"wider than {width} columns" if plan.size <= _MOST_RANKS else "of too many ranks"
-        left_out = f"Tables of who holds what are left out: they would be {most}."
+        left_out = (
+            f"Tables of {plan.size} ranks are left out: {width} columns are too few for them."
+        )
         blocks += [wrap(left_out, width), _in_general(plan, width)]
     return "\n\n".join("\n".join(b) for b in [*blocks, wrap(price_line(plan), width)])
 

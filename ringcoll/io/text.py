@@ -4,6 +4,8 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import partial
+from itertools import zip_longest
 
 #: The most columns that a command prints.
 WIDTH = 100
@@ -50,6 +52,19 @@ def seconds_in_words(seconds: float, like: float | None = None) -> str:
     count = seconds * units.get(unit, 1)
     whole, digits = (9999.5, 4) if unit == "s" else (999.5, 3)
     return f"{count:.0f} {unit}" if count >= whole else f"{count:.{digits}g} {unit}"
+
+
+def folded(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[tuple[str, ...]]:
+    """The rows of a table in which cells of the widest columns go on below, but no word is cut."""
+    columns = [*zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    least = [max(map(len, " ".join(column).split())) for column in columns]
+    while sum(widths) + 2 * (len(widths) - 1) > width and widths != least:
+        spare = [have if have > need else 0 for have, need in zip(widths, least, strict=True)]
+        widths[spare.index(max(spare))] -= 1
+    wrap = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+    cells = [map(wrap, row, widths) for row in rows]
+    return [line for row in cells for line in zip_longest(*row, fillvalue="")]
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:

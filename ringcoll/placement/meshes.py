@@ -82,9 +82,8 @@ def mesh(
     found = here if topology is None else topologies.devices(topology)
     kinds = sorted({device.device_kind for device in found})
     if len(kinds) > 1 or len(set(found)) < len(found):
-        words = f"kinds {kinds}" if len(kinds) > 1 else "some more than once"
-        cure = "pass devices= of one kind, each once"
-        raise ValueError(f"ringcoll.mesh: {len(found)} devices, {words}; {cure}")
+        words = f"{len(found)} devices, {len(set(found))} different ones, of kinds {kinds}"
+        raise ValueError(f"ringcoll.mesh: {words}; pass devices= of one kind, each once")
     axes = axes or {"x": len(found)}
     shape, names = tuple(axes.values()), tuple(axes)
     are_sizes = all(isinstance(size, Integral) and size > 0 for size in shape)

@@ -67,14 +67,14 @@ def test_a_table_has_one_unit(capsys, asked):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("-n 8", "\n8 ranks: one ring of chips\n"),
+        ("-n 8", "\n8 ranks: one ring of chips along each axis\n"),
         ("-n 8 --network switch", "\n8 ranks: one switch\n"),
         (
             "-n 8,2x4",
-            "\n2x4 ranks: along the chips of a slice; an axis of 2 or 4 is a line, not a ring\n",
+            "\n2x4 ranks: chips along each axis; an axis of 2 or 4 is a line, not a ring\n",
         ),
-        ("-n 16X16,2..8", "\n4, 8 ranks: one ring of chips"),
-        ("-n 16x16", "\n16x16 ranks: the axes of a slice, each a ring\n"),
+        ("-n 16X16,2..8", "\n16x16, 4, 8 ranks: one ring of chips"),
+        ("-n 16x16", "\n16x16 ranks: one ring of chips along each axis\n"),
         ("-n 8 --network 4X4", "\n8 ranks: the last axis of a mesh on 4x4 chips"),
         ("-n 16,2x8,8 --device h100", "\n16, 2x8 ranks: 2 hosts of 8\n8 ranks: one switch\n"),
         ("-n 8 --device gloo", "\n8 ranks: 8 hosts of 1\n"),
