@@ -46,12 +46,10 @@ def bytes_in_words(size: float) -> str:
 
 def seconds_in_words(seconds: float, like: float | None = None) -> str:
     """A time in words: 0.00123 is "1.23 ms". All times of a table have the unit of one, `like`."""
-    of_unit = seconds if like is None else like
-    units = {"us": 1e6, "ms": 1e3}
-    unit = next((unit for unit, a_second in units.items() if of_unit * a_second < 999.5), "s")
-    count = seconds * units.get(unit, 1)
-    whole, digits = (9999.5, 4) if unit == "s" else (999.5, 3)
-    return f"{count:.0f} {unit}" if count >= whole else f"{count:.{digits}g} {unit}"
+    units, most = {"us": 1e6, "ms": 1e3, "s": 1.0}, seconds if like is None else like
+    unit = next((unit for unit, count in units.items() if most * count < 999.5), "s")
+    count, digits = seconds * units[unit], 4 if unit == "s" else 3
+    return f"{count:.0f} {unit}" if count >= 999.5 else f"{count:.{digits}g} {unit}"
 
 
 def folded(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[tuple[str, ...]]:
