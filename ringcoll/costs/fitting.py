@@ -17,12 +17,10 @@ from ringcoll.costs.model import Sample, fit
 from ringcoll.costs.places import MOST_RANKS
 from ringcoll.costs.prediction import LAX, PERMUTE
 from ringcoll.io.strict_json import shown
-from ringcoll.schedules.registry import COLLECTIVES, EXCHANGES, build, in_lax
+from ringcoll.schedules.registry import COLLECTIVES, build, in_lax
 
 #: The fewest sizes from which both the cost of a start and the cost of a byte can be found.
 ENOUGH = 4
-#: The network between hosts: no table of times names it.
-_BETWEEN = "ethernet100"
 _KNOWN = (*COLLECTIVES, PERMUTE)
 #: Lines of nccl-tests' output: the test, a rank, where ranks are cut off, the columns.
 _TEST = re.compile(r"#(?: Collective test starting:)?\s+(\w+?)_perf\w*\s*$")
@@ -77,8 +75,7 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
     """Fit a machine: the contents of its file, and lines that describe the fit.
 
     Built-in collectives (algorithm "lax") get a curve for each number of ranks. Rates come from
-    permutes; without permutes, from measured algorithms of ringcoll; without these, from the
-    built-in collectives, as if each were a ring.
+    permutes; without permutes, from measured algorithms of ringcoll; without these there are none.
 
     Args:
         name: the name of the machine.
@@ -107,7 +104,7 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
             f"{collective} on {ranks} ranks: {len(group)} points, "
             f"{len(curves[-1]['knots'])} knots, median error {curves[-1]['error']:.1%}"
         )
-    alpha, beta, basis = _rates(timings, ours)
+    rates, words = _rates(timings, ours)
     most = max(one.ranks // one.hosts for one in timings)
     data = {
         "name": name,
@@ -115,19 +112,10 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
         "aliases": [],
         "axes": 0,
         "ranks_a_host": max(most, 2),
-        "between": _BETWEEN,
-        "rates": {
-            "start_seconds": [alpha, basis],
-            "link_bytes_per_second": [1 / beta, basis],
-        },
+        "rates": rates,
         "curves": curves,
     }
-    lines.append(f"{basis}: {alpha * 1e6:.3g} us a message, {1e-9 / beta:.4g} GB/s")
-    lines.append(
-        f"{data['ranks_a_host']} ranks a host; between hosts {_BETWEEN} is assumed: if it is "
-        "a different network, put its name into the file as `between`"
-    )
-    return data, lines
+    return data, [*lines, words, f"{data['ranks_a_host']} ranks a host"]
 
 
 def curve_of(
@@ -151,35 +139,30 @@ def _whole(size: float) -> int | float:
     return int(size) if size == int(size) else size
 
 
-def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, float, str]:
-    """Seconds per message, seconds per byte, and what they were fitted to, in words."""
-    permutes = [one for one in timings if one.collective == PERMUTE]
-    counted = [one for one in ours if one.collective != PERMUTE]
-    if permutes:
-        samples = [Sample(1, one.bytes, 0, one.seconds) for one in permutes]
-        what = "permutes"
-    elif counted:
-        samples, what = [_sample(one) for one in counted], "algorithms"
-    else:  # price the built-in as a ring
-        gathers = [one for one in timings if one.collective in ("all_gather", "psum_scatter")]
-        samples = [_sample(one, _as_a_ring(one)) for one in gathers or timings]
-        what = "built-in collectives, as rings"
+def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[dict[str, Any], str]:
+    """The rates of messages, as a machine's file has them, and the fit in words."""
+    permutes = [Sample(1, t.bytes, 0, t.seconds) for t in timings if t.collective == PERMUTE]
+    samples = permutes or [_sample(one) for one in ours]
+    if not samples:
+        return {}, "no permute and no algorithm of ringcoll was measured, so messages have no price"
     model, error = fit(samples)
     if not model.beta:
         raise ValueError(
             f"line {timings[0].line}: the times do not grow with the bytes, so there is no rate; "
             "measure larger sizes too"
         )
-    return model.alpha, model.beta, f"fitted to {what}, median error {error:.0%}"
+    basis = f"fitted to {'permutes' if permutes else 'algorithms'}, median error {error:.0%}"
+    rates = {
+        "start_seconds": [model.alpha, basis],
+        "link_bytes_per_second": [1 / model.beta, basis],
+    }
+    words = f"{basis}: {model.alpha * 1e6:.3g} us a message, {1e-9 / model.beta:.4g} GB/s"
+    return rates, words
 
 
-def _as_a_ring(one: Timing) -> str:
-    return "pairwise" if one.collective in EXCHANGES else "ring"
-
-
-def _sample(one: Timing, algorithm: str = "") -> Sample:
-    """A measurement with the counts of its algorithm, or of the one that is given."""
-    paid = price(one.collective, algorithm or one.algorithm, (one.ranks,))
+def _sample(one: Timing) -> Sample:
+    """A measurement with the counts of its algorithm."""
+    paid = price(one.collective, one.algorithm, (one.ranks,))
     shard = one.bytes / one.ranks
     added = float(paid.additions) * shard
     return Sample(paid.startups, float(paid.link) * shard, added, one.seconds)

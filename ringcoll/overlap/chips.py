@@ -67,13 +67,13 @@ class Gpu:
         rate = self.device.matmul(width)
         return rate.start + flops * rate.delta
 
-    def collective(self, name: str, nbytes: float, ranks: Iterable[int]) -> float:
-        """The seconds of a built-in collective between these ranks, on the hosts they are on."""
-        members = sorted(set(ranks))
-        local = self.device.ranks_a_host
-        hosts = len({rank // local for rank in members})
-        equal = hosts if len(members) % hosts == 0 else None
-        return predict(name, nbytes, place_of(len(members), self.device, hosts=equal))
+    def collective(self, name: str, nbytes: float, ranks: Iterable[int]) -> float | None:
+        """The seconds of a built-in collective between these ranks; None if it was not measured."""
+        members = set(ranks)
+        hosts = len({rank // self.device.ranks_a_host for rank in members})
+        if len(members) % hosts:
+            return None
+        return predict(name, nbytes, place_of(len(members), self.device, hosts=hosts))
 
     @property
     def error(self) -> str:
@@ -86,8 +86,7 @@ class Gpu:
 
 #: TPUs with the rates of `ringcoll.costs.DEVICES`. With these clocks, the compiler's cycles for a
 #: matmul that keeps the matrix unit busy give the published FLOP/s. A v5p is one device with two
-#: cores; a tpu7x chip is two devices. Then the GPUs whose matmuls and collectives were measured, on
-#: this GPU or on a similar one.
+#: cores; a tpu7x chip is two devices. Then the GPUs whose matmuls and permutes were measured.
 CHIPS: Mapping[str, Chip | Gpu] = MappingProxyType(
     {
         "v5e": _chip("v5e", 1.5e9),

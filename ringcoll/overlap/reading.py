@@ -16,6 +16,7 @@ from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
+from ringcoll.overlap.transfers import NotMeasured
 from ringcoll.placement.network import Network
 
 
@@ -87,7 +88,11 @@ def read(
         )
     network = program.network or Network.ring(module.ranks)
     with in_words():
-        timeline = Timeline(module, network, chip, program.profile).run()
+        try:
+            timeline = Timeline(module, network, chip, program.profile).run()
+        except NotMeasured as what:
+            chip, timeline = None, Timeline(module, network, None, program.profile).run()
+            timeline.notes.add(f"nobody measured this: {what}")
         return Reading(program, module, network, chip, timeline, Lines(program.text, module))
 
 
@@ -148,13 +153,14 @@ def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str
     program, module, network, chip, timeline, _ = reading
     if chip is None:
         yield (
-            "no times: the text of a CPU program has none to trust, and of a GPU's nothing says of "
-            "which (chip=); the report only counts what stands between start and done"
+            "no times: the text of a CPU program has none to trust; of a GPU's nothing says of "
+            "which (chip=), or a collective was not measured; the report only counts what stands "
+            "between start and done"
         )
     elif isinstance(chip, Gpu):
         yield (
-            f"{chip.name}: memory {chip.hbm / 1e9:g} GB/s; collectives as {_measured_on(chip)} "
-            f"(median error of the curves {chip.device.error:.0%}), one after the other"
+            f"{chip.name}: memory {chip.hbm / 1e9:g} GB/s; collectives as measured there (median "
+            f"error of the curves {chip.device.error:.0%}), one after the other"
         )
         yield (
             "matmuls do not slow down under a transfer; kernels start without delay; nobody has "
@@ -187,11 +193,6 @@ def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str
         yield f"no devices known: {len(network.places)} ranks taken for a ring, in their order"
     yield from program.notes
     yield from sorted(timeline.notes)
-
-
-def _measured_on(chip: Gpu) -> str:
-    base = chip.device.based_on
-    return f"measured on {chip.name}" + (f" and, where it was not, on {base}" if base else "")
 
 
 def _source_shares(sources: Mapping[str, float], chip: Chip | Gpu) -> Iterable[str]:

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh
 from ringcoll.costs.embedding import embed
 from ringcoll.costs.machines import find
 from ringcoll.costs.places import Place
-from ringcoll.costs.prediction import predict
+from ringcoll.costs.prediction import seconds_of
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 from ringcoll.placement import topology as topologies
 from ringcoll.placement.topology import network
@@ -165,7 +165,7 @@ class MeshAxis:
         """The model's time of an all-gather of 64 MiB by a ring both ways; 0 if unknown."""
         if self.place is None:
             return 0.0
-        return predict("all_gather", _BYTES, self.place, "bidirectional_ring")
+        return seconds_of("all_gather", self.place, "bidirectional_ring")(_BYTES)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 from functools import partial
+from unittest.mock import ANY
 
 import jax
 import jax.numpy as jnp
@@ -153,16 +154,29 @@ def test_a_users_schedule_and_network(capsys):
     assert "(n-1) alpha" not in on_a_line  # of 8 ranks only
 
 
-def test_hosts(capsys):
-    arguments = "--ranks 2..4x8,32 --device h200 --network ethernet10 --algorithm ring"
-    printed = cost(capsys, "all_reduce", *arguments.split())
-    assert "8 ports of a host to ethernet10: alpha 30 us, beta 1/(1.25 GB/s)" in printed
-    for column, ranks in enumerate(((2, 8), (4, 8), 32)):
-        place = place_of(ranks, "h200", network="ethernet10")
-        taken = seconds_in_words(predict("psum", 2**26, place, "ring"))
-        assert columns(printed)["ring"][column] == taken
-    two = cost(capsys, "all_reduce", *arguments.split(), "--hosts", "2")
-    assert columns(two)["ring"][0] == columns(printed)["ring"][0]
+def test_what_was_not_measured_is_said_once(capsys):
+    asked = ["--device", "h100", "-n", "4,8,16", "--bytes", "64M,32G", "--algorithm", "lax,ring"]
+    printed = cost(capsys, "all_reduce", *asked)
+    place = place_of(4, "h100")
+    taken = (predict("psum", 2**26, place, name) for name in ("lax", "ring"))
+    lax, by_ring = (seconds_in_words(each, like=395e-6) for each in taken)
+    assert columns(printed) == {
+        "lax": [lax, ANY, "not measured"],
+        "ring": [by_ring, ANY, "not measured"],
+    }
+    assert columns(printed.partition("B = 64M")[2].partition("\n\n")[2]) == {
+        "lax": ["not measured"] * 3,
+        "ring": [ANY, ANY, "not measured"],
+    }
+    assert (
+        printed.count("\n- not measured, so not compared: python -m ringcoll machine --show h100")
+        == 1
+    )
+    assert "\n16  not measured\n" in printed
+    rows = json.loads(cost(capsys, "all_reduce", *asked, "--json"))
+    assert [row["seconds"] for row in rows[-2:]] == [None, None]
+    assert "messages were not measured" in cost(capsys, "all_reduce", "--device", "h200")
+    assert "not measured" not in cost(capsys, "all_reduce")
 
 
 def test_the_defaults_are_eight_v5e(capsys):
@@ -197,7 +211,7 @@ def test_json(capsys):
 
 def test_constants_replace_what_was_measured(capsys):
     asked = ("all_gather", "--device", "h100", "--algorithm", "lax,ring", "--alpha", "1")
-    assert columns(cost(capsys, *asked)) == {"lax": ["7 s"], "ring": ["7 s"]}
+    assert columns(cost(capsys, *asked)) == {"lax": ["207 us"], "ring": ["7000130 us"]}
 
 
 # -- matmuls with a collective --
