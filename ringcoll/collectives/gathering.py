@@ -103,7 +103,7 @@ def gather(
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
     work = work or work_of(jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
     plan = _planned(call, algorithm, work, lambda work, *on: gather_plans([work], shard_bytes, *on))
-    x = noted_when_lowered("gather", call.axes, x, lambda platform, hosts: plan)
+    x = noted_when_lowered("gather", call.axes, x, lambda platform: plan)
     adds = work is not None and work.summed > 0
     return replace(rounds, algorithm=plan.algorithm).gather(x, checked, carry, adds=adds)
 
@@ -156,7 +156,7 @@ def reduce(
     plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
     rounds = replace(rounds, algorithm=plan.algorithm)
     total = rounds.reduce(produce, size, by_turns=plan.by_turns)
-    return noted_when_lowered("reduce", call.axes, total, lambda platform, hosts: plan)
+    return noted_when_lowered("reduce", call.axes, total, lambda platform: plan)
 
 
 def tour(
@@ -225,7 +225,7 @@ def tour(
     plan = _planned(
         call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, made, *on)
     )
-    x = noted_when_lowered("tour", call.axes, x, lambda platform, hosts: plan)
+    x = noted_when_lowered("tour", call.axes, x, lambda platform: plan)
     return replace(rounds, algorithm=plan.algorithm).tour(x, checked, carry, halved=True)
 
 
@@ -282,7 +282,7 @@ def exchange(
     plan = Plan(algorithm, why=NAMED)
     if algorithm == "auto":
         plan = Plan(LAX, why="an exchange has no price under work")
-    x = noted_when_lowered("exchange", call.axes, x, lambda platform, hosts: plan)
+    x = noted_when_lowered("exchange", call.axes, x, lambda platform: plan)
     return replace(rounds, algorithm=plan.algorithm).exchange(x, checked, carry)
 
 

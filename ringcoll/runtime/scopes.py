@@ -14,7 +14,6 @@ from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ringcoll.runtime.hosts import on_hosts
 from ringcoll.runtime.value_types import type_in_words
 
 #: An array, or a list of them.
@@ -102,19 +101,19 @@ def users_line(stack: Sequence[traceback.FrameSummary]) -> tuple[str, int]:
 
 
 def noted_when_lowered(
-    call: str, over: Sequence[Hashable], operands: Arrays, plan_on: Callable[[str, int], object]
+    call: str, over: Sequence[Hashable], operands: Arrays, plan_on: Callable[[str], object]
 ) -> Arrays:
     """The operands of a call that is being traced. Its plan is told when they are lowered.
 
     So a call that is traced twice, or is not used, is not told. `plan_on` gives the plan on a
-    platform ("cpu", "cuda", "rocm" or "tpu") whose ranks `over` the axes are on so many hosts.
-    Other arguments: as for `noted`; the operands may be a pytree.
+    platform: "cpu", "cuda", "rocm" or "tpu". Other arguments: as for `noted`; the operands may be
+    a pytree.
     """
     if takes_plans.value is None:
         return operands
     leaves, structure = jax.tree.flatten(operands)
     words = line_of_call(), _in_words(call, over, leaves)
-    passed = _noted.bind(*leaves, words=words, over=tuple(over), plan_on=plan_on)
+    passed = _noted.bind(*leaves, words=words, plan_on=plan_on)
     return jax.tree.unflatten(structure, passed)
 
 
@@ -142,13 +141,10 @@ def _told(
     context: mlir.LoweringRuleContext,
     *xs: Any,
     words: tuple[str, str],
-    over: tuple[Hashable, ...],
-    plan_on: Callable[[str, int], object],
+    plan_on: Callable[[str], object],
 ) -> Sequence[Any]:
-    module = context.module_context
-    hosts = on_hosts(module.axis_context, over).hosts
     if takes_plans.value is not None:
-        takes_plans.value(*words, plan_on(module.platforms[0], hosts))
+        takes_plans.value(*words, plan_on(context.module_context.platforms[0]))
     return xs
 
 
