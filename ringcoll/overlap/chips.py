@@ -1,6 +1,6 @@
 """The constants of the model: the rates of chips. A user can change them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -35,6 +35,10 @@ def _chip(name: str, clock: float) -> Chip:
     return Chip(name, clock, *rates, model.latency)
 
 
+class NotMeasured(Exception):
+    """Something in a program for GPUs that no measurement prices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU on a switch. Measurements of its machine price its matmuls and its messages.
@@ -63,17 +67,32 @@ class Gpu:
         return MACHINES[self.name]
 
     def matmul(self, flops: float, width: float) -> float:
-        """The seconds of a matmul of this many FLOPs on elements of `width` bytes."""
+        """The seconds of a matmul of this many FLOPs on elements of `width` bytes.
+
+        Raises:
+            NotMeasured: no matmul of this GPU was measured.
+        """
+        if not self.device.matmuls:
+            raise NotMeasured(f"a matmul on {self.name}")
         rate = self.device.matmul(width)
         return rate.start + flops * rate.delta
 
-    def collective(self, name: str, nbytes: float, ranks: Iterable[int]) -> float | None:
-        """The seconds of a built-in collective between these ranks; None if it was not measured."""
-        members = set(ranks)
-        hosts = len({rank // self.device.ranks_a_host for rank in members})
-        if len(members) % hosts:
-            return None
-        return predict(name, nbytes, place_of(len(members), self.device, hosts=hosts))
+    def collective(self, name: str, nbytes: float, ranks: Collection[int]) -> float:
+        """The seconds of a built-in collective between these ranks; 0 if there are fewer than two.
+
+        Raises:
+            NotMeasured: it was not measured.
+        """
+        n, local = len(ranks), self.device.ranks_a_host
+        if n < 2:
+            return 0.0
+        hosts = len({rank // local for rank in ranks})
+        seconds = None
+        if n % hosts == 0:
+            seconds = predict(name, nbytes, place_of(n, self.device, hosts=hosts))
+        if seconds is None:
+            raise NotMeasured(f"{name} of {nbytes:g} bytes on {n} ranks of {self.name}")
+        return seconds
 
     @property
     def error(self) -> str:

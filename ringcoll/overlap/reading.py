@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jax.stages import Lowered
 
 from ringcoll.overlap.budget import Limit, breaches, check_reading, limits
-from ringcoll.overlap.chips import CHIPS, Chip, Gpu
+from ringcoll.overlap.chips import CHIPS, Chip, Gpu, NotMeasured
 from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, in_words, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
@@ -16,7 +16,6 @@ from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import Row
 from ringcoll.overlap.timeline import Timeline
-from ringcoll.overlap.transfers import NotMeasured
 from ringcoll.placement.network import Network
 
 

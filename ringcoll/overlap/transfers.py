@@ -1,7 +1,7 @@
 """The bytes that a collective sends, the links it occupies, and its time."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -25,10 +25,6 @@ COLLECTIVES: Mapping[str, str] = {
 }
 #: A GPU's port to the switch. All its messages share it, one after the other.
 PORT: Link = ((0,), (0,))
-
-
-class NotMeasured(Exception):
-    """A collective on a GPU that no measurement prices."""
 
 
 def is_collective(instruction: Instruction) -> bool:
@@ -107,24 +103,14 @@ def _price_on_gpus(kind: str, sent: float, members: Sequence[Sequence[int]], gpu
     """Price a collective on GPUs by measurements; if it has several groups, the slowest counts."""
     if kind == PERMUTE:
         ranks = {rank for pair in members for rank in pair if pair[0] != pair[1]}
-        seconds = _measured(kind, sent, ranks, gpu)
+        seconds = gpu.collective(COLLECTIVES[kind], sent, ranks)
         return Transfer(kind, sent, int(bool(ranks)), seconds, frozenset({PORT}), members)
     leaving = max((_sent(kind, sent, len(group)) for group in members), default=0.0)
     seconds = 0.0
     for group in members:
         whole = sent * len(group) if kind == "all-gather" else sent
-        seconds = max(seconds, _measured(kind, whole, group, gpu))
+        seconds = max(seconds, gpu.collective(COLLECTIVES[kind], whole, group))
     return Transfer(kind, leaving, 0, seconds, frozenset({PORT}), members)
-
-
-def _measured(kind: str, nbytes: float, ranks: Collection[int], gpu: Gpu) -> float:
-    """The measured seconds of a collective; none among fewer than two ranks."""
-    if len(ranks) < 2:
-        return 0.0
-    seconds = gpu.collective(COLLECTIVES[kind], nbytes, ranks)
-    if seconds is None:
-        raise NotMeasured(f"{kind}, {nbytes:g} bytes, of {len(ranks)} ranks on {gpu.name}")
-    return seconds
 
 
 def _pairs(instruction: Instruction) -> list[list[int]]:

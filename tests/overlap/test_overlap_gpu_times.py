@@ -66,17 +66,19 @@ def test_built_in_collectives_are_those_of_predict(opcode, name, times):
     ("groups", "what"),
     [
         ("{{0,1,2,3}}", ""),
-        ("{{0,1,8,9}}", "all-reduce, 1e+06 bytes, of 4 ranks"),  # on two hosts
-        ("{{0,1,2,8}}", "all-reduce, 1e+06 bytes, of 4 ranks"),
-        ("{{0,1,8}}", "all-reduce, 1e+06 bytes, of 3 ranks"),
-        ("{{0,1},{2,3,4}}", "all-reduce, 1e+06 bytes, of 3 ranks"),
+        ("{{0,1,8,9}}", "psum of 1e+06 bytes on 4 ranks"),  # on two hosts
+        ("{{0,1,2,8}}", "psum of 1e+06 bytes on 4 ranks"),
+        ("{{0,1,8}}", "psum of 1e+06 bytes on 3 ranks"),
+        ("{{0,1},{2,3,4}}", "psum of 1e+06 bytes on 3 ranks"),
     ],
 )
 def test_without_a_measurement_of_each_collective_there_are_no_times(groups, what):
     report = timed(matmul("y"), blocking("all-reduce", "y", groups=groups), ranks=16)
     assert report.timed == (not what)
     assert [row.bare for row in report.rows] == [1]
-    assert (f"nobody measured this: {what} on h100" in str(report)) == bool(what)
+    assert (f"nobody measured this: {what} of h100" in str(report)) == bool(what)
+    other = timed(matmul("y"), chip=overlap.Gpu("h200", 4.8e12))
+    assert "nobody measured this: a matmul on h200" in str(other)
     if not what:
         (row,) = report.rows
         assert row.wire == pytest.approx(costs.predict("psum", 1e6, costs.place_of(4, "h100")))
