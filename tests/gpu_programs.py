@@ -44,6 +44,6 @@ reports["targets"] = {}
 for name in gpus.TARGETS:
     small = program(forms["gather"], "512x512x1024", "ring", mesh_on(f"{name}:2"))
     found = overlap.report(overlap.compile_for(f"{name}:2", small[0], *small[1]))
-    reports["targets"][name] = found.chip.name, found.total
+    reports["targets"][name] = found.chip and found.chip.name, found.total, found.flops
 reports["kinds"] = [device.device_kind for device in mesh.devices.flat]
 json.dump(reports, sys.stdout)

@@ -15,7 +15,6 @@ from benchmarks.machines import wheel
 from benchmarks.machines.points import PublishedPoint, merge, read
 from ringcoll.costs import machines
 from ringcoll.costs.fitting import ENOUGH, curve_of
-from ringcoll.costs.machines import Device
 from ringcoll.costs.model import Sample, fit
 from ringcoll.io.files import write
 
@@ -45,12 +44,6 @@ def everything() -> list[PublishedPoint]:
         wheel.TableError: the wheel is not installed.
     """
     return merge(read()[0], wheel.points())
-
-
-def device(name: str, measured: list[PublishedPoint]) -> Device:
-    """A machine with curves fitted to these measurements, in place of its own curves."""
-    data = machines.contents(machines.path_of(name))
-    return machines.device_of(data | {"curves": fit_curves(measured).get(name, [])})
 
 
 def fit_curves(measured: list[PublishedPoint]) -> dict[str, list[dict]]:

@@ -4,9 +4,8 @@
     python -m benchmarks measured --device h100,gb300
     python -m benchmarks measured --write
 
-The model is `ringcoll.costs.predict`. There are three comparisons: the model as it is; models that
-were fitted without the measurements that they are compared with (those of a source, or of a number
-of ranks); and whether the model predicts which of two measured ways is faster.
+The model is `ringcoll.costs.predict`. There are two comparisons: of the model with every
+measurement, and of which of two measured ways is faster.
 """
 
 import argparse
@@ -14,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -22,7 +22,8 @@ from benchmarks.machines import fit, points, wheel
 from benchmarks.machines.points import PublishedPoint
 from benchmarks.measuring import report
 from ringcoll import costs
-from ringcoll.costs.machines import MACHINES, Device
+from ringcoll.costs.fitting import ENOUGH
+from ringcoll.costs.prediction import LAX, seconds_of
 from ringcoll.io.files import write
 from ringcoll.io.text import bytes_in_words
 
@@ -88,14 +89,6 @@ def tables(measured: Sequence[PublishedPoint]) -> list[PageTable]:
         )
         for title, key in BY.items()
     ]
-    rows = []
-    for (device, without), some in held_out(measured).items():
-        errors_of = [
-            (p.bytes, abs(model_seconds_on(p, fitted) / p.seconds - 1)) for p, fitted in some
-        ]
-        rows.append((device, without, str(len(some)), *_medians(errors_of)))
-    columns = ("machine", "fitted without", *names[:-1])
-    found.append(PageTable("judged on what was not fitted", columns, rows))
     right, pairs_of_two = winners(measured)
     if pairs_of_two:
         title = "the faster of a ring of permutes and the built-in, both measured"
@@ -145,40 +138,6 @@ def page_text(page: str, found: Sequence[PageTable], notes: Sequence[str]) -> st
     return f"{before}{_BEGIN}\n{text}\n\n{_END}{after}"
 
 
-def held_out(
-    measured: Sequence[PublishedPoint],
-) -> dict[tuple[str, str], list[tuple[PublishedPoint, Device]]]:
-    """Points, each with a machine that was fitted without the points of its source or its ranks.
-
-    A source is left out only if a second source measured the machine. A number of ranks is left
-    out only if others remain for the collective. If no measurement on several hosts remains, these
-    are priced from one host and the network between hosts.
-    """
-    found: dict[tuple[str, str], list[tuple[PublishedPoint, Device]]] = {}
-    kinds: list[tuple[str, Callable[[PublishedPoint], Any]]] = [
-        ("source", lambda one: one.source),
-        ("ranks", lambda one: one.ranks),
-    ]
-    for name, of_device in group_by(measured, lambda one: one.device).items():
-        if MACHINES[name].ranks_a_host < 2:
-            continue
-        for kind, key in kinds:
-            for value, judged in group_by(of_device, key).items():
-                rest = [one for one in of_device if key(one) != value]
-                fitted = fit.device(name, rest)
-                known = [one for one in judged if _is_known(one, fitted)]
-                if known:
-                    found[name, f"{kind} {value}"] = [(one, fitted) for one in known]
-        if far := [one for one in of_device if one.hosts > 1]:
-            near = fit.device(name, [one for one in of_device if one.hosts == 1])
-            found[name, "several hosts"] = [(one, near) for one in far]
-    return found
-
-
-def _is_known(one: PublishedPoint, fitted: Device) -> bool:
-    return bool(fitted.curves.get((one.collective, one.hosts > 1)))
-
-
 def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
     """In how many cases the model predicts the faster of a ring of permutes and the built-in.
 
@@ -196,11 +155,9 @@ def winners(measured: Sequence[PublishedPoint]) -> tuple[int, int]:
         if permute is None or one.collective not in ("all_gather", "psum_scatter", "psum"):
             continue
         ring = (one.ranks - 1) * permute * (1 + (one.collective == "psum"))
-        by_ring = costs.predict(
-            one.collective, one.bytes, costs.place_of(one.ranks, one.device), "ring"
-        )
+        by_ring = seconds_of(one.collective, costs.place_of(one.ranks, one.device), "ring")
         pairs += 1
-        right += (by_ring < model_seconds(one)) == (ring < one.seconds)
+        right += (by_ring(one.bytes) < model_seconds(one)) == (ring < one.seconds)
     return right, pairs
 
 
@@ -214,25 +171,27 @@ def everything() -> tuple[list[PublishedPoint], list[str]]:
     except wheel.TableError as error:
         notes.append(f"without the table of GB200 and GB300: {error}")
     found = points.merge(published, inside)
-    left = Counter(one.why_left_out for one in found if one.why_left_out)
+    left = Counter(why for one in found if (why := why_left_out(one)))
     notes += [f"left out: {number}, {why}" for why, number in left.items()]
-    return [one for one in found if not one.why_left_out], notes
+    return [one for one in found if not why_left_out(one)], notes
+
+
+def why_left_out(one: PublishedPoint) -> str:
+    """Why there is no price to compare; "" if there is one."""
+    if one.why_left_out:
+        return one.why_left_out
+    return "" if isfinite(model_seconds(one)) else f"with fewer than {ENOUGH} sizes, so no curve"
 
 
 @cache
 def model_seconds(one: PublishedPoint) -> float:
-    """The seconds by the model. They are computed once, because every table needs them."""
-    return model_seconds_on(one, one.device)
-
-
-def model_seconds_on(one: PublishedPoint, device: str | Device) -> float:
-    """The seconds by the model of a device."""
+    """The seconds by the model, computed once for all tables; infinite if it has no curve."""
     is_tpu = one.device in costs.DEVICES
     hosts = one.hosts if one.hosts > 1 and not is_tpu else None
-    place = costs.place_of(one.ranks, device, hosts=hosts)
+    place = costs.place_of(one.ranks, one.device, hosts=hosts)
     if is_tpu and "no wrap" in one.topology:
         place = replace(place, closed=(False,) * len(place.shape))
-    return costs.predict(one.collective, one.bytes, place)
+    return seconds_of(one.collective, place, LAX)(one.bytes)
 
 
 def off(one: PublishedPoint) -> float:

@@ -53,7 +53,7 @@ def seconds(
 
     Args:
         collective, algorithm: as for `costs.price`.
-        place: a torus, a grid, or hosts with a network between them.
+        place: a torus or a grid, unless there is a `network`.
         nbytes: bytes of the full vector.
         network: a network of switches in place of its own, as the simulator describes it: its
             "kind" ("fat_tree", "dragonfly") and sizes.
@@ -84,7 +84,7 @@ def description(
     shard = nbytes / place.ranks
     return {
         "ranks": place.ranks,
-        "network": {**(network or _network(place)), "hop": model.hop, "rate": _rate(model)},
+        "network": {**(network or _network(place)), "hop": model.hop, "rate": 1 / model.beta},
         "addition": model.gamma,
         "phases": [
             {
@@ -98,11 +98,6 @@ def description(
 
 
 def _network(place: Place) -> dict[str, Any]:
-    if place.between and place.hosts > 1:
-        outer = place.between.model
-        rate = _rate(outer) * (place.ranks // place.hosts)  # of all ports of a host
-        ports = {"outer_rate": rate, "outer_start": outer.alpha}
-        return {"kind": "hosts", "hosts": place.hosts, **ports}
     if place.network is None:
         raise ValueError(f"{place.name} ranks on a switch: give its network")
     if place.is_torus:
@@ -123,29 +118,14 @@ def _number(at: Iterable[int], sizes: Iterable[int]) -> int:
     return number
 
 
-def _rate(model: Model) -> float:
-    """Bytes per second of a link; for a measured wire, the highest rate at any size."""
-    if not model.wire:
-        return 1 / model.beta
-    (first, floor), (last, most) = model.wire.knots[0], model.wire.knots[-1]
-    rates = [size / seconds for size, seconds in model.wire.knots]
-    return max(*rates, (last - first) / (most - floor))
-
-
 def _rounds(phase: Phase, shard: float, model: Model) -> list[tuple[int, list[Any]]]:
     """The rounds; equal rounds in a row are given once, with their number."""
     each = shard * phase.shards / phase.schedule.lanes
     rounds = (
-        [_move(m.axis, m.shift, len(m.offsets) * each, model) for m in moves]
+        [(m.axis, m.shift, len(m.offsets) * each, model.alpha) for m in moves]
         for moves in phase.rounds
     )
     return [(_count(same), moves) for moves, same in itertools.groupby(rounds)]
-
-
-def _move(axis: int, shift: int, size: float, model: Model) -> tuple[int, int, float, float]:
-    """A move, with the seconds that its message takes in addition to its bytes and links."""
-    start = model.wire(size) - size / _rate(model) if model.wire else model.alpha
-    return axis, shift, size, start
 
 
 def _count(some: Iterable[Any]) -> int:

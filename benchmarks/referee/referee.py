@@ -1,11 +1,10 @@
 """Run schedules message by message in SimGrid, and compare the seconds with their prices.
 
 A network is one of these: a torus of v5p chips (16, 8x8, 4x4x4); grid:4x4, whose axes are lines;
-hosts:8x8, 8 hosts of 8 H200 that share 8 ports to InfiniBand; tree:8x8, a fat tree of 8 switches
-with 8 ranks each; dragonfly:4x2x4x2, 4 groups of 2 chassis of 4 routers of 2 ranks, with as many
-links between two groups as a group has ranks (thin: instead of dragonfly: has one link). Ranks on
-hosts, a tree or a dragonfly are priced on a switch. The exit status is 1 if a price is off by more
-than 1 % (for messages to neighbours on a torus) or 5 % (for others).
+tree:8x8, a fat tree of 8 switches with 8 ranks each; dragonfly:4x2x4x2, 4 groups of 2 chassis of 4
+routers of 2 ranks, with as many links between two groups as a group has ranks (thin: instead of
+dragonfly: has one link). Ranks on a tree or a dragonfly are priced on a switch. The exit status is
+1 if a price is off by more than 1 % (for messages to neighbours on a torus) or 5 % (for others).
 """
 
 import argparse
@@ -23,9 +22,9 @@ from ringcoll.costs.places import Place
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 from ringcoll.schedules.schedule import SizeError
 
-CHIP, GPU, PORT = "v5p", "h200", "infiniband400"
+CHIP, PORT = "v5p", "gloo_infiniband"
 NEAR, FAR = 0.01, 0.05
-NETWORKS = "16,8x8,4x4x4,hosts:8x8,tree:8x8,dragonfly:4x2x4x2"
+NETWORKS = "16,8x8,4x4x4,tree:8x8,dragonfly:4x2x4x2"
 
 
 class NamedPlace(NamedTuple):
@@ -40,7 +39,7 @@ class NamedPlace(NamedTuple):
 
 
 def named_place(text: str) -> NamedPlace:
-    """Read a network: "8x8", "grid:4x4", "hosts:8x8", "tree:8x8", "dragonfly:4x2x4x2", "thin:...".
+    """Read a network: "8x8", "grid:4x4", "tree:8x8", "dragonfly:4x2x4x2", "thin:...".
 
     Raises:
         argparse.ArgumentTypeError: it is none of these.
@@ -53,9 +52,6 @@ def named_place(text: str) -> NamedPlace:
         lines = (False,) * len(sizes)
         return NamedPlace(text, Place(MACHINES[CHIP], sizes, network=sizes, closed=lines))
     flat = Place(MACHINES[PORT], (prod(sizes),))
-    if kind == "hosts" and len(sizes) == 2:
-        hosts = Place(MACHINES[GPU], sizes, sizes[0], between=MACHINES[PORT])
-        return NamedPlace(text, hosts)
     if kind == "tree" and len(sizes) == 2:
         return NamedPlace(text, flat, {"kind": "fat_tree", "sizes": sizes})
     if kind in ("dragonfly", "thin") and len(sizes) == 4:
@@ -67,7 +63,7 @@ def named_place(text: str) -> NamedPlace:
         links = prod(sizes[1:]) if kind == "dragonfly" else 1
         return NamedPlace(text, flat, {"kind": "dragonfly", "sizes": sizes, "links": links})
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no network; write 4x4, grid:4x4, hosts:8x8, tree:8x8 or dragonfly:4x2x4x2"
+        f"{text!r} is no network; write 4x4, grid:4x4, tree:8x8 or dragonfly:4x2x4x2"
     )
 
 

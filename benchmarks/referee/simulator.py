@@ -38,7 +38,7 @@ class Switched:
     def __init__(self, described, ranks):
         self.described, self.ranks, self.places = described, ranks, range(ranks)
 
-    def build(self, pairs):
+    def build(self):
         """Make the hosts and links."""
         callbacks = simgrid.ClusterCallbacks(_host, None, None)
         hop, rate = self.described["hop"], self.described["rate"] * PARTS
@@ -51,10 +51,6 @@ class Switched:
     def port(self, rank, target):
         """The port through which a message leaves."""
         return rank
-
-    def start(self, port, start):
-        """The seconds that a message takes to start."""
-        return start
 
 
 class FatTree(Switched):
@@ -105,42 +101,6 @@ class Torus(Switched):
         raise SystemExit(f"rank {rank} sends to itself")
 
 
-class Hosts(Switched):
-    """Hosts: each rank has a port to the ranks of its host; the ranks share the host's port."""
-
-    def build(self, pairs):
-        """Make routes for the pairs of ranks that send."""
-        zone = simgrid.NetZone.create_full_zone("net")
-        ranks = [_host(zone, None, rank)[0] for rank in range(self.ranks)]
-        links = {}
-
-        def link(name, rate):
-            if name not in links:
-                links[name] = zone.create_link(name, rate * PARTS)
-                links[name].seal()
-            return simgrid.LinkInRoute(links[name])
-
-        for source, target in sorted(pairs):
-            crosses, _ = self.port(source, target)
-            ends, rate = (source, target), self.described["rate"]
-            if crosses:
-                ends, rate = (self.host(source), self.host(target)), self.described["outer_rate"]
-            out, into = (f"{crosses} {end}" for end in ends)
-            way = [link(f"{out} out", rate), link(f"{into} in", rate)]
-            zone.add_route(ranks[source], ranks[target], None, None, way, False)
-        zone.seal()
-
-    def host(self, rank):
-        return rank * self.described["hosts"] // self.ranks
-
-    def port(self, rank, target):
-        """The port of a rank; each rank starts its own messages, but hosts share the bytes."""
-        return self.host(rank) != self.host(target), rank
-
-    def start(self, port, start):
-        return self.described["outer_start"] if port[0] else start
-
-
 def _host(zone, _coordinates, number):
     """SimGrid calls this for each place of a network."""
     host = zone.create_host(str(number), "1Gf")
@@ -148,7 +108,7 @@ def _host(zone, _coordinates, number):
     return host.netpoint, None
 
 
-NETWORKS = {"torus": Torus, "fat_tree": FatTree, "dragonfly": Dragonfly, "hosts": Hosts}
+NETWORKS = {"torus": Torus, "fat_tree": FatTree, "dragonfly": Dragonfly}
 
 
 def step(shape, rank, axis, shift):
@@ -173,7 +133,7 @@ def planned(data, network):
                 for rank in range(network.ranks):
                     target = step(phase["shape"], rank, axis, shift)
                     port = network.port(rank, target)
-                    starts[port] = starts.get(port, 0.0) + network.start(port, start)
+                    starts[port] = starts.get(port, 0.0) + start
                     sent[rank].append((port, target, size))
                     got[target].append((rank, size))
             after = [
@@ -212,14 +172,7 @@ def run(data):
     )
     network = NETWORKS[data["network"]["kind"]](data["network"], data["ranks"])
     rounds, ended = planned(data, network), list[float]()
-    network.build(
-        {
-            (rank, target)
-            for _, sent, _, _ in rounds
-            for rank, messages in enumerate(sent)
-            for _, target, _ in messages
-        }
-    )
+    network.build()
     places = {place.name: place for place in engine.all_hosts}
     for rank, number in enumerate(network.places):
         simgrid.Actor.create(str(rank), places[str(number)], act, engine, rounds, rank, ended)

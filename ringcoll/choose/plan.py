@@ -1,7 +1,7 @@
 """A plan: how one call runs, and why. The cheapest by price wins."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ringcoll.choose.table import LAX, Algorithm
@@ -31,6 +31,7 @@ class Plan:
             the matmul with these rows.
         exchanged: for attention, the indices of the axes over which all-to-alls exchange positions
             for heads; the algorithm gathers over the others.
+        others: the other forms that have a price, the best first.
     """
 
     algorithm: Algorithm = LAX
@@ -40,6 +41,7 @@ class Plan:
     by_turns: bool = False
     in_place: "Plan | None" = None
     exchanged: tuple[int, ...] = ()
+    others: tuple["Plan", ...] = field(default=(), repr=False, compare=False)
 
     @property
     def form(self) -> str:
@@ -84,4 +86,4 @@ def cheapest(plans: Iterable[Plan], error: float = ERROR) -> Plan:
     first, *others = ranked
     words = [seconds_in_words(first.seconds)]
     words += [f"{other.form} {seconds_in_words(other.seconds)}" for other in others[:1]]
-    return replace(first, why="; ".join(words))
+    return replace(first, why="; ".join(words), others=tuple(others))

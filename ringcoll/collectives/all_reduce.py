@@ -153,7 +153,8 @@ class Pmean(Psum):
         return built_in.pmean(x, self.axes, axis_index_groups=self.groups)
 
     def __call__(self, *xs: Array) -> list[Array]:
-        total, n = Psum(**self.for_transpose()), Ranks.over(self.axes, self.groups).size
+        total = Psum(**self.for_transpose(), called="pmean")
+        n = Ranks.over(self.axes, self.groups).size
         if self.by_tree:
             xs = tuple(rounded(x) for x in xs)  # before it is widened
         if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):

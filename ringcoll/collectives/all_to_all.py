@@ -153,5 +153,5 @@ def pswapaxes(
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
     call = Call("pswapaxes", axis_name, axis_index_groups, {"axis": axis})
-    exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=False)
+    exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=False, called=call.name)
     return bind_leaves(call, x, exchange, ("axis", "axis"), algorithm=algorithm)

@@ -39,6 +39,7 @@ class ScheduledCollective(Collective):
     accumulate_dtype: np.dtype | None = None
     by_tree: bool = False  # whether floats are added by the balanced tree
     gradient_by_tree: bool = False  # the same for the sums of its transpose
+    called: str = ""  # the name of the user's function, if it is not that of the primitive
     collective: ClassVar[str]  # its name in `algorithms` and in the table
     tree_fields: ClassVar[tuple[str, ...]] = ("by_tree",)  # the fields that `order` sets
     #: Whether JAX can lower its own collective beside an explicit axis.
@@ -99,8 +100,8 @@ class ScheduledCollective(Collective):
         if decided.algorithm == LAX and algorithm != LAX and may_fail:
             axis_types = jax.typeof(xs[0]).sharding.mesh.axis_types
             decided = BY_HAND if AxisType.Explicit in axis_types else decided
-        call = self.primitive.name.removeprefix("ringcoll_")
-        noted(call, self.axes, xs, decided, self.groups)
+        call = self.called or self.primitive.name.removeprefix("ringcoll_")
+        noted(call, self.axes, xs, decided, self.line, self.groups)
         return decided
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:
@@ -161,7 +162,7 @@ class ScheduledCollective(Collective):
 
     def for_transpose(self) -> dict[str, Any]:
         """The arguments that a collective shares with its transpose."""
-        names = ("axes", "groups", "algorithm", "accumulate_dtype", "wire")
+        names = ("axes", "groups", "algorithm", "accumulate_dtype", "wire", "line")
         shared = {name: getattr(self, name) for name in names}
         shared |= {"by_tree": self.gradient_by_tree, "gradient_by_tree": self.by_tree}
         return shared

@@ -8,60 +8,89 @@ import jax
 from jax.sharding import AbstractMesh
 
 from ringcoll.choose.plan import Plan
+from ringcoll.choose.table import LAX
+from ringcoll.io.text import aligned, folded, seconds_in_words
 from ringcoll.runtime.scopes import takes_plans
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The plans of a program. It prints a line for each call.
+    """The plans of a program. It prints a table with a row for each call.
 
     Attributes:
         plans: each call in words, and its plan, in the order in which they are lowered. Equal
-            calls with equal plans are listed once.
+            calls on one line with equal plans are listed once.
+        lines: for each call its line of source, "train.py:41".
     """
 
     plans: tuple[tuple[str, Plan], ...]
+    lines: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n".join(f"{call}: {plan}" for call, plan in self.plans)
+        if not self.plans:
+            return "the program calls no collective, matmul or layer of ringcoll"
+        rows = [("line", "call", "form", "us", "next best", "the built-in")]
+        for line, (call, plan) in zip(self.lines, self.plans, strict=True):
+            forms = {one.form: _us(one) for one in (plan, *plan.others)}
+            form = plan.form if plan.seconds else str(plan)  # with the reason
+            next_best = next((f"{one.form} {_us(one)}" for one in plan.others), "-")
+            rows.append((line, call, form, _us(plan), next_best, forms.get(LAX, "-")))
+        return "\n".join(aligned(folded(rows), left=3))
+
+
+def _us(plan: Plan) -> str:
+    """The price of a plan in microseconds; "-" if it has none."""
+    return seconds_in_words(plan.seconds, like=0.0).removesuffix(" us") if plan.seconds else "-"
 
 
 def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
     """A function that takes the same operands, runs nothing, and returns the plans of the program.
 
-    A line has the collective or the matmul, its axes, the operands of a rank, the algorithm, and
-    why: the price and that of the runner-up, the row of the table, or that the call names it.
+    It prints as a table: the line of source, the collective or matmul with its axes and the
+    operands of a rank, and its form. Then the prices of this form, of the next best and of the
+    built-in; or, where no price decided, why it has this form: a row of the table, or the caller.
 
     Args:
         function: a function, jitted or not. Its operands may be `jax.ShapeDtypeStruct`s.
 
     Raises:
+        TypeError: it is no function that can be traced, but was lowered or compiled.
         Exception: whatever `function` or JAX raises when the program is traced and lowered.
 
     >>> total = ranks(lambda x: ringcoll.psum(x, "x"), out_specs=P())
-    >>> print(ringcoll.explain(total)(jnp.arange(8.0)))
+    >>> for call, plan in ringcoll.explain(total)(jnp.arange(8.0)).plans:
+    ...     print(f"{call}: {plan}")
     psum over x=4, float32[2]: lax: no row covers it: the built-in
     """
+    traceable = jitted("explain", function)
 
     def explained(*operands: Any, **named: Any) -> Explanation:
-        _, _, plans = lowered(function, operands, named)
-        return Explanation(plans)
+        _, _, plans = lowered(traceable, operands, named)
+        lines = tuple(line for line, _, _ in plans)
+        return Explanation(tuple((call, plan) for _, call, plan in plans), lines)
 
     return explained
 
 
+def jitted(name: str, function: Callable[..., Any]) -> jax.stages.Wrapped:
+    """A function that can be traced, for the function `name` of ringcoll."""
+    if not callable(function) or isinstance(function, jax.stages.Traced | jax.stages.Compiled):
+        words = f"{type(function).__name__} is no function that can be traced"
+        raise TypeError(f"ringcoll.{name}: {words}; pass the function that it was made from")
+    return function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
+
+
 def lowered(
-    function: Callable[..., Any], operands: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[jax.stages.Traced, jax.stages.Lowered, tuple[tuple[str, Plan], ...]]:
-    """A function as it is traced and lowered, and the plans of an `Explanation`."""
-    plans: dict[tuple[str, Plan], None] = {}
+    function: jax.stages.Wrapped, operands: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[jax.stages.Traced, jax.stages.Lowered, tuple[tuple[str, str, Plan], ...]]:
+    """A function as it is traced and lowered, and its calls: the line, the words and the plan."""
+    plans: dict[tuple[str, str, Plan], None] = {}
 
-    def take(call: str, plan: Plan) -> None:
-        plans[call, plan] = None
+    def take(*told: Any) -> None:
+        plans[told] = None
 
-    jitted = function if isinstance(function, jax.stages.Wrapped) else jax.jit(function)
     with takes_plans(take):
-        traced = jitted.trace(*operands, **named)
+        traced = function.trace(*operands, **named)
         program = traced.lower(lowering_platforms=_platforms((operands, named)))
     return traced, program, tuple(plans)
 

@@ -114,7 +114,7 @@ def gather(
         return gather_plans([work], shard_bytes, sizes, model, whole=rounds.whole)
 
     plan = _planned(call, algorithm, work, plans)
-    x = noted_when_lowered("gather", call.axes, x, lambda platform, hosts: plan)
+    x = noted_when_lowered("gather", call.axes, x, lambda platform: plan)
     adds = work is not None and work.summed > 0
     checked = with_wide_gradients(checked, program)
     return replace(rounds, algorithm=plan.algorithm).gather(x, checked, carry, adds=adds)
@@ -179,7 +179,7 @@ def reduce(
     rounds = replace(rounds, algorithm=plan.algorithm)
     widened = with_wide_gradients(widened, program)
     total = _with_dtypes(rounds.reduce(widened, size, by_turns=plan.by_turns), every)
-    return noted_when_lowered("reduce", call.axes, total, lambda platform, hosts: plan)
+    return noted_when_lowered("reduce", call.axes, total, lambda platform: plan)
 
 
 def tour(
@@ -253,7 +253,7 @@ def tour(
     plan = _planned(
         call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, made_bytes, *on)
     )
-    x = noted_when_lowered("tour", call.axes, x, lambda platform, hosts: plan)
+    x = noted_when_lowered("tour", call.axes, x, lambda platform: plan)
     checked = with_wide_gradients(checked, program)
     rounds = replace(rounds, algorithm=plan.algorithm)
     carry, total = rounds.tour(x, checked, carry, halved=True)
@@ -314,7 +314,7 @@ def exchange(
     plan = Plan(algorithm, why=NAMED)
     if algorithm == "auto":
         plan = Plan(LAX, why="an exchange has no price under work")
-    x = noted_when_lowered("exchange", call.axes, x, lambda platform, hosts: plan)
+    x = noted_when_lowered("exchange", call.axes, x, lambda platform: plan)
     checked = with_wide_gradients(checked, program)
     return replace(rounds, algorithm=plan.algorithm).exchange(x, checked, carry)
 

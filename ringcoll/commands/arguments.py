@@ -2,9 +2,8 @@
 
 import argparse
 import importlib
-import os
 import re
-import sysconfig
+import sys
 import traceback
 from collections.abc import Callable
 from functools import partial, wraps
@@ -15,6 +14,7 @@ from ringcoll.costs.places import sizes_in
 from ringcoll.costs.wire import CODES, ENCODED, Wire
 from ringcoll.io import files
 from ringcoll.io.text import columns
+from ringcoll.runtime.scopes import users_line
 from ringcoll.schedules.registry import ALIASES, COLLECTIVES, TOUR, in_lax
 from ringcoll.schedules.schedule import ScheduleError
 
@@ -51,6 +51,12 @@ def check_files(args: argparse.Namespace) -> None:
             except OSError as error:
                 cure = "name a file in a folder that exists and can be written"
                 args.error(f"--{name.replace('_', '-')} {value}: {error.strerror}; {cure}")
+
+
+def write(file: str, content: str) -> None:
+    """Write a file, and say where, beside what is printed."""
+    files.write(file, content)
+    print(f"wrote {file}", file=sys.stderr)
 
 
 def collective(text: str) -> str:
@@ -153,7 +159,8 @@ def shapes(text: str) -> list[tuple[int, ...]]:
     Raises:
         argparse.ArgumentTypeError: it is not such a list.
     """
-    return [shape for item in text.split(",") for shape in product(*map(_range, item.split("x")))]
+    items = text.lower().split(",")
+    return [shape for item in items for shape in product(*map(_range, item.split("x")))]
 
 
 def _range(text: str) -> list[int]:
@@ -219,20 +226,12 @@ def function(text: str) -> Callable[..., Any]:
 
 
 def in_a_line(error: BaseException) -> str:
-    """An exception in one line: its type, its message, and the last line of the user's code.
-
-    The user's code is neither this package, nor installed, nor Python's own.
-    """
+    """An exception in one line: its type, its message, and the last line of the user's code."""
     words = " ".join(f"{type(error).__name__}: {error}".split())
     if isinstance(error, SyntaxError):  # its message already names the line
         return f"{words} ({error.filename})"
-    ours = "<frozen", os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib")
-    theirs = [
-        f"{frame.filename}, line {frame.lineno}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "site-packages" not in frame.filename and not frame.filename.startswith(ours)
-    ]
-    return f"{words} ({theirs[-1]})" if theirs else words
+    file, line = users_line(traceback.extract_tb(error.__traceback__))
+    return f"{words} ({file}, line {line})" if file else words
 
 
 def algorithm(text: str) -> Callable[..., Any]:
@@ -241,7 +240,8 @@ def algorithm(text: str) -> Callable[..., Any]:
     Raises:
         argparse.ArgumentTypeError: there is no such function.
     """
-    return _called(text, "the sizes of the axes to a Schedule", "{}, the sizes of the axes")
+    failed = "called with {}, the sizes of the axes: {}; a program is for overlap and explain"
+    return _called(text, "the sizes of the axes to a Schedule", failed)
 
 
 def program(text: str) -> Callable[..., Any]:
@@ -250,16 +250,17 @@ def program(text: str) -> Callable[..., Any]:
     Raises:
         argparse.ArgumentTypeError: there is no such function.
     """
-    return _called(text, "a mesh to a function and its operands", "the mesh")
+    failed = "called with the mesh: {1}; a schedule is for draw, cost and export"
+    return _called(text, "a mesh to a function and its operands", failed)
 
 
-def _called(text: str, does: str, called_with: str) -> Callable[..., Any]:
+def _called(text: str, does: str, failed: str) -> Callable[..., Any]:
     """Import a user's function and wrap it, so that whatever it raises becomes a `ScheduleError`.
 
     Args:
         text: "module:function".
         does: what the function should map to what, for the message if it is not a function.
-        called_with: the operands of a call, for the message if the call fails.
+        failed: the message if a call fails, of its operands and the error.
     """
     user_function = function(text)
     if not callable(user_function):
@@ -271,12 +272,9 @@ def _called(text: str, does: str, called_with: str) -> Callable[..., Any]:
     def called(*operands: Any) -> Any:
         try:
             return user_function(*operands)
-        except ScheduleError:  # its message already names the fault
-            raise
         except (Exception, SystemExit) as error:
-            raise ScheduleError(
-                f"--function {text}: called with {called_with.format(operands)}: {in_a_line(error)}"
-            ) from error
+            words = failed.format(operands, in_a_line(error))
+            raise ScheduleError(f"--function {text}: {words}") from error
 
     called.__name__ = text.partition(":")[2]
     return called

@@ -3,7 +3,7 @@
     python -m ringcoll cost all_gather
     python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e --formulas
     python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
-    python -m ringcoll cost all_reduce --device h200 --ranks 256,32x8 --network ethernet100
+    python -m ringcoll cost all_reduce --device h100 --ranks 2..8
     python -m ringcoll cost all_gather --device mine.json --algorithm lax,ring --json
     python -m ringcoll cost all_gather --ranks 8 --function my.module:schedule
     python -m ringcoll cost all_gather_matmul --shape 8192x8192x28672 -n 8 --device v5e
@@ -11,10 +11,10 @@
 B is the size in bytes as nccl-tests counts it: the operand or the result of a rank, whichever is
 larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand of 8M. In formulas,
 alpha is seconds per message, hop seconds per link that a message passes, beta seconds per byte on
-the busiest link, and gamma seconds per byte added. `lax` is the built-in, whose price comes from
-published measurements if there are any. Nothing is measured here; `python -m benchmarks measured`
-compares prices with measurements. For a matmul with a collective, the table is the one whose
-cheapest line "auto" runs on TPUs, without gradients.
+the busiest link, and gamma seconds per byte added. `lax` is the built-in. On GPUs its price, and
+that of a message, lie between published measurements; what lies outside is "not measured". Nothing
+is measured here; `python -m benchmarks measured` compares prices with measurements. For a matmul
+with a collective, the table is the one whose cheapest line "auto" runs on TPUs, without gradients.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from types import MappingProxyType
+from math import inf, isinf
 from typing import Any, NamedTuple
 
 from ringcoll.commands import arguments, cost_matmul
@@ -38,6 +38,9 @@ from ringcoll.schedules.registry import TOUR, Algorithm, in_lax, listed_name, na
 
 #: The range of bytes over which the fastest algorithm is printed.
 LEAST, MOST = 2**10, 2**32
+_POWERS = [2**k for k in range(10, 33)]
+#: In place of a time that is infinite.
+NOT_MEASURED = "not measured"
 #: The sizes, if none are given.
 _BYTES = [2**26]
 #: The options that a matmul does not take.
@@ -51,7 +54,6 @@ _CONSTANTS = {
     "beta": "seconds per byte sent",
     "gamma": "seconds per byte added",
 }
-_SOME_SIZES = (2**10, 2**20, 2**26, 2**30)
 
 Algorithms = Mapping[str, Algorithm]
 
@@ -100,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--network",
         metavar="NETWORK",
         help="of TPUs: the chips of the slice, such as 4x4 (default: the shape of --ranks), or "
-        f"{SWITCH}; of GPUs: the network between hosts, such as ethernet100",
+        f"{SWITCH}",
     )
     for name, constant in _CONSTANTS.items():
         add(
@@ -151,6 +153,12 @@ def run(args: argparse.Namespace) -> int:
     winners = [(row.place.name, _winners(row)) for row in rows]
     lines += aligned(winners, left=2)
     lines += [f"- {why}" for why in refused]
+    if any(NOT_MEASURED in line for line in lines):
+        lines.append(
+            f"- {NOT_MEASURED}, so not compared: python -m ringcoll machine --show {args.device} "
+            "lists the ranks, hosts and sizes of its measurements (those of ppermute price every "
+            "message on one host); machine --fit makes a machine of your own log"
+        )
     if args.formulas:
         lines += _formulas(collective, algorithms, rows)
     print(*wrapped(lines), sep="\n")
@@ -203,33 +211,26 @@ def _device(args: argparse.Namespace) -> Device:
     if "alpha" in changes or "beta" in changes:
         changes["wire"] = None
     model = replace(device.model, **changes)
-    return replace(device, model=model, curves=MappingProxyType({}), based_on="")
+    return replace(device, model=model)
 
 
 def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
-    """The constants of the device and of the networks between hosts; which axes are lines."""
+    """The constants of the device; where the ranks are."""
     device = places[0].device
     yield f"modelled on {device.name}: {_constants(device.model)}"
-    known = {
-        (place.between.name, place.ranks // place.hosts): place.between.model
-        for place in places
-        if place.between and place.hosts > 1
-    }
-    for (name, ports), model in known.items():
-        yield f"{ports} port{'s' * (ports > 1)} of a host to {name}: {_constants(model)}"
-    for network in dict.fromkeys(place.network or () for place in places if place.places):
-        chips = "x".join(map(str, network))
-        yield f"the ranks are the last axis of a mesh on {chips} chips, as ringcoll.mesh orders it"
-    networks = [place.network or () for place in places if not (place.is_torus or place.places)]
-    if networks:
-        shapes = dict.fromkeys("x".join(map(str, network)) for network in networks)
-        yield f"an axis of {', '.join(shapes)} is a line, not a ring, on a slice of chips"
+    laid: dict[str, dict[str, None]] = {}
+    for place in places:
+        laid.setdefault(place.words, {})[place.name] = None
+    yield from (f"{', '.join(names)} ranks: {words}" for words, names in laid.items())
 
 
 def _constants(model: Model) -> str:
     if wire := model.wire:
-        some = (f"{seconds_in_words(wire(b))} of {bytes_in_words(b)}" for b in _SOME_SIZES)
-        return f"a message, measured: {', '.join(some)}"
+        ends = (wire.knots[0], wire.knots[-1])
+        least, most = (f"{seconds_in_words(t)} of {bytes_in_words(b)}" for b, t in ends)
+        return f"a message, measured: {least} to {most}"
+    if isinf(model.alpha):
+        return "messages were not measured"
     words = f"alpha {seconds_in_words(model.alpha)}"
     if model.hop:
         words += f", hop {seconds_in_words(model.hop)}"
@@ -267,7 +268,7 @@ def _as_json(args: argparse.Namespace, rows: Sequence[Priced]) -> Iterator[dict[
                     "device": row.place.device.name,
                     "algorithm": name,
                     "wire": args.wire,
-                    "seconds": seconds(nbytes),
+                    "seconds": None if isinf(taken := seconds(nbytes)) else taken,
                 }
 
 
@@ -283,20 +284,23 @@ def _forms(collective: str, algorithms: Algorithms, places: Sequence[Place]) -> 
     return {name: str(form) for name, form in forms.items() if form}
 
 
-def _times(row: Priced, nbytes: int) -> dict[str, str]:
-    """The time of each algorithm in words, with a star after the least."""
-    taken = {name: seconds(nbytes) for name, seconds in row.seconds.items()}
-    least = min(taken.values(), default=0) * (1 + 1e-9)
-    return {name: seconds_in_words(t) + ("*" if t <= least else " ") for name, t in taken.items()}
-
-
 def _table(rows: Sequence[Priced], names: Iterable[str], nbytes: int) -> Iterator[str]:
-    """A row for each algorithm, a column for each machine; as many columns at once as fit."""
-    first = ["ranks", *names]
-    columns = []
-    for row in rows:
-        times = _times(row, nbytes)
-        columns.append([f"{row.place.name} ", *(times.get(name, "- ") for name in first[1:])])
+    """A row for each algorithm, a column for each machine; as many columns at once as fit.
+
+    The least time of a column has a star. All times have the unit of the least one.
+    """
+    first, columns = ["ranks", *names], []
+    taken = [{name: seconds(nbytes) for name, seconds in row.seconds.items()} for row in rows]
+    least = min((t for times in taken for t in times.values() if t), default=inf)
+    for row, times in zip(rows, taken, strict=True):
+        starred = min(times.values(), default=0) * (1 + 1e-9)
+        words = {
+            name: f"{NOT_MEASURED} "
+            if isinf(t)
+            else seconds_in_words(t, least) + " *"[t <= starred]
+            for name, t in times.items()
+        }
+        columns.append([f"{row.place.name} ", *(words.get(name, "- ") for name in first[1:])])
     width, used = (max(map(len, some)) for some in ([*chain(*columns)], first))
     fit = max((WIDTH - used) // (width + 2), 1)
     for start in range(0, len(columns), fit):
@@ -332,7 +336,7 @@ def _distinct(row: Priced) -> dict[str, Seconds]:
     """The seconds of the algorithms; those that tie at every size share one entry."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, seconds in row.seconds.items():
-        alike.setdefault(tuple(f"{seconds(b):.9g}" for b in (LEAST, MOST)), []).append(name)
+        alike.setdefault(tuple(f"{seconds(b):.9g}" for b in _POWERS), []).append(name)
     return {" = ".join(some): row.seconds[some[0]] for some in alike.values()}
 
 
@@ -340,5 +344,5 @@ def _winners(row: Priced) -> str:
     """The fastest algorithm in each range of bytes, with the sizes between the ranges."""
     if not row.seconds:
         return "-"
-    first, *others = fastest(_distinct(row), LEAST, MOST)
+    first, *others = fastest({NOT_MEASURED: lambda _: inf, **_distinct(row)}, LEAST, MOST)
     return "  ".join([first.name, *(f"| {bytes_in_words(r.least)} | {r.name}" for r in others)])

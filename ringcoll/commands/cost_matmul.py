@@ -34,7 +34,8 @@ _DTYPE = jnp.dtype(jnp.bfloat16)
 _LEGEND = (
     '* is what "auto" runs. hop: all messages, if nothing else took time. product: all the rest, '
     "if messages took no time. exposed: the total less the product. The limit is the longer of two "
-    "times: of the whole product, and of the bytes of the collective over all links"
+    "times: of the whole product, and of the bytes of the collective over all links. One axis of "
+    "ranks is one ring of chips; several are the axes of a slice"
 )
 
 Sizes = tuple[int, int, int]  # m, k, f
@@ -197,9 +198,10 @@ def _words(lines: Sequence[Line]) -> Iterator[str]:
         ("", "", "", "", "", "", "of the"),
         ("algorithm", "rounds", "hop", "product", "exposed", "total ", "limit"),
     ]
+    least = min(line.total for line in lines)
     for line in lines:
         times = line.hop, line.product, line.exposed, line.total
-        hop, product, exposed, total = map(seconds_in_words, times)
+        hop, product, exposed, total = (seconds_in_words(time, least) for time in times)
         total += "*" if line.chosen else " "
         rounds = "-" if line.rounds is None else str(line.rounds)
         of_the_limit = f"{line.of_the_limit:.2f}"

@@ -26,7 +26,6 @@ from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import Plan, plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
-from ringcoll.io import files
 from ringcoll.io.text import columns
 from ringcoll.schedules.registry import in_lax, names
 from ringcoll.schedules.schedule import ScheduleError
@@ -110,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         args.error(str(error))
     for option, drawing in drawings.items():
-        files.write(getattr(args, option), drawing)
+        arguments.write(getattr(args, option), drawing)
     if not drawings:
         print(as_text(drawn_plan, columns()))
     return 0

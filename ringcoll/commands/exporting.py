@@ -10,7 +10,6 @@ import argparse
 
 from ringcoll.commands import arguments
 from ringcoll.formats import program, prove, to_msccl
-from ringcoll.io import files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,5 +38,5 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(to_msccl(written), end="")
         return 0
-    files.write(args.output, to_msccl(written))
+    arguments.write(args.output, to_msccl(written))
     return 0

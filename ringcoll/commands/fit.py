@@ -14,8 +14,7 @@ from pathlib import Path
 from ringcoll.commands import arguments
 from ringcoll.costs import machines
 from ringcoll.costs.fitting import fit_machine, read_timings
-from ringcoll.io.files import write
-from ringcoll.io.text import wrapped
+from ringcoll.io.text import bytes_in_words, wrapped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
             off = f"off by {one['error']:.1%}: {one['source']}"
             lines.append(f"matmuls in {one['dtype']} {rates}, {off}")
         for curve in data.get("curves", ()):
-            lines.append(f"{curve['collective']} on {curve['ranks']} ranks: {curve['source']}")
+            on = f"{curve['ranks']} ranks, {curve['hosts']} host{'s' * (curve['hosts'] > 1)}"
+            sizes = " to ".join(bytes_in_words(curve["knots"][i][0]) for i in (0, -1))
+            lines.append(f"{curve['collective']} on {on}, {sizes}: {curve['source']}")
         print(*wrapped(lines), sep="\n")
         return 0
     if not args.fit:
@@ -63,5 +64,5 @@ def run(args: argparse.Namespace) -> int:
         args.error(f"--fit {args.fit}: {error}")
     print(*lines, sep="\n")
     if args.output:
-        write(args.output, machines.text_of(data))
+        arguments.write(args.output, machines.text_of(data))
     return 0

@@ -1,7 +1,7 @@
 """Compile a program for chips that you need not have, and report its exposed communication.
 
     python -m ringcoll overlap --topology v5e:4x2 --example all_gather_matmul
-    python -m ringcoll overlap --topology h200:8 --example all_gather_matmul --html page.html
+    python -m ringcoll overlap --topology h100:8 --example all_gather_matmul --html page.html
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --json > old.json
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --against old.json
     python -m ringcoll overlap new.json --against old.json
@@ -186,12 +186,13 @@ def run(args: argparse.Namespace) -> int:
             none = "no waste was found" + " in what could be read" * bool(last.unread)
             print("", *(waste(program, allow_unread="*") or [none]), sep="\n")
     if args.text and program:
-        files.write(args.text, program.text)
+        arguments.write(args.text, program.text)
     reports = [report for report in (before, last) if report and report.segments] or [last]
     for name, (_, write) in _FILES.items():
         if file := getattr(args, name):
             try:
                 write(file, *reports)
+                print(f"wrote {file}", file=sys.stderr)
             except ValueError as error:  # there are no times to draw
                 args.error(str(error))
     broken = breaches(last, shares, {}, 1, ()) if shares else []
@@ -203,10 +204,11 @@ def _mesh(args: argparse.Namespace) -> Mesh:
     """The mesh of --topology and --mesh.
 
     Raises:
-        ValueError: the constants of its chips are not known; or as `ringcoll.mesh`.
+        ValueError: the constants of these TPUs are not known; or as `ringcoll.mesh`.
     """
     chips = mesh_on(args.topology, args.mesh)
-    if chip(chips.devices.flat[0].device_kind) is None:
+    kind = chips.devices.flat[0].device_kind
+    if kind.startswith("TPU") and chip(kind) is None:
         raise ValueError(
             f"--topology {args.topology}: the constants of this chip are not known, only those of "
             f"{', '.join(CHIPS)}; name one of these, such as v5e:4x2"
@@ -226,7 +228,7 @@ def program_on(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:
             return program, tuple(operands)
     raise ValueError(
         f"--function: {function.__name__} returned {repr(returned)[:80]}; return a function and "
-        "a tuple of its operands"
+        "a tuple of its operands (a schedule is for draw, cost and export)"
     )
 
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import ceil, prod
 from typing import Any, TypeVar
 
-from ringcoll.costs.routes import HostRound, Load, Places, UnevenRounds, on_hosts, on_torus
+from ringcoll.costs.routes import Load, Places, UnevenRounds, on_torus
 from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import TOUR, Algorithm, build
@@ -95,48 +95,6 @@ def price(
     alone = _count_each(run, lambda schedule: price_backward(schedule, network, closed, places))
     paid = _total(*(_phase_price(run[i], one, i == 0) for i, one in enumerate(alone)))
     return replace(paid, rounds=tour(built).rounds) if collective == TOUR else paid
-
-
-@dataclass(frozen=True, slots=True)
-class HostsPrice:
-    """The cost on hosts: the load of every kind of round, and the shards that a rank adds."""
-
-    rounds: tuple[HostRound, ...]
-    additions: Fraction
-
-
-def price_on_hosts(
-    collective: str,
-    algorithm: Algorithm,
-    shape: Sequence[int],
-    hosts: int,
-) -> HostsPrice:
-    """What a collective costs on hosts whose ranks share a port to the other hosts.
-
-    The ranks are in order, and each host has the same number of them. On a shape of (hosts, ranks
-    of a host), a product gathers between hosts first, while there is least to send. A
-    reduce-scatter runs the same schedule backward, so it sends between hosts last. In the other
-    order, every rank of a host would send everything that the host holds.
-
-    Args:
-        collective, algorithm, shape: as for `price`.
-        hosts: the number of hosts; it must divide the number of ranks.
-
-    Raises:
-        ValueError: as `price`; or the hosts do not divide the ranks.
-    """
-    rounds, additions = [], Fraction(0)
-    run = phases(collective, build(collective, algorithm, tuple(shape)))
-    routed, alone = (
-        _count_each(run, lambda schedule: on_hosts(schedule, hosts)),
-        _count_each(run, price_backward),
-    )
-    for phase, kinds, one in zip(run, routed, alone, strict=True):
-        for times, *loads in kinds:
-            whole = (one._replace(link=phase.shards * one.link) for one in loads)
-            rounds.append(HostRound(times, *whole))
-        additions += _phase_price(phase, one, False).additions
-    return HostsPrice(tuple(rounds), additions)
 
 
 def _count_each(run: Sequence[Phase], count: Callable[[Schedule], Counted]) -> list[Counted]:

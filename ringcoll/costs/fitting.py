@@ -7,7 +7,7 @@ are counted as nccl-tests does.
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,14 @@ from ringcoll.costs.model import Sample, fit
 from ringcoll.costs.places import MOST_RANKS
 from ringcoll.costs.prediction import LAX, PERMUTE
 from ringcoll.io.strict_json import shown
-from ringcoll.schedules.registry import COLLECTIVES, EXCHANGES, build, in_lax
+from ringcoll.schedules.registry import COLLECTIVES, build, in_lax
 
 #: The fewest sizes from which both the cost of a start and the cost of a byte can be found.
 ENOUGH = 4
-#: The network between hosts: no table of times names it.
-_BETWEEN = "ethernet100"
 _KNOWN = (*COLLECTIVES, PERMUTE)
 #: Lines of nccl-tests' output: the test, a rank, where ranks are cut off, the columns.
 _TEST = re.compile(r"#(?: Collective test starting:)?\s+(\w+?)_perf\w*\s*$")
-_RANK = re.compile(r"#\s+Rank\s+(\d+)(?:.*?\bon\s+(\S+))?")
+_RANK = re.compile(r"#\s+Rank\s+(\d+)(?:\s+Group\s+(\S+))?(?:.*?\bon\s+(\S+))?")
 _CUT = re.compile(r"(#.*)?\.\.\.\s*$")
 _COLUMNS = re.compile(r"(.*?)#\s+size\s+count\s+type")
 _NAMES = {"alltoall": "all_to_all", "sendrecv": PERMUTE, "broadcast": "pbroadcast"}
@@ -55,18 +53,19 @@ def read_timings(text: str) -> list[Timing]:
     >>> fitting.read_timings('{"rows": [' + row + "]}")[0].ranks
     8
     """
+    text = text.removeprefix("\ufeff")  # a byte order mark
     if not text.strip():
         raise ValueError("line 1: the file is empty; give a table of measurements")
     lines = text.splitlines()
     if any(map(_COLUMNS.match, lines)):
         timings = list(_of_nccl_tests(lines))
-    elif "#" in lines[0] and "_perf" in text:
-        raise ValueError(
-            "line 1: nccl-tests' output without its header, '#  size  count  type ...', and so "
-            "without times; give the whole output"
-        )
-    else:
+    elif text.lstrip()[0] in "{[":
         timings = list(_of_json(text))
+    else:
+        raise ValueError(
+            "line 1: nccl-tests' output without its header, '#  size  count  type ...', or no such "
+            "output; give all of it, with every '#', or the JSON of `python -m benchmarks --json`"
+        )
     if not timings:
         raise ValueError("line 1: no measurement; give a time in each line, or in each of `rows`")
     return timings
@@ -76,8 +75,7 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
     """Fit a machine: the contents of its file, and lines that describe the fit.
 
     Built-in collectives (algorithm "lax") get a curve for each number of ranks. Rates come from
-    permutes; without permutes, from measured algorithms of ringcoll; without these, from the
-    built-in collectives, as if each were a ring.
+    permutes; without permutes, from measured algorithms of ringcoll; without these there are none.
 
     Args:
         name: the name of the machine.
@@ -106,7 +104,7 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
             f"{collective} on {ranks} ranks: {len(group)} points, "
             f"{len(curves[-1]['knots'])} knots, median error {curves[-1]['error']:.1%}"
         )
-    alpha, beta, basis = _rates(timings, ours)
+    rates, words = _rates(timings, ours)
     most = max(one.ranks // one.hosts for one in timings)
     data = {
         "name": name,
@@ -114,19 +112,10 @@ def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], l
         "aliases": [],
         "axes": 0,
         "ranks_a_host": max(most, 2),
-        "between": _BETWEEN,
-        "rates": {
-            "start_seconds": [alpha, basis],
-            "link_bytes_per_second": [1 / beta, basis],
-        },
+        "rates": rates,
         "curves": curves,
     }
-    lines.append(f"{basis}: {alpha * 1e6:.3g} us a message, {1e-9 / beta:.4g} GB/s")
-    lines.append(
-        f"{data['ranks_a_host']} ranks a host; between hosts {_BETWEEN} is assumed: if it is "
-        "a different network, put its name into the file as `between`"
-    )
-    return data, lines
+    return data, [*lines, words, f"{data['ranks_a_host']} ranks a host"]
 
 
 def curve_of(
@@ -150,35 +139,30 @@ def _whole(size: float) -> int | float:
     return int(size) if size == int(size) else size
 
 
-def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[float, float, str]:
-    """Seconds per message, seconds per byte, and what they were fitted to, in words."""
-    permutes = [one for one in timings if one.collective == PERMUTE]
-    counted = [one for one in ours if one.collective != PERMUTE]
-    if permutes:
-        samples = [Sample(1, one.bytes, 0, one.seconds) for one in permutes]
-        what = "permutes"
-    elif counted:
-        samples, what = [_sample(one) for one in counted], "algorithms"
-    else:  # price the built-in as a ring
-        gathers = [one for one in timings if one.collective in ("all_gather", "psum_scatter")]
-        samples = [_sample(one, _as_a_ring(one)) for one in gathers or timings]
-        what = "built-in collectives, as rings"
+def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[dict[str, Any], str]:
+    """The rates of messages, as a machine's file has them, and the fit in words."""
+    permutes = [Sample(1, t.bytes, 0, t.seconds) for t in timings if t.collective == PERMUTE]
+    samples = permutes or [_sample(one) for one in ours]
+    if not samples:
+        return {}, "no permute and no algorithm of ringcoll was measured, so messages have no price"
     model, error = fit(samples)
     if not model.beta:
         raise ValueError(
             f"line {timings[0].line}: the times do not grow with the bytes, so there is no rate; "
             "measure larger sizes too"
         )
-    return model.alpha, model.beta, f"fitted to {what}, median error {error:.0%}"
+    basis = f"fitted to {'permutes' if permutes else 'algorithms'}, median error {error:.0%}"
+    rates = {
+        "start_seconds": [model.alpha, basis],
+        "link_bytes_per_second": [1 / model.beta, basis],
+    }
+    words = f"{basis}: {model.alpha * 1e6:.3g} us a message, {1e-9 / model.beta:.4g} GB/s"
+    return rates, words
 
 
-def _as_a_ring(one: Timing) -> str:
-    return "pairwise" if one.collective in EXCHANGES else "ring"
-
-
-def _sample(one: Timing, algorithm: str = "") -> Sample:
-    """A measurement with the counts of its algorithm, or of the one that is given."""
-    paid = price(one.collective, algorithm or one.algorithm, (one.ranks,))
+def _sample(one: Timing) -> Sample:
+    """A measurement with the counts of its algorithm."""
+    paid = price(one.collective, one.algorithm, (one.ranks,))
     shard = one.bytes / one.ranks
     added = float(paid.additions) * shard
     return Sample(paid.startups, float(paid.link) * shard, added, one.seconds)
@@ -190,8 +174,9 @@ def _sample(one: Timing, algorithm: str = "") -> Sample:
 def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
     """Read nccl-tests' output. It takes the out-of-place time of each line, the first of the two.
 
-    Several outputs may follow each other; each has its own test and ranks. What a launcher writes
-    before each line is left out. It may differ in numbers only, such as those of a time.
+    Several outputs may follow each other; each has its own test and ranks: those of one group, if
+    groups measured at the same time. What a launcher writes before each line is left out. It may
+    differ in numbers only, such as those of a time.
 
     Raises:
         ValueError: an output is not complete, or a result is wrong.
@@ -204,47 +189,54 @@ def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
             "what the launcher writes before each line"
         )
     launcher = re.compile(f"^{before.pop()}")
-    name, hosts, columns, in_table = "", list[str](), list[str](), False
+    name, groups, columns, in_table = "", defaultdict[str, list[str]](list), list[str](), False
     for number, line in enumerate((launcher.sub("", line) for line in lines), 1):
         cells, rank = line.split(), _RANK.match(line)
         if in_table and line.startswith("#"):  # the end of an output
-            name, hosts, columns, in_table = "", [], [], False
+            name, groups, columns, in_table = "", defaultdict(list), [], False
+        seen = sum(map(len, groups.values()))
         if test := _TEST.match(line):
-            name, hosts = _NAMES.get(test[1], test[1]), []
-        elif (rank and int(rank[1]) != len(hosts)) or (hosts and not columns and _CUT.match(line)):
+            name, groups = _NAMES.get(test[1], test[1]), defaultdict(list)
+        elif (rank and int(rank[1]) != seen) or (seen and not columns and _CUT.match(line)):
             raise ValueError(
-                f"line {number}: rank {len(hosts)} is missing or cut off; give every line "
-                "'#  Rank ...' of an output, from 0 and in order"
+                f"line {number}: rank {seen} is missing or cut off; give every line '#  Rank ...' "
+                "of an output, from 0 and in order"
             )
         elif rank:
-            hosts.append(rank[2] or "")
+            groups[rank[2] or ""].append(rank[3] or "")
         elif _COLUMNS.match(line):
             columns = cells[1:]
         elif cells and cells[0].isdigit():
-            _check_nccl_tests(number, name, hosts, columns, cells)
+            counts = {(len(hosts), len(set(hosts))) for hosts in groups.values()}
+            _check_nccl_tests(number, name, counts, columns, cells)
             in_table = True
             if int(cells[0]):  # nccl-tests prints 0 for sizes of fewer bytes than ranks
-                time, places = cells[columns.index("time")], str(len(set(hosts)))
-                yield _timing(number, name, cells[0], str(len(hosts)), time, 1e-6, LAX, places)
+                time, (ranks, hosts) = cells[columns.index("time")], map(str, *counts)
+                yield _timing(number, name, cells[0], ranks, time, 1e-6, LAX, hosts)
 
 
 def _check_nccl_tests(
-    number: int, name: str, hosts: Sequence[str], columns: Sequence[str], cells: Sequence[str]
+    number: int, name: str, counts: Set[Any], columns: Sequence[str], cells: Sequence[str]
 ) -> None:
-    """Refuse a line of times, or what is above it.
+    """Refuse a line of times, or what is above it; `counts` are the ranks and hosts of a group.
 
     Raises:
-        ValueError: its test, ranks or header is missing; the line is short; or a result is wrong.
+        ValueError: its test, ranks or header is missing; groups differ; it is short; it is wrong.
     """
     if not name:
         raise ValueError(
             f"line {number}: no test is named above (all_gather_perf and so on); put a line "
             "`# all_gather_perf` above the ranks"
         )
-    if not hosts:
+    if not counts:
         raise ValueError(
             f"line {number}: no line '#  Rank  0 ...' above gives the number of ranks; keep "
             "the lines of ranks in each output"
+        )
+    if len(counts) > 1:
+        raise ValueError(
+            f"line {number}: the times of a split run are means over its groups, and these differ "
+            f"(ranks and hosts: {shown(sorted(counts))}); measure groups that are alike"
         )
     if "time" not in columns or len(cells) < len(columns):
         raise ValueError(

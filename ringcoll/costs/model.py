@@ -1,8 +1,7 @@
 """What a collective costs in seconds: a model of the machine, and its fit.
 
-`seconds` multiplies the counts of `ringcoll.costs` by a `Model`; `seconds_on_hosts` multiplies
-them by two models. `fastest` finds the algorithm that takes least time at each size. `fit`
-finds the model of a machine from measurements.
+`seconds` multiplies the counts of `ringcoll.costs` by a `Model`. `fastest` finds the algorithm that
+takes least time at each size. `fit` finds the model of a machine from measurements.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ringcoll.costs.counts import HostsPrice, Price
+from ringcoll.costs.counts import Price
 from ringcoll.costs.curves import Curve
 from ringcoll.costs.routes import Load, UnevenRounds
 from ringcoll.costs.slices import SIDES
@@ -34,7 +33,8 @@ class Model:
     the memory next to the core, which holds near_bytes.
 
     wire is the measured seconds of a message as a function of its bytes, if there are
-    measurements. Then it replaces alpha and beta.
+    measurements. Then it replaces alpha and beta. alpha is infinite on a machine whose messages
+    nobody measured.
     """
 
     alpha: float
@@ -107,26 +107,6 @@ def _overlap_seconds(rounds: UnevenRounds, shard_bytes: float, model: Model) -> 
         model.hop * links + model.beta * shard_bytes * float(load) for links, load in rounds.reach
     )
     return rounds.times * (in_turn - least)
-
-
-def seconds_on_hosts(paid: HostsPrice, shard_bytes: float, inner: Model, outer: Model) -> float:
-    """The seconds that a price takes on hosts.
-
-    Messages within hosts and messages between hosts travel at the same time: a round takes the
-    longer of the two.
-
-    Args:
-        paid: what `price_on_hosts` counted.
-        shard_bytes: bytes in 1/n of the full vector.
-        inner: the rates of a rank's port to the ranks of its host, and of its additions.
-        outer: the rates of a host's port.
-    """
-
-    def sending(load: Load, model: Model) -> float:
-        return _message_seconds(load, shard_bytes, model)
-
-    rounds = (n * max(sending(near, inner), sending(far, outer)) for n, near, far in paid.rounds)
-    return sum(rounds) + inner.gamma * float(paid.additions) * shard_bytes
 
 
 class Range(NamedTuple):

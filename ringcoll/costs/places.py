@@ -1,17 +1,17 @@
 """Where the ranks of a collective are: on a slice of TPU chips, or on hosts of GPUs."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from numbers import Integral
 from operator import index
 from typing import Any
 
-from ringcoll.costs.counts import HostsPrice, Price, price, price_on_hosts
+from ringcoll.costs.counts import Price, price
 from ringcoll.costs.embedding import embed
-from ringcoll.costs.machines import MACHINES, Device, find
-from ringcoll.costs.model import seconds, seconds_on_hosts
+from ringcoll.costs.machines import Device, find
+from ringcoll.costs.model import seconds
 from ringcoll.costs.routes import Places
 from ringcoll.costs.slices import closed as closed_sides
 from ringcoll.costs.slices import rings
@@ -40,10 +40,8 @@ class Place:
         closed: which axes of the network are rings; None: all.
         places: the place of each rank on the network, for each group of ranks that communicates at
             the same time; None: the ranks fill the network in order.
-        between: the network between hosts, to which each rank has a port; None if there is none.
-        built_in: the place for a built-in collective, if it is a different one. Hosts may then have
-            different numbers of ranks; and if the ranks of one axis fill a slice, the shape is that
-            of the slice, because the built-in uses all its links.
+        built_in: the place for a built-in collective, if it is a different one: if the ranks of one
+            axis fill a slice, the shape is that of the slice, because it uses all its links.
     """
 
     device: Device
@@ -52,7 +50,6 @@ class Place:
     network: tuple[int, ...] | None = None
     closed: tuple[bool, ...] | None = None
     places: Places | None = None
-    between: Device | None = None
     built_in: "Place | None" = None
 
     @property
@@ -70,12 +67,27 @@ class Place:
         return "x".join(map(str, self.shape))
 
     @property
+    def words(self) -> str:
+        """Where the ranks are, in words."""
+        if self.network is None:
+            hosts = f"{self.hosts} hosts of {self.ranks // self.hosts}"
+            return hosts if self.hosts > 1 else "one switch"
+        if self.places:
+            chips = "x".join(map(str, self.network))
+            return f"the last axis of a mesh on {chips} chips, as ringcoll.mesh orders it"
+        if self.is_torus:
+            return "one ring of chips along each axis"
+        axes = zip(self.network, self.closed or (), strict=False)
+        lines = dict.fromkeys(str(n) for n, is_ring in axes if n > 1 and not is_ring)
+        return f"chips along each axis; an axis of {' or '.join(lines)} is a line, not a ring"
+
+    @property
     def is_torus(self) -> bool:
         """Whether no axis of the network is a line; True for a switch."""
         axes = zip(self.network or (), self.closed or (), strict=False)
         return all(is_ring for n, is_ring in axes if n > 1)
 
-    def price(self, collective: str, algorithm: Algorithm) -> Price | HostsPrice:
+    def price(self, collective: str, algorithm: Algorithm) -> Price:
         """The rounds, messages and bytes of a collective here.
 
         Args:
@@ -84,19 +96,13 @@ class Place:
         Raises:
             ScheduleError: there is no such schedule, or it cannot be routed.
         """
-        if self.between and 1 < self.hosts < self.ranks:
-            return price_on_hosts(collective, algorithm, self.shape, self.hosts)
         return counted(collective, algorithm, *self.where)
 
-    def seconds(self, paid: Price | HostsPrice) -> Seconds:
-        """The time of a price here, as a function of bytes."""
-        inner, n = self.device.model, self.ranks
-        outer = self.between.model if self.between and self.hosts > 1 else None
-        if isinstance(paid, Price):
-            return lambda size: seconds(paid, size / n, outer or inner)
-        assert outer is not None  # `price` returns a HostsPrice only if there are several hosts
-        ports = replace(outer, beta=outer.beta / (n // self.hosts))  # those of a host
-        return lambda size: seconds_on_hosts(paid, size / n, inner, ports)
+    def seconds(self, paid: Price) -> Seconds:
+        """The time of a price here, as a function of bytes; infinite if it was not measured."""
+        if self.hosts > 1 and self.device.ranks_a_host != 1:  # nobody measured a message there
+            return lambda size: inf
+        return lambda size: seconds(paid, size / self.ranks, self.device.model)
 
 
 def place_of(
@@ -113,19 +119,17 @@ def place_of(
             host).
         device: a machine, by name or `device_kind`: "v5p", "h100", "NVIDIA H100 80GB HBM3"; or the
             path of a file that `python -m ringcoll machine --fit` wrote, "mine.json".
-        hosts: the number of hosts of GPUs; None: the fewest (for an algorithm of ringcoll, hosts
-            with equal numbers of ranks), or the first size of a shape.
-        network: between hosts, its name ("ethernet100"; None: the machine's usual one). For TPUs,
-            the chips of the slice, "4x4": the built-in uses all its axes; if there are fewer ranks
-            than chips, they are the last axis of a `ringcoll.mesh` (None: a slice of the ranks'
-            shape). Or "switch".
+        hosts: the number of hosts of GPUs; None: the fewest with equal numbers of ranks, or the
+            first size of a shape.
+        network: the chips of a TPU's slice, "4x4": the built-in uses all its axes; if there are
+            fewer ranks than chips, they are the last axis of a `ringcoll.mesh` (None: a slice of
+            the ranks' shape). Or "switch".
 
     Raises:
         ValueError: the machine or the network is not known, or the ranks do not fit it.
 
-    >>> place = costs.place_of(16, "h100", network="ethernet100")
-    >>> place.hosts, place.between.name
-    (2, 'ethernet100')
+    >>> costs.place_of(16, "h100").hosts
+    2
     """
     try:
         shape = tuple(map(index, ranks)) if isinstance(ranks, Sequence) else (index(ranks),)
@@ -141,7 +145,9 @@ def place_of(
         return _on_a_slice(shape, machine, network)
     if hosts is not None and (not isinstance(hosts, Integral) or hosts < 1):
         raise ValueError(f"hosts={hosts!r} is not a number of hosts; give 1 or more")
-    return _on_hosts(shape, machine, hosts, network)
+    if network is not None:
+        raise ValueError(f"network={network!r}: {machine.name} is on no slice; leave it out")
+    return _on_hosts(shape, machine, hosts)
 
 
 def check_ranks(shape: Sequence[int]) -> None:
@@ -153,25 +159,12 @@ def check_ranks(shape: Sequence[int]) -> None:
         )
 
 
-def _on_hosts(
-    shape: tuple[int, ...], device: Device, hosts: int | None, network: str | None
-) -> Place:
-    fewest = 0
-    if hosts is None and len(shape) == 1:
-        hosts, fewest = device.hosts(shape[0]), -(-shape[0] // (device.ranks_a_host or shape[0]))
-    elif hosts is None:
-        hosts = shape[0]
+def _on_hosts(shape: tuple[int, ...], device: Device, hosts: int | None) -> Place:
+    if hosts is None:
+        hosts = device.hosts(shape[0]) if len(shape) == 1 else shape[0]
     if prod(shape) % hosts:
         raise ValueError(f"{prod(shape)} ranks do not divide among {hosts} hosts")
-    between = _network_of(network) if network else MACHINES.get(device.between)
-    is_needed = device.between or (hosts > 1 and device.ranks_a_host != 1)
-    if is_needed and not between:
-        raise ValueError(
-            f"{device.name} names no network between hosts ({device.between!r}); give a network, "
-            f"one of {', '.join(_networks())}, or put it into the file as `between`"
-        )
-    built_in = Place(device, shape, fewest, between=between) if fewest else None
-    return Place(device, shape, hosts, between=between, built_in=built_in)
+    return Place(device, shape, hosts)
 
 
 def _on_a_slice(shape: tuple[int, ...], device: Device, network: str | None) -> Place:
@@ -209,27 +202,6 @@ def _on_a_slice(shape: tuple[int, ...], device: Device, network: str | None) -> 
 
 
 def sizes_in(text: str) -> tuple[int, ...]:
-    """The sizes of axes in "8" or "4x2", major first; () if they are not sizes above 0."""
-    sizes = text.split("x") if isinstance(text, str) else []
+    """The sizes of axes in "8", "4x2" or "4X2", major first; () if they are not sizes above 0."""
+    sizes = text.lower().split("x") if isinstance(text, str) else []
     return tuple(map(int, sizes)) if all(n.isdecimal() and int(n) for n in sizes) else ()
-
-
-def _networks() -> list[str]:
-    return [name for name, machine in MACHINES.items() if machine.ranks_a_host == 1]
-
-
-def _network_of(name: str) -> Device:
-    """The network between hosts of a name.
-
-    Raises:
-        ValueError: there is no such network.
-    """
-    try:
-        network = find(name)
-    except ValueError:
-        network = None
-    if not network or network.ranks_a_host != 1:
-        raise ValueError(
-            f"network {name!r} is not known between hosts; give one of {', '.join(_networks())}"
-        )
-    return network

@@ -1,16 +1,15 @@
 """The seconds of a collective on a named machine, by one of ringcoll's algorithms or the built-in.
 
-A built-in collective is priced as it is run: on GPUs by measured curves (of NCCL), on TPUs by rings
-along all axes of the slice, as XLA runs it, and on hosts over gloo by a ring.
+A built-in collective is priced as it is run: on TPUs by rings along all axes of the slice, as XLA
+runs it, and on hosts over gloo by a ring. On GPUs it is not modelled: its price is interpolated
+between sizes that were measured with as many ranks on as many hosts.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
-from math import ceil, log2
+from math import inf, isinf
 from typing import Any
 
-from ringcoll.costs.curves import Curve, Way, across, rising
-from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import Model, seconds
 from ringcoll.costs.places import Place, Seconds, counted
 from ringcoll.costs.wire import ENCODED, FLOATS, Wire
@@ -29,21 +28,6 @@ from ringcoll.schedules.registry import (
 LAX = "lax"
 PERMUTE = "ppermute"
 _WIDE = 4  # bytes of a float32, in which decoded values are added
-#: If a machine has no curve of a collective, the curves of these are used: they send as much, in
-#: the same steps.
-_ALIKE: Mapping[str, Sequence[str]] = {
-    "all_gather": ("psum_scatter",),
-    "psum_scatter": ("all_gather",),
-    "all_to_all": ("all_gather", "psum_scatter"),
-}
-#: How NCCL runs each collective between hosts.
-_WAYS: Mapping[str, Way] = {
-    "all_gather": Way.RING,
-    "psum_scatter": Way.RING,
-    "psum": Way.TREE,
-    "all_to_all": Way.DIRECT,
-    PERMUTE: Way.RING,
-}
 
 
 def predict(
@@ -53,11 +37,12 @@ def predict(
     algorithm: Algorithm = LAX,
     dtype: str = "float32",
     wire: Wire | str | None = None,
-) -> float:
+) -> float | None:
     """The seconds that a collective takes at a place: on a machine, and a number of its ranks.
 
-    The result is modelled. The model uses measurements if there are any: `python -m benchmarks
-    measured` compares it with every measurement.
+    The result is modelled on TPUs, and interpolated between measurements on GPUs. None: on this
+    machine it was not measured, or not at such a size; `python -m ringcoll machine --show` lists
+    what was, and `--fit` makes a machine of your own measurements.
 
     Args:
         collective: one of `algorithms.COLLECTIVES`, or `ppermute` (to the next rank); `all_reduce`
@@ -104,13 +89,17 @@ def predict(
             f"predict: {words}: name an algorithm, and pass no wire: its schedule is priced"
         )
     if wire is None:
-        return seconds_of(name, place, algorithm)(float(nbytes))
+        return _or_none(seconds_of(name, place, algorithm)(float(nbytes)))
     codes = wire if isinstance(wire, Wire) else Wire(wire)
     if name not in ENCODED:
         raise ValueError(f"predict: {name} has no wire; there are {', '.join(ENCODED)}")
     if dtype not in FLOATS:
         raise ValueError(f"predict: dtype {dtype!r} with a wire, which carries {', '.join(FLOATS)}")
-    return seconds_of(name, place, algorithm, codes, FLOATS[dtype])(float(nbytes))
+    return _or_none(seconds_of(name, place, algorithm, codes, FLOATS[dtype])(float(nbytes)))
+
+
+def _or_none(found: float) -> float | None:
+    return None if isinf(found) else found
 
 
 def seconds_of(
@@ -121,6 +110,8 @@ def seconds_of(
     itemsize: int = 4,
 ) -> Seconds:
     """The seconds of `predict`, as a function of bytes: the schedule is priced once.
+
+    They are infinite where they were not measured, so that no choice takes them.
 
     Args:
         name: the collective, by the name that `jax.lax` gives it.
@@ -133,6 +124,7 @@ def seconds_of(
     """
     if place.ranks == 1:
         return lambda _: 0.0
+    called = name
     if name in EXCHANGES:  # slices that are all of one size
         name = "all_to_all"
     elif name in ALL_REDUCES:
@@ -142,7 +134,7 @@ def seconds_of(
     if wire is not None:
         return _encoded(name, algorithm, itemsize, place, wire)
     if algorithm == LAX:
-        return lambda nbytes: _built_in(name, nbytes, place)
+        return lambda nbytes: _built_in(called, name, nbytes, place)
     if name == PERMUTE:
         raise ValueError(f"a ppermute is one message: algorithm {algorithm!r} is not 'lax'")
     return place.seconds(place.price(name, algorithm))
@@ -199,19 +191,19 @@ def encoding_seconds(
 # -- the built-in --
 
 
-def _built_in(name: str, nbytes: float, place: Place) -> float:
+def _built_in(called: str, name: str, nbytes: float, place: Place) -> float:
+    """Seconds of `called`; if it was not measured itself, of the collective `name`, its like."""
     place = place.built_in or place
     if place.device.model.axes:
         return _on_tpus(name, nbytes, place)
-    if place.device.ranks_a_host == 1:  # the machine is a network between hosts of one rank
-        network = place.between or place.device
-        return _in_a_ring(name, nbytes, place.ranks, network.model)
-    measured = _measured(name, nbytes, place.ranks, place.hosts > 1, place.device)
-    if measured is not None:
-        return measured
-    if place.hosts == 1:
-        return _in_a_ring(name, nbytes, place.ranks, place.device.model)
-    return _between_hosts(name, nbytes, place)
+    device, n = place.device, place.ranks
+    if device.ranks_a_host == 1:  # the machine is a network between hosts of one rank
+        return _in_a_ring(name, nbytes, n, device.model)
+    known = (device.curves.get((each, n, place.hosts)) for each in (called, name))
+    curve = next(filter(None, known), None)
+    if name == PERMUTE and place.hosts == 1:  # however many ranks send, each sends one message
+        curve = curve or device.model.wire
+    return curve(nbytes) if curve else inf
 
 
 def _on_tpus(name: str, nbytes: float, place: Place) -> float:
@@ -243,80 +235,6 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
 
 def _in_a_ring(name: str, nbytes: float, ranks: int, model: Model) -> float:
     if name == PERMUTE:
-        return model.wire(nbytes) if model.wire else model.alpha + model.beta * nbytes
+        return model.alpha + model.beta * nbytes
     schedule = "pairwise" if name == "all_to_all" else "ring"
     return seconds(counted(name, schedule, (ranks,)), nbytes / ranks, model)
-
-
-def _measured(
-    name: str, nbytes: float, ranks: int, several_hosts: bool, device: Device
-) -> float | None:
-    """Seconds by the curves of a machine, or of the one it is based on; None without curves."""
-    way, local = (_WAYS[name], device.ranks_a_host) if several_hosts else (Way.SWITCH, 1)
-    for candidate in (name, *_ALIKE.get(name, ())):
-        own = device.curves.get((candidate, several_hosts), {})
-        base = _base_curves(candidate, several_hosts, device)
-        if name == PERMUTE and (own or base):  # the number of ranks does not matter
-            known = own or base
-            return known[min(known, key=lambda n: abs(n - ranks))](nbytes)
-        if len(own) == 1 and base:
-            ((measured, curve),) = own.items()
-            return _in_proportion(curve, across(base, ranks), across(base, measured))(nbytes)
-        if own or base:
-            return across(own or base, ranks, way, local)(nbytes)
-    return None
-
-
-def _in_proportion(curve: Curve, wanted: Curve, known: Curve) -> Curve:
-    """The curve times wanted / known."""
-    sizes = (size for measured in (curve, wanted, known) for size, _ in measured.knots)
-    return rising(sizes, lambda size: curve(size) * wanted(size) / known(size))
-
-
-def _base_curves(name: str, several_hosts: bool, device: Device) -> Mapping[int, Curve]:
-    """The curves of the machine that it is based on, changed to the rate of its own links.
-
-    If the switch does not add, ranks have to send the sums too: an all-reduce fills the links
-    twice.
-    """
-    if not device.based_on or several_hosts:  # other hosts have a different network
-        return {}
-    base, beta = MACHINES[device.based_on], device.model.beta
-    twice = name == "psum" and base.switch_adds and not device.switch_adds
-    return {
-        n: _on_links(curve, beta / base.model.beta, 2 * (n - 1) / n * beta if twice else 0.0)
-        for n, curve in base.curves.get((name, False), {}).items()
-    }
-
-
-def _on_links(curve: Curve, slower: float, a_byte: float) -> Curve:
-    """A curve on links that are `slower` times slower; a byte takes at least `a_byte` seconds."""
-    start = curve.knots[0][1]
-    return rising(
-        (size for size, _ in curve.knots),
-        lambda size: start + max((curve(size) - start) * slower, size * a_byte),
-    )
-
-
-def _between_hosts(name: str, nbytes: float, place: Place) -> float:
-    """Seconds on several hosts of GPUs without measurements, from one host and the network.
-
-    Each rank has a port to other hosts; messages within a host travel at the same time.
-    Each rank starts a message for every other rank of its ring. An all-reduce goes up and down a
-    tree of hosts instead, as NCCL does for small vectors.
-    """
-    assert place.between is not None  # `place_of` refuses several hosts without one
-    device, n, outer, hosts = place.device, place.ranks, place.between.model, place.hosts
-    local = n / hosts
-    within = _measured(name, nbytes, ceil(local), False, device) if local > 1 else None
-    inner = within or device.model.alpha
-    if name == PERMUTE:
-        return max(inner, outer.alpha + outer.beta * nbytes)
-    ring, a_byte = (n - 1) * outer.alpha, nbytes * outer.beta
-    if name == "all_to_all":
-        return max(inner, a_byte * (hosts - 1) / hosts) + ring
-    if name in ("all_gather", "psum_scatter"):
-        return max(inner, a_byte * (n - 1) / n / local) + ring
-    # Two hosts exchange their sums. In a tree of more hosts, an inner host sends two sums.
-    sums = 1 if hosts == 2 else 2
-    return max(inner, a_byte * sums / local) + 2 * log2(hosts) * outer.alpha

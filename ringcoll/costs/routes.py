@@ -1,4 +1,4 @@
-"""Where the messages of a schedule go: over a ring or torus link by link, or between hosts.
+"""Where the messages of a schedule go: over a ring or torus, link by link.
 
 On a torus, a message goes along one axis after the other, the shorter way. If both ways are equally
 short, the whole message goes one way. (The routes of TPUs are set up before a program runs, one
@@ -55,19 +55,6 @@ class Load(NamedTuple):
     uneven: tuple[UnevenRounds, ...] = ()
 
 
-class HostRound(NamedTuple):
-    """A kind of round on hosts of several ranks; `times` is how many such rounds there are.
-
-    `inner` is the load of a rank's own port, from messages within its host. `outer` is the load of
-    a host's port, which its ranks share. Both ports send and receive at the same time. All ranks
-    start at the same time, and each sends its messages one after the other.
-    """
-
-    times: int
-    inner: Load
-    outer: Load
-
-
 def on_torus(
     schedule: Schedule,
     network: tuple[int, ...],
@@ -106,29 +93,6 @@ def on_torus(
     return Load(startups, hops, Fraction(shards, schedule.lanes), tuple(uneven))
 
 
-def on_hosts(schedule: Schedule, hosts: int) -> list[HostRound]:
-    """The load of every kind of round; the ranks are in order, and hosts have equally many.
-
-    Raises:
-        ScheduleError: the hosts do not divide the ranks, or it cannot be routed: see
-            `MOST_MESSAGES`.
-    """
-    if hosts < 1 or schedule.size % hosts:
-        raise ScheduleError(f"{schedule.size} ranks do not divide among {hosts} hosts")
-    local = schedule.size // hosts
-    rounds = []
-    for kind, times in _kinds(schedule).items():
-        source, target, shards = _messages(schedule, kind, np.arange(schedule.size))
-        loads = []
-        for there, ports in ((False, 1), (True, local)):  # a rank's own port, then a host's port
-            those = (source // local != target // local) == there
-            # A port receives as much as it sends, so what it sends is enough.
-            busiest = _most(source[those] // ports, shards[those])
-            loads.append(Load(_most(source[those]), 0, Fraction(busiest, schedule.lanes)))
-        rounds.append(HostRound(times, *loads))
-    return rounds
-
-
 def _kinds(schedule: Schedule) -> Counter[Kind]:
     """The kinds of rounds of a schedule, and how many rounds each has."""
     return Counter(
@@ -151,11 +115,6 @@ def _messages(schedule: Schedule, kind: Kind, ranks: np.ndarray) -> tuple[np.nda
         np.concatenate([ranks[:0], *to]),
         np.repeat(shards, len(ranks)),
     )
-
-
-def _most(places: np.ndarray, weights: np.ndarray | None = None) -> int:
-    """How often the most frequent place occurs; with weights, the largest sum at one place."""
-    return int(np.bincount(places, weights).max(initial=0))
 
 
 def _round_on_torus(

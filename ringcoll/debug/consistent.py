@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from ringcoll.collectives.explaining import lowered
+from ringcoll.collectives.explaining import jitted, lowered
 from ringcoll.runtime.value_types import type_in_words
 
 _DIGEST = 16  # bytes of each line
@@ -88,12 +88,12 @@ def check_consistent(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[
 
 def described(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> _Description:
     """Describe a call: its collectives, its arguments with its meshes, and its lowered program."""
-    traced, program, plans = lowered(fn, args, kwargs)
+    traced, program, plans = lowered(jitted("debug.check_consistent", fn), args, kwargs)
     given = tree_leaves_with_path((args, kwargs))
     arguments = [f"argument {keystr(path)}: {_argument(leaf)}" for path, leaf in given]
     meshes = dict.fromkeys(_devices(mesh) for mesh in _meshes(traced.jaxpr.jaxpr))
     return _Description(
-        calls=[f"{call}: {plan}" for call, plan in plans],
+        calls=[*dict.fromkeys(f"{call}: {plan}" for _, call, plan in plans)],
         arguments=arguments + [f"a mesh of {devices}" for devices in meshes],
         program=program.as_text().splitlines(),
     )

@@ -124,11 +124,12 @@ def _counts(plan: Plan, price: Price) -> list[list[str]]:
 
 
 def _devices(plan: Plan, price: Price) -> list[list[str]]:
-    rows = [["Device", "Link, each way", "Modelled time"]]
+    rows = [["Device", "Message", "Link passed", "Link, each way", "Modelled time"]]
     axes = sum(n > 1 for n in plan.shape)
     for name, model in DEVICES.items():
         if model.axes < axes:  # it has no torus of so many axes
             continue
         took = seconds(price, _PAYLOAD / plan.size, model)
-        rows.append([name, f"{1e-9 / model.beta:.0f} GB/s", f"{took * 1e6:,.0f} µs"])
+        starts = (f"{seconds * 1e6:.3g} µs" for seconds in (model.alpha, model.hop))
+        rows.append([name, *starts, f"{1e-9 / model.beta:.0f} GB/s", f"{took * 1e6:,.0f} µs"])
     return rows

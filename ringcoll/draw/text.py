@@ -34,6 +34,9 @@ def as_text(plan: Plan, width: int = 80) -> str:
     names = [part for line in name_notes(plan) for part in wrap(line, width)]
     blocks = [[plan.title], *([names] if names else [])]
     tables = _tables(plan, width) if plan.size <= _MOST_RANKS else None
+    if not tables:
+        few = f"Tables of {plan.size} ranks are left out: {width} columns are too few for them."
+        blocks.append(wrap(few, width))
     blocks += _in_tables(plan, tables, width) if tables else [_in_general(plan, width)]
     return "\n\n".join("\n".join(b) for b in [*blocks, wrap(price_line(plan), width)])
 

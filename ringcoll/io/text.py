@@ -4,6 +4,8 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from functools import partial
+from itertools import zip_longest
 
 #: The most columns that a command prints.
 WIDTH = 100
@@ -42,13 +44,25 @@ def bytes_in_words(size: float) -> str:
     return f"{size:.4g}G"
 
 
-def seconds_in_words(seconds: float) -> str:
-    """A time in words: 0.00123 is "1.23 ms"."""
-    for unit in ("us", "ms"):
-        seconds *= 1e6 if unit == "us" else 1e-3
-        if seconds < 999.5:
-            return f"{seconds:.3g} {unit}"
-    return f"{seconds / 1e3:.4g} s"
+def seconds_in_words(seconds: float, like: float | None = None) -> str:
+    """A time in words: 0.00123 is "1.23 ms". All times of a table have the unit of one, `like`."""
+    units, most = {"us": 1e6, "ms": 1e3, "s": 1.0}, seconds if like is None else like
+    unit = next((unit for unit, count in units.items() if most * count < 999.5), "s")
+    count, digits = seconds * units[unit], 4 if unit == "s" else 3
+    return f"{count:.0f} {unit}" if count >= 999.5 else f"{count:.{digits}g} {unit}"
+
+
+def folded(rows: Sequence[Sequence[str]], width: int = WIDTH) -> list[tuple[str, ...]]:
+    """The rows of a table in which cells of the widest columns go on below, but no word is cut."""
+    columns = [*zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    least = [max(map(len, " ".join(column).split())) for column in columns]
+    while sum(widths) + 2 * (len(widths) - 1) > width and widths != least:
+        spare = [have if have > need else 0 for have, need in zip(widths, least, strict=True)]
+        widths[spare.index(max(spare))] -= 1
+    wrap = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
+    cells = [map(wrap, row, widths) for row in rows]
+    return [line for row in cells for line in zip_longest(*row, fillvalue="")]
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> Iterator[str]:

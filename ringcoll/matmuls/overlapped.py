@@ -190,7 +190,7 @@ def _run(
     because the platform is not known before. With `everywhere`, the plan runs on every platform.
     """
 
-    def plan_on(platform: str, hosts: int) -> Plan:
+    def plan_on(platform: str) -> Plan:
         return PLAIN if platform in PLAIN_ON and not everywhere else plan
 
     operands = noted_when_lowered(call, options.axes, operands, plan_on)

@@ -1,6 +1,6 @@
 """The constants of the model: the rates of chips. A user can change them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -35,6 +35,10 @@ def _chip(name: str, clock: float) -> Chip:
     return Chip(name, clock, *rates, model.latency)
 
 
+class NotMeasured(Exception):
+    """Something in a program for GPUs that no measurement prices."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """A GPU on a switch. Measurements of its machine price its matmuls and its messages.
@@ -63,17 +67,32 @@ class Gpu:
         return MACHINES[self.name]
 
     def matmul(self, flops: float, width: float) -> float:
-        """The seconds of a matmul of this many FLOPs on elements of `width` bytes."""
+        """The seconds of a matmul of this many FLOPs on elements of `width` bytes.
+
+        Raises:
+            NotMeasured: no matmul of this GPU was measured.
+        """
+        if not self.device.matmuls:
+            raise NotMeasured(f"a matmul on {self.name}")
         rate = self.device.matmul(width)
         return rate.start + flops * rate.delta
 
-    def collective(self, name: str, nbytes: float, ranks: Iterable[int]) -> float:
-        """The seconds of a built-in collective between these ranks, on the hosts they are on."""
-        members = sorted(set(ranks))
-        local = self.device.ranks_a_host
-        hosts = len({rank // local for rank in members})
-        equal = hosts if len(members) % hosts == 0 else None
-        return predict(name, nbytes, place_of(len(members), self.device, hosts=equal))
+    def collective(self, name: str, nbytes: float, ranks: Collection[int]) -> float:
+        """The seconds of a built-in collective between these ranks; 0 if there are fewer than two.
+
+        Raises:
+            NotMeasured: it was not measured.
+        """
+        n, local = len(ranks), self.device.ranks_a_host
+        if n < 2:
+            return 0.0
+        hosts = len({rank // local for rank in ranks})
+        seconds = None
+        if n % hosts == 0:
+            seconds = predict(name, nbytes, place_of(n, self.device, hosts=hosts))
+        if seconds is None:
+            raise NotMeasured(f"{name} of {nbytes:g} bytes on {n} ranks of {self.name}")
+        return seconds
 
     @property
     def error(self) -> str:
@@ -86,8 +105,7 @@ class Gpu:
 
 #: TPUs with the rates of `ringcoll.costs.DEVICES`. With these clocks, the compiler's cycles for a
 #: matmul that keeps the matrix unit busy give the published FLOP/s. A v5p is one device with two
-#: cores; a tpu7x chip is two devices. Then the GPUs whose matmuls and collectives were measured, on
-#: this GPU or on a similar one.
+#: cores; a tpu7x chip is two devices. Then the GPUs whose matmuls and permutes were measured.
 CHIPS: Mapping[str, Chip | Gpu] = MappingProxyType(
     {
         "v5e": _chip("v5e", 1.5e9),

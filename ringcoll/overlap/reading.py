@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ringcoll.io.text import bytes_in_words, choose
 from ringcoll.overlap.budget import Limit, breaches, check_reading, limits, unread_in_words
-from ringcoll.overlap.chips import CHIPS, Chip, Gpu
+from ringcoll.overlap.chips import CHIPS, Chip, Gpu, NotMeasured
 from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, in_words, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
@@ -101,7 +101,11 @@ def read(
     program = replace(program, meshes=(*known, {"": module.ranks}))
     network = program.network or Network.ring(*program.meshes[0].values())
     with in_words():
-        timeline = Timeline(module, network, chip, program.profile).run()
+        try:
+            timeline = Timeline(module, network, chip, program.profile).run()
+        except NotMeasured as what:
+            chip, timeline = None, Timeline(module, network, None, program.profile).run()
+            timeline.notes.add(f"nobody measured this: {what}")
         reading = Reading(program, module, network, chip, timeline, Lines(program.text, module))
     unread = unread_in_words(module.name, timeline.unread, allowed)
     if not needs_chip and (words := [*unread]):
@@ -187,13 +191,14 @@ def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str
     program, module, network, chip, timeline, _ = reading
     if chip is None:
         yield (
-            "no times: the text of a CPU program has none to trust, and of a GPU's nothing says of "
-            "which (chip=); the report only counts what stands between start and done"
+            "no times: the text of a CPU program has none to trust; of a GPU's nothing says of "
+            "which (chip=), or a collective was not measured; the report only counts what stands "
+            "between start and done"
         )
     elif isinstance(chip, Gpu):
         yield (
-            f"{chip.name}: memory {chip.hbm / 1e9:g} GB/s; collectives as {_measured_on(chip)} "
-            f"(median error of the curves {chip.device.error:.0%}), one after the other"
+            f"{chip.name}: memory {chip.hbm / 1e9:g} GB/s; collectives as measured there (median "
+            f"error of the curves {chip.device.error:.0%}), one after the other"
         )
         yield (
             "matmuls do not slow down under a transfer; kernels start without delay; nobody has "
@@ -230,11 +235,6 @@ def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str
         yield "XLA:CPU widens what it sends: in a CPU program, bf16 has four bytes, and float8 two"
     yield from program.notes
     yield from sorted(timeline.notes)
-
-
-def _measured_on(chip: Gpu) -> str:
-    base = chip.device.based_on
-    return f"measured on {chip.name}" + (f" and, where it was not, on {base}" if base else "")
 
 
 def _source_shares(sources: Mapping[str, float], chip: Chip | Gpu) -> Iterable[str]:

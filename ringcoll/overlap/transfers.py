@@ -70,6 +70,7 @@ def transfer(
 
     Raises:
         HloError: it names a rank that is not in the network.
+        NotMeasured: nobody measured it on this GPU.
     """
     kind = instruction.opcode.removesuffix("-start")
     sent = sum(shape.bytes for shape in _operands(computation, instruction))
@@ -123,14 +124,13 @@ def _price_on_gpus(kind: str, sent: float, members: Members, gpu: Gpu) -> Transf
     """Price a collective on GPUs by measurements; if it has several groups, the slowest counts."""
     if kind == PERMUTE:
         ranks = {rank for pair in members for rank in pair if pair[0] != pair[1]}
-        seconds = gpu.collective(COLLECTIVES[kind], sent, ranks) if ranks else 0.0
+        seconds = gpu.collective(COLLECTIVES[kind], sent, ranks)
         return Transfer(kind, sent, int(bool(ranks)), seconds, frozenset({PORT}), members)
     leaving = max((_sent(kind, sent, len(group)) for group in members), default=0.0)
     seconds = 0.0
     for group in members:
         whole = sent * len(group) if kind == "all-gather" else sent
-        if len(group) > 1:
-            seconds = max(seconds, gpu.collective(COLLECTIVES[kind], whole, group))
+        seconds = max(seconds, gpu.collective(COLLECTIVES[kind], whole, group))
     return Transfer(kind, leaving, 0, seconds, frozenset({PORT}), members)
 
 

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh
 from ringcoll.costs.embedding import embed
 from ringcoll.costs.machines import find
 from ringcoll.costs.places import Place
-from ringcoll.costs.prediction import predict
+from ringcoll.costs.prediction import seconds_of
 from ringcoll.io.text import bytes_in_words, seconds_in_words
 from ringcoll.placement import topology as topologies
 from ringcoll.placement.topology import network
@@ -66,8 +66,9 @@ def mesh(
         TypeError: the topology is not a string.
         ModuleNotFoundError: the compiler for the topology is not installed (the extra tpu or gpu).
         ValueError: the sizes are not integers above 0, or do not multiply to the number of devices;
-            the topology is not known; topology and devices are given; weights are not of these
-            axes; or slices are of different sizes, or do not divide the axes.
+            the topology is not known; topology and devices are given; a device is given twice, or
+            devices are of several kinds; weights are not of these axes; or slices are of different
+            sizes, or do not divide the axes.
 
     >>> on_tpus = ringcoll.mesh("v5e:4x4", data=2, model=8)
     >>> [(*device.coords[:2],) for device in on_tpus.devices[0]]  # around the first box
@@ -79,6 +80,10 @@ def mesh(
         raise ValueError(f"ringcoll.mesh({topology!r}, devices=...): give one of the two")
     here = jax.devices() if devices is None else np.ravel(np.array(devices, object)).tolist()
     found = here if topology is None else topologies.devices(topology)
+    kinds = sorted({device.device_kind for device in found})
+    if len(kinds) > 1 or len(set(found)) < len(found):
+        words = f"{len(found)} devices, {len(set(found))} different ones, of kinds {kinds}"
+        raise ValueError(f"ringcoll.mesh: {words}; pass devices= of one kind, each once")
     axes = axes or {"x": len(found)}
     shape, names = tuple(axes.values()), tuple(axes)
     are_sizes = all(isinstance(size, Integral) and size > 0 for size in shape)
@@ -160,7 +165,7 @@ class MeshAxis:
         """The model's time of an all-gather of 64 MiB by a ring both ways; 0 if unknown."""
         if self.place is None:
             return 0.0
-        return predict("all_gather", _BYTES, self.place, "bidirectional_ring")
+        return seconds_of("all_gather", self.place, "bidirectional_ring")(_BYTES)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,10 @@ ENVIRONMENT = {
 FLAT = tuple(kind for kind, model in DEVICES.items() if model.axes == 2)
 #: Kinds by the names that Google Cloud has for them, where these differ.
 _CLOUD = {"v5litepod": "v5e"}
+_CURE = (
+    "name a kind and a size, such as v5e:4x2, v5p:2x2x2, h200:8 (of GPUs there are "
+    f"{', '.join(gpus.TARGETS)})"
+)
 
 
 def devices(topology: str) -> list[Any]:
@@ -36,14 +40,14 @@ def devices(topology: str) -> list[Any]:
         topology: a kind and a size, such as "v5e:4x2", "v5p:2x2x2" or "tpu7x:2x2x1"; or a kind and
             a number of devices, such as "v5e:8" or "v5litepod-8" (with a hyphen, as Google Cloud
             counts: v5p-8 has 8 cores, which are 4 devices). For GPUs, a kind and a number, such as
-            "h200:8": see `gpus.devices`.
+            "h200:8": see `gpus.devices`. Capital letters are the same.
 
     Raises:
         ModuleNotFoundError: libtpu, or the plugin for GPUs, is not installed.
         ValueError: libtpu does not know the topology.
     """
-    if gpus.is_named(topology):
-        return gpus.devices(topology)
+    if gpus.is_named(topology.lower()):
+        return gpus.devices(topology.lower())
     exact = _libtpu_name(topology)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -57,8 +61,7 @@ def devices(topology: str) -> list[Any]:
         return list(topologies.get_topology_desc(exact, platform="tpu").devices)
     except Exception as error:  # its type differs between versions of libtpu
         raise ValueError(
-            f"ringcoll.mesh: libtpu has no topology {topology!r} ({error}); name a kind and a "
-            "size, such as v5e:4x2, v5p:2x2x2, v6e:4x4"
+            f"ringcoll.mesh: libtpu has no topology {topology!r} ({error}); {_CURE}"
         ) from error
 
 
@@ -68,20 +71,24 @@ def _libtpu_name(topology: str) -> str:
     Raises:
         ValueError: with this name, libtpu would abort the process or use a different topology.
     """
-    match = re.fullmatch(r"(\w+?)([:=_-])(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)", topology)
+    match = re.fullmatch(
+        r"(\w+?)([:=_-])(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)", topology.lower()
+    )
     sizes = [int(n) for n in match[3].split("x")] if match else []
     if match is None or 0 in sizes:
         raise ValueError(
             f"ringcoll.mesh: {topology!r} must be a kind of chip and a size, such as v5e:4x2 or "
             "v5e:8"
         )
-    kind = _CLOUD.get(match[1].lower(), match[1].lower())
+    kind = _CLOUD.get(match[1], match[1])
     axes = 2 if kind in FLAT else 3
     if any(n != 1 for n in sizes[2:]) and axes == 2:
         words = f"{topology!r}: {kind} has two axes; name such as {kind}:4x2"
         raise ValueError(f"ringcoll.mesh: {words}")
     if len(sizes) == 1 and kind not in DEVICES:
-        raise ValueError(f"ringcoll.mesh: {topology!r}: give {kind} a size, such as {kind}:2x2x1")
+        raise ValueError(
+            f"ringcoll.mesh: {topology!r}: there is no {kind} of {sizes[0]} to compile for; {_CURE}"
+        )
     if len(sizes) == 1:
         counts_cores = kind == "tpu7x" or (kind == "v5p" and match[2] == "-")
         chips, rest = divmod(sizes[0], 2 if counts_cores else 1)

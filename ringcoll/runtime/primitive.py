@@ -29,6 +29,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ringcoll.runtime.cpu import loops
 from ringcoll.runtime.hosts import Where
+from ringcoll.runtime.scopes import line_of_call, takes_plans
 from ringcoll.runtime.wire import Wire
 
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
@@ -48,6 +49,7 @@ class Collective:
     groups: tuple[tuple[int, ...], ...] | None = None
     tiled: bool = True
     wire: Wire | None = None  # what messages hold in place of floats
+    line: str = ""  # the user's line of source, if `takes_plans` asks
 
     primitive: ClassVar[Primitive]
     #: Whether it works element by element, so that several operands may share messages.
@@ -63,7 +65,9 @@ class Collective:
 
     def __call__(self, *xs: Array) -> list[Array]:
         """The result for each operand; a collective that `packs` may take several together."""
-        return self.primitive.bind(*xs, collective=self)
+        asked = takes_plans.value is not None and not self.line
+        told = replace(self, line=line_of_call()) if asked else self
+        return self.primitive.bind(*xs, collective=told)
 
     def by_lax(self, x: Array) -> Array:
         """The result by `jax.lax`."""

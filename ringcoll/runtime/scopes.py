@@ -1,5 +1,8 @@
 """Names for the operations of a collective, and two hooks: around messages and for plans."""
 
+import os
+import sysconfig
+import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -7,10 +10,10 @@ from typing import Any, TypeVar
 
 import jax
 from jax import lax
+from jax.extend import source_info_util
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ringcoll.runtime.hosts import on_hosts
 from ringcoll.runtime.value_types import type_in_words
 
 #: An array, or a list of them.
@@ -19,9 +22,12 @@ Arrays = TypeVar("Arrays")
 #: The function that sends in place of `watched`, with its arguments and the path of scopes; None if
 #: no tool watches (`ringcoll.debug.deadline` does). It is a part of the key of `jit`'s programs.
 around_messages = jax.make_user_context(default_value=None)
-#: The function that takes each call of a program that is lowered, in words, and its plan; None if
-#: nobody asks (`ringcoll.explain` does). It is a part of the key of `jit`'s programs.
+#: The function that takes each call of a program that is lowered: its line, its words and its plan;
+#: None if nobody asks (`ringcoll.explain` does). It is a part of the key of `jit`'s programs.
 takes_plans = jax.make_user_context(default_value=None)
+#: How files begin that have no code of a user: ringcoll's, JAX's and Python's own.
+_FOLDERS = os.path.dirname(os.path.dirname(__file__)), os.path.dirname(jax.__file__)
+_NOT_USERS = "<frozen", sysconfig.get_path("stdlib"), *(f"{one}{os.sep}" for one in _FOLDERS)
 _path: ContextVar[tuple[str, ...]] = ContextVar("path", default=())
 
 
@@ -62,6 +68,7 @@ def noted(
     over: Sequence[Hashable],
     operands: Sequence[Any],
     plan: object,
+    line: str,
     groups: Sequence[Sequence[int]] | None = None,
 ) -> None:
     """Tell `takes_plans` the plan of a call that is being lowered.
@@ -71,25 +78,42 @@ def noted(
         over, groups: as for `watched`.
         operands: arrays or their types.
         plan: how the call runs.
+        line: what `line_of_call` returned when the call was traced.
     """
     if takes_plans.value is not None:
-        takes_plans.value(_in_words(call, over, operands, groups), plan)
+        takes_plans.value(line, _in_words(call, over, operands, groups), plan)
+
+
+def line_of_call() -> str:
+    """The user's line of the call that is being traced: "train.py:41"."""
+    # In a backward pass, JAX's stack is that of the call. But in a custom_vjp it begins there.
+    of_jax = source_info_util.current().traceback
+    stack = traceback.extract_tb(of_jax.as_python_traceback() if of_jax else None)
+    file, line = users_line([*traceback.extract_stack(), *stack])
+    return f"{os.path.basename(file)}:{line}"
+
+
+def users_line(stack: Sequence[traceback.FrameSummary]) -> tuple[str, int]:
+    """The file and the line of the last frame that is a user's; installed code if no other is."""
+    theirs = [frame for frame in stack if not frame.filename.startswith(_NOT_USERS)]
+    theirs.sort(key=lambda frame: "site-packages" not in frame.filename)
+    return (theirs[-1].filename, theirs[-1].lineno or 0) if theirs else ("", 0)
 
 
 def noted_when_lowered(
-    call: str, over: Sequence[Hashable], operands: Arrays, plan_on: Callable[[str, int], object]
+    call: str, over: Sequence[Hashable], operands: Arrays, plan_on: Callable[[str], object]
 ) -> Arrays:
     """The operands of a call that is being traced. Its plan is told when they are lowered.
 
     So a call that is traced twice, or is not used, is not told. `plan_on` gives the plan on a
-    platform ("cpu", "cuda", "rocm" or "tpu") whose ranks `over` the axes are on so many hosts.
-    Other arguments: as for `noted`; the operands may be a pytree.
+    platform: "cpu", "cuda", "rocm" or "tpu". Other arguments: as for `noted`; the operands may be
+    a pytree.
     """
     if takes_plans.value is None:
         return operands
     leaves, structure = jax.tree.flatten(operands)
-    words = _in_words(call, over, leaves)
-    passed = _noted.bind(*leaves, words=words, over=tuple(over), plan_on=plan_on)
+    words = line_of_call(), _in_words(call, over, leaves)
+    passed = _noted.bind(*leaves, words=words, plan_on=plan_on)
     return jax.tree.unflatten(structure, passed)
 
 
@@ -116,14 +140,11 @@ batching.primitive_batchers[_noted] = lambda xs, dims, **told: (_noted.bind(*xs,
 def _told(
     context: mlir.LoweringRuleContext,
     *xs: Any,
-    words: str,
-    over: tuple[Hashable, ...],
-    plan_on: Callable[[str, int], object],
+    words: tuple[str, str],
+    plan_on: Callable[[str], object],
 ) -> Sequence[Any]:
-    module = context.module_context
-    hosts = on_hosts(module.axis_context, over).hosts
     if takes_plans.value is not None:
-        takes_plans.value(words, plan_on(module.platforms[0], hosts))
+        takes_plans.value(*words, plan_on(context.module_context.platforms[0]))
     return xs
 
 

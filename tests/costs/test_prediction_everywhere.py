@@ -1,4 +1,4 @@
-"""`costs.predict` on every machine, for any ranks and bytes: rules that every prediction keeps."""
+"""`costs.predict` for any ranks and bytes, where it models: rules that every prediction keeps."""
 
 from itertools import pairwise
 from math import isfinite, prod
@@ -14,6 +14,7 @@ FEW = [2, 3, 7, 8, 9, 16, 31, 36, 64, 73, (2, 8), (4, 4), (1, 8)]
 MANY = [72, 100, 256, 777, 1024]
 RANKS = [pytest.param(FEW, id="few"), pytest.param(MANY, id="many", marks=pytest.mark.exhaustive)]
 CUBES = [(4, 4, 4), (2, 3, 4)]
+MODELLED = [name for name, one in MACHINES.items() if one.model.axes or one.ranks_a_host == 1]
 COLLECTIVES = ["all_gather", "psum_scatter", "psum", "all_to_all", "pbroadcast", "ppermute"]
 
 
@@ -27,7 +28,7 @@ def _reasonable(times, of):
 
 
 @pytest.mark.parametrize("some", RANKS)
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", MODELLED)
 def test_the_built_in_is_priced_for_any_ranks_and_bytes(name, some):
     """Long messages are no faster than the links; short ones take half the start of a permute."""
     model = MACHINES[name].model
@@ -39,4 +40,4 @@ def test_the_built_in_is_priced_for_any_ranks_and_bytes(name, some):
             n = prod(ranks) if isinstance(ranks, tuple) else ranks
             least = SIZES[-1] * (n - 1) / n * model.beta / ports
             assert collective not in COLLECTIVES[:4] or times[-1] >= least, (collective, ranks)
-            assert times[1] >= 0.5 * model.alpha, (collective, ranks)  # GH200: two thirds
+            assert times[1] >= 0.5 * model.alpha, (collective, ranks)

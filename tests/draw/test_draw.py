@@ -11,6 +11,7 @@ from support import SIZES, runnable
 
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, ring
+from ringcoll.costs import DEVICES
 from ringcoll.costs.counts import price
 from ringcoll.draw import as_motion, as_page, as_text, frames, plan
 from ringcoll.draw.captions import round_words, sentence
@@ -212,7 +213,8 @@ def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
     mine = ["--function", f"{__name__}:my_star", "--ranks", "4", "--html", str(html)]
     pictures = ["--svg", str(svg), "--animate", str(film), "--follow", "1"]
     assert main(["draw", "all_gather", *mine, *pictures]) == 0
-    assert capsys.readouterr().out == ""
+    written = f"wrote {svg}\nwrote {film}\nwrote {html}\n"
+    assert tuple(capsys.readouterr()) == ("", written)
     assert "round 2 of 3" in svg.read_text(encoding="utf-8")
     assert film.read_text(encoding="utf-8") == as_motion(plan("all_gather", my_star, (4,)), 1)
     page = html.read_text(encoding="utf-8")
@@ -257,3 +259,25 @@ def test_the_page_prices_only_devices_with_such_a_torus():
     assert '<th scope="row">v5e' in flat
     assert "v5e" not in deep
     assert '<th scope="row">v5p' in deep
+
+
+def test_the_page_shows_the_numbers_it_prices_with():
+    page = as_page(plan("all_gather", "ring", (4,)))
+    paid, model = price("all_gather", "ring", (4,), (4,)), DEVICES["v5p"]
+    cells = re.search(r'<th scope="row">v5p.*?</tr>', page, re.S)[0]
+    start, hop, rate, taken = re.findall(r">([\d.,]+) (?:µs|GB/s)<", cells)
+    assert (float(start), float(hop)) == (model.alpha * 1e6, model.hop * 1e6)
+    of_64_mib = (
+        3 * (float(start) + float(hop)) * 1e-6 + float(paid.link) * 2**24 / float(rate) / 1e9
+    )
+    assert float(taken) == pytest.approx(of_64_mib * 1e6, abs=1)
+    assert "1 µs a message" not in page
+
+
+@pytest.mark.parametrize(
+    ("ranks", "width", "are"),
+    [(8, 80, False), (16, 80, True), (16, 100, False), (17, 100, True)],
+)
+def test_text_says_that_tables_are_left_out(ranks, width, are):
+    text = as_text(plan("all_gather", "ring", (ranks,)), width)
+    assert (f"Tables of {ranks} ranks are left out: {width} columns are too few" in text) == are

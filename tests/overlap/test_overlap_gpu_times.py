@@ -62,12 +62,26 @@ def test_built_in_collectives_are_those_of_predict(opcode, name, times):
     assert pairs.exposed == pytest.approx(least)
 
 
-def test_ranks_on_two_hosts_use_the_network():
-    (near,) = timed(blocking("all-reduce", groups="{{0,1,2,3}}"), ranks=16).rows
-    (far,) = timed(blocking("all-reduce", groups="{{0,1,8,9}}"), ranks=16).rows
-    assert near.wire == pytest.approx(costs.predict("psum", 1e6, costs.place_of(4, "h100")))
-    assert far.wire == pytest.approx(costs.predict("psum", 1e6, costs.place_of((2, 2), "h100")))
-    assert far.wire != near.wire
+@pytest.mark.parametrize(
+    ("groups", "what"),
+    [
+        ("{{0,1,2,3}}", ""),
+        ("{{0,1,8,9}}", "psum of 1e+06 bytes on 4 ranks"),  # on two hosts
+        ("{{0,1,2,8}}", "psum of 1e+06 bytes on 4 ranks"),
+        ("{{0,1,8}}", "psum of 1e+06 bytes on 3 ranks"),
+        ("{{0,1},{2,3,4}}", "psum of 1e+06 bytes on 3 ranks"),
+    ],
+)
+def test_without_a_measurement_of_each_collective_there_are_no_times(groups, what):
+    report = timed(matmul("y"), blocking("all-reduce", "y", groups=groups), ranks=16)
+    assert report.timed == (not what)
+    assert [row.bare for row in report.rows] == [1]
+    assert (f"nobody measured this: {what} of h100" in str(report)) == bool(what)
+    other = timed(matmul("y"), chip=overlap.Gpu("h200", 4.8e12))
+    assert "nobody measured this: a matmul on h200" in str(other)
+    if not what:
+        (row,) = report.rows
+        assert row.wire == pytest.approx(costs.predict("psum", 1e6, costs.place_of(4, "h100")))
 
 
 def test_transfers_run_one_after_the_other():
@@ -124,13 +138,19 @@ def test_a_dtype_that_was_not_measured_counts_as_the_next_wider(dtype, width):
 
 
 def test_a_report_of_a_gpu_names_its_model_and_error():
-    report = timed(start("s"), matmul("y"), done("d", "s"), chip="NVIDIA H200")
+    report = timed(start("s"), matmul("y"), done("d", "s"), chip="NVIDIA H100")
     text = str(report)
-    for words in ("h200: memory 4800 GB/s", "on h100", "median error", "nobody has measured"):
+    for words in (
+        "h100: memory 3350 GB/s",
+        "as measured there",
+        "median error",
+        "nobody has measure",
+    ):
         assert words in text
     assert "1 of 1 collectives have a matmul between start and done" in text
-    assert json.loads(report.to_json())["chip"] == {"name": "h200", "hbm": 4.8e12}
-    assert {"h100", "h200", "b200", "gb200"} <= {*overlap.CHIPS}
+    assert json.loads(report.to_json())["chip"] == {"name": "h100", "hbm": 3.35e12}
+    gpus = {name for name, chip in overlap.CHIPS.items() if isinstance(chip, overlap.Gpu)}
+    assert gpus == {"h100", "b200"}  # whose matmuls and permutes were measured
 
 
 def test_the_device_kind_tells_the_gpu():

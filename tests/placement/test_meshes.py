@@ -124,6 +124,14 @@ def test_chips_that_are_no_box_keep_their_order():
         (lambda: ringcoll.mesh(a=8.0), "axes {'a': 8.0}, but there are 8 devices; let"),
         (lambda: ringcoll.mesh(8), "8 is no topology; name one such as 'v5e:4x2'"),
         (lambda: describe("x"), "'x' is no mesh; pass a jax.sharding.Mesh"),
+        (
+            lambda: ringcoll.mesh(devices=jax.devices()[:1] * 4),
+            "4 devices, 1 different ones, of kinds",
+        ),
+        (
+            lambda: ringcoll.mesh(devices=[*chips("v5e", (4, 1)), *chips("v6e", (4, 1))], a=8),
+            "of kinds .'TPU v5 lite', 'TPU v6 lite'.; pass devices= of one kind",
+        ),
         (lambda: ringcoll.mesh(devices=np.array(jax.devices()).reshape(2, 4), a=8), None),
         (lambda: ringcoll.mesh(devices=chips("v5e", (2, 2), 3), a=12), None),
         (lambda: ringcoll.mesh(devices=chips("v5e", (2, 2), 4), a=2, b=8), None),

@@ -80,6 +80,8 @@ def test_the_last_axis_has_the_shortest_steps():
         ("v5p-8", "v5p:2x2x1"),  # its cores; a device has two
         ("tpu7x-8", "tpu7x:2x2x1"),  # a chip is two devices
         ("v5p:4x4x8_twisted", "v5p:4x4x8_twisted"),
+        ("V5E:4X2", "v5e:4x2"),
+        ("V5LitePod-8", "v5e:4x2"),
     ],
 )
 def test_names_of_topologies(topology_name, exact):
@@ -104,7 +106,15 @@ def test_without_a_compiler_the_extra_is_named(monkeypatch):
             topology.devices(name)
 
 
-@pytest.mark.parametrize("message", ["h200", "h200:", "h200:0", "h200:4x2"])
+@pytest.mark.parametrize("name", ["a100:8", "A100-8", "mi300:4", "v7x:8"])
+def test_kinds_without_a_compiler_are_refused_with_those_that_have_one(name):
+    kind = name[:-2].lower()
+    with pytest.raises(ValueError, match=rf"there is no {kind} of .*v5e:4x2, .*h200:8 .*b200") as e:
+        topology.devices(name)
+    assert f"such as {kind}" not in str(e.value)
+
+
+@pytest.mark.parametrize("message", ["h200", "h200:", "h200:0", "h200:4x2", "H200"])
 def test_gpus_are_named_with_their_number(message):
     with pytest.raises(ValueError, match=r"does not give their number; .*h200:8"):
         topology.devices(message)

@@ -229,6 +229,12 @@ def test_build_takes_a_name_a_schedule_stages_or_a_function():
 
 
 RING_3, PAIRWISE_3 = GATHERS["ring"](3), ALL_TO_ALLS["pairwise"](3)
+
+
+def ring_of_three(*shape):
+    return RING_3
+
+
 REFUSED = [
     (
         ("allreduce", "ring", (3,)),
@@ -252,6 +258,15 @@ REFUSED = [
     (("psum", PAIRWISE_3, (3,)), "psum: takes an instance of Schedule, got AllToAllSchedule"),
     (("all_gather", (RING_3,), (3,)), "all_gather: takes an instance of Schedule, got tuple"),
     (("all_gather", lambda n: None, (3,)), "all_gather: takes an instance of Schedule, got None"),
+    (
+        ("psum", ring_of_three, (2, 2)),
+        "psum: a schedule of 3 ranks on axes of sizes (2, 2); make one of 4, or pass a function of "
+        "n (ring_of_three(2, 2) returned it)",
+    ),
+    (
+        ("all_gather", lambda n: Schedule((n,), ()), (2,)),
+        "offset 1 never arrives; add a move whose offset + shift is 1 (<lambda>(2) returned it)",
+    ),
     (("psum", Schedule((2,), ()), (2,)), "offset 1 never arrives"),
     (
         ("psum", (RING_3, Schedule((2,), ((Move(1, (1,)),),))), (6,)),

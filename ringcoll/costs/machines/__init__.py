@@ -10,12 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from ringcoll.costs.curves import Curve, down_to
+from ringcoll.costs.curves import Curve
 from ringcoll.costs.model import Model
 from ringcoll.io.strict_json import parsed
 from ringcoll.io.text import choose
@@ -39,7 +40,7 @@ class Matmuls:
 
 @dataclass(frozen=True)
 class Device:
-    """A machine, or a network between hosts.
+    """A machine, or a network between hosts of one rank.
 
     Attributes:
         name: the name of its file.
@@ -47,16 +48,11 @@ class Device:
         aliases: other names for it; JAX's `device_kind` is one of them.
         model: its rates.
         ranks_a_host: the number of ranks that one switch connects; 0 on a torus.
-        between: the network between its hosts; "" if none is known.
-        based_on: a similar device, whose curves and matmuls are used where this one has none; ""
-            for none.
-        switch_adds: whether the switch adds in an all-reduce (NVLink SHARP).
         built_in_share: the share of a link's bytes per second that a built-in collective gets.
-        curves: measured seconds of collectives. The first key is the collective and whether its
-            ranks are on several hosts; the second is the number of ranks.
+        curves: measured seconds of collectives. A key is the collective, the number of ranks and
+            the number of hosts.
         matmuls: measured rates of matmuls, by the bytes of an element; empty if there are none.
-        error: the median of the curves' median errors. It is that of `based_on` if the matmuls are
-            from there and its error is larger.
+        error: the median of the curves' median errors.
     """
 
     name: str
@@ -64,11 +60,8 @@ class Device:
     aliases: tuple[str, ...]
     model: Model
     ranks_a_host: int
-    between: str
-    based_on: str
-    switch_adds: bool
     built_in_share: float
-    curves: Mapping[tuple[str, bool], Mapping[int, Curve]]
+    curves: Mapping[tuple[str, int, int], Curve]
     matmuls: Mapping[int, Matmuls]
     error: float
 
@@ -95,32 +88,25 @@ def device_of(data: Mapping[str, Any]) -> Device:
         KeyError: a field is missing.
     """
     rates = {name: value for name, (value, _source) in data["rates"].items()}
-    curves: dict[tuple[str, bool], dict[int, Curve]] = {}
+    curves: dict[tuple[str, int, int], Curve] = {}
     for one in data.get("curves", ()):
-        key = one["collective"], one["hosts"] > 1
         knots = tuple((float(size), seconds) for size, seconds in one["knots"])
-        curves.setdefault(key, {})[one["ranks"]] = down_to(Curve(knots), rates["start_seconds"])
+        curves[one["collective"], one["ranks"], one["hosts"]] = Curve(knots)
     matmuls = {
         _WIDTHS[one["dtype"]]: Matmuls(
             one["start_seconds"], 1 / one["flops_per_second"], one["error"], one["points"]
         )
         for one in data.get("matmuls", ())
     }
-    axes = data["axes"]
-    hop_curves = {} if axes else curves.get(("ppermute", False), {})
+    hops = sorted(key for key in curves if (key[0], key[2], data["axes"]) == ("ppermute", 1, 0))
     return Device(
         data["name"],
         data["what"],
         tuple(data["aliases"]),
-        _with_matmuls(
-            _model(axes, rates, hop_curves[min(hop_curves)] if hop_curves else None), matmuls
-        ),
+        _with_matmuls(_model(data["axes"], rates, curves[hops[0]] if hops else None), matmuls),
         data.get("ranks_a_host", 0),
-        data.get("between", ""),
-        data.get("based_on", ""),
-        data.get("switch_adds", False),
         rates.get("built_in_share", 1.0),
-        MappingProxyType({key: MappingProxyType(some) for key, some in curves.items()}),
+        MappingProxyType(curves),
         MappingProxyType(matmuls),
         median([one["error"] for one in data.get("curves", ())] or [0.0]),
     )
@@ -140,7 +126,7 @@ def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
     memory = each("memory_bytes_per_second")
     share = rates.get("matmul_memory_share")
     return Model(
-        alpha=rates["start_seconds"],
+        alpha=rates["start_seconds"] if axes else rates.get("start_seconds", inf),
         beta=each("link_bytes_per_second"),
         gamma=3 * memory,
         delta=each("flops_per_second"),
@@ -185,17 +171,7 @@ def contents(path: Path) -> dict[str, Any]:
 
 def _load() -> dict[str, Device]:
     read_devices = [device_of(contents(path)) for path in sorted(FOLDER.glob("*.json"))]
-    devices = {device.name: device for device in read_devices}
-    for device in read_devices:  # a device without permutes or matmuls gets those of its `based_on`
-        base = devices.get(device.based_on)
-        if base and not device.model.wire:
-            device = replace(device, model=replace(device.model, wire=base.model.wire))
-        if base and not device.model.delta:
-            model = _with_matmuls(device.model, base.matmuls)
-            error = max(device.error, base.error)
-            device = replace(device, model=model, matmuls=base.matmuls, error=error)
-        devices[device.name] = device
-    return devices
+    return {device.name: device for device in read_devices}
 
 
 MACHINES: Mapping[str, Device] = MappingProxyType(_load())
@@ -294,22 +270,20 @@ def _checked(device: Device) -> Device:
     """Refuse a machine whose figures make no sense.
 
     Raises:
-        ValueError: a rate is negative or infinite, a curve falls or has one rank, or `based_on`
-            is not a machine.
+        ValueError: a rate is negative or infinite, or a curve falls or has one rank.
     """
     model = device.model
-    rates = (model.alpha, model.beta, model.gamma, model.delta, model.hop)
-    if not all(0 <= rate < float("inf") for rate in rates) or not device.built_in_share > 0:
+    rates = (model.beta, model.gamma, model.delta, model.hop)
+    is_known = model.alpha >= 0 and all(0 <= rate < inf for rate in rates)
+    if not is_known or not device.built_in_share > 0:
         raise ValueError("a rate is not above 0")
-    if any(ranks < 2 for some in device.curves.values() for ranks in some):
+    if any(ranks < 2 for _, ranks, _ in device.curves):
         raise ValueError("a curve is of fewer than 2 ranks")
-    for curve in (one for some in device.curves.values() for one in some.values()):
+    for curve in device.curves.values():
         for size, taken in curve.knots:
             is_nothing = size == taken == 0  # a fit may find no start
-            if not (is_nothing or (size >= 0 and 0 < taken < float("inf"))):
+            if not (is_nothing or (size >= 0 and 0 < taken < inf)):
                 raise ValueError(f"a curve has {size:g} bytes in {taken:g} seconds")
         if any(a >= c or b > d for (a, b), (c, d) in pairwise(curve.knots)):
             raise ValueError("the knots of a curve do not rise")
-    if device.based_on and device.based_on not in MACHINES:
-        raise ValueError(f"based_on: no machine is named {device.based_on!r}")
     return device
