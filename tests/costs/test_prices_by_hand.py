@@ -81,7 +81,7 @@ GATHER = Curve(((10.0, 5.0), (110.0, 7.0)))
     ("device", "collective", "algorithm", "nbytes", "ranks", "paid"),
     [
         (SWITCH, "all_gather", "lax", 60, 4, 6),
-        (SWITCH, "all_gather", "lax", 9, 4, None),
+        (SWITCH, "all_gather", "lax", 9, 4, 5),
         (SWITCH, "all_gather", "lax", 111, 4, None),
         (SWITCH, "all_gather", "lax", 60, 3, None),
         (SWITCH, "all_gather", "lax", 60, (2, 4), 9),
