@@ -32,7 +32,14 @@ from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.runtime.scopes import noted_when_lowered
-from ringcoll.runtime.value_types import device_kind, empty, type_in_words, varying
+from ringcoll.runtime.value_types import (
+    device_kind,
+    empty,
+    like,
+    sharded_dims,
+    type_in_words,
+    varying,
+)
 
 
 def gather(
@@ -342,21 +349,23 @@ def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any)
 
     def allocated(leaf: Any) -> Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            like = jax.core.ShapedArray(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            return empty(leaf.shape, like, call.axes)
+            aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            return empty(leaf.shape, aval, call.axes)
         return varying(jnp.asarray(leaf), call.axes)
 
-    carry = jax.tree.map(allocated, carry)
+    def typed(given: Any, leaf: Array, aval: Any) -> Array:
+        if isinstance(given, jax.ShapeDtypeStruct) and sharded_dims(leaf) != sharded_dims(aval):
+            return empty(leaf.shape, aval, ())  # to reshard a buffer would copy it
+        return like(leaf, aval)
+
+    given, structure = jax.tree.flatten(carry)
+    leaves = list(map(allocated, given))
     while True:
+        carry = jax.tree.unflatten(structure, leaves)
         program = jax.make_jaxpr(visit)(carry, x)
-        leaves, structure = jax.tree.flatten(carry)
-        typed = [
-            varying(leaf, tuple(aval.mat.varying))
-            for leaf, aval in zip(leaves, program.out_avals, strict=True)
-        ]
-        if [jax.typeof(leaf) for leaf in typed] == [jax.typeof(leaf) for leaf in leaves]:
+        before, leaves = leaves, list(map(typed, given, leaves, program.out_avals))
+        if list(map(jax.typeof, leaves)) == list(map(jax.typeof, before)):
             return carry, program.jaxpr
-        carry = jax.tree.unflatten(structure, typed)
 
 
 def _planned(

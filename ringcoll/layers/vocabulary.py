@@ -6,6 +6,8 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_derivatives import linear_call
+from jax.sharding import PartitionSpec
 
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_gather import psum_scatter
@@ -14,6 +16,7 @@ from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.layers.linear import check_sequence, column_linears, rank_count
 from ringcoll.layers.parameters import check_bound, errors_of, param, refusal
 from ringcoll.matmuls.options import LayerOptions, with_options
+from ringcoll.runtime.value_types import sharded_dims, zeros
 
 
 def embed(
@@ -52,7 +55,7 @@ def embed(
     check_bound("tensor_parallel.embed", axis_name)
     mine, row, is_in = _own(tokens, table.shape[0], axis_name)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
-    rows = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
+    rows = jnp.where(mine[..., None], _rows(table, row), none)
     rows = jnp.where(is_in[..., None], rows, jnp.nan)
     with errors_of("tensor_parallel.embed"):
         if not sequence_parallel:
@@ -60,6 +63,21 @@ def embed(
         check_sequence("tensor_parallel.embed", tokens.shape[-1], axis_name)
         axes, dim = axes_of(axis_name), tokens.ndim - 1
         return psum_scatter(rows, axes, scatter_dimension=dim, tiled=True, algorithm=algorithm)
+
+
+def _rows(table: Array, row: Array) -> Array:
+    """These rows of a table."""
+    if not sharded_dims(row):
+        return jnp.take(table, row, axis=0)
+    # Beside an explicit axis, JAX gathers in a `shard_map`, and cannot differentiate one in another.
+    like = jax.typeof(table)
+    of_rows = PartitionSpec(*jax.typeof(row).sharding.spec, *like.sharding.spec[1:])
+    return linear_call(
+        lambda row, table: table.at[row].get(out_sharding=of_rows),
+        lambda row, ct: zeros(like).at[row].add(ct, out_sharding=like.sharding.spec),
+        row,
+        table,
+    )
 
 
 @with_options("layers.tensor_parallel.")

@@ -9,19 +9,22 @@ Inside, the batch and the groups of heads are rows: q: [rows, heads of a group, 
 values end to end: [rows, s, d + dv]. The lanes of a schedule divide the rows.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from ringcoll.collectives.visits import Arrived, Rounds, per_shard
-from ringcoll.layers.context_parallel.softmax import Softmax, like, lowest, wide
+from ringcoll.layers.context_parallel.softmax import Softmax, lowest, wide
 from ringcoll.layers.context_parallel.tiles import plan
 from ringcoll.layers.context_parallel.visits import AttentionOptions, Visits
+from ringcoll.runtime.value_types import is_checked, like
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -40,6 +43,31 @@ def attend(options: AttentionOptions, q: Array, kv: Array, ids: Array | None) ->
     return _attend(options, q, kv, ids)[0]
 
 
+def _on_own_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a device's own batch and groups: explicit axes become manual.
+
+    Inside, rows can be cut. JAX cannot differentiate a `shard_map` inside another one.
+    """
+
+    @wraps(function)
+    def on_own_rows(options: AttentionOptions, q: Array, kv: Array, ids: Any, *rest: Array) -> Any:
+        axes = jax.sharding.get_abstract_mesh().explicit_axes
+        if not axes:
+            return function(options, q, kv, ids, *rest)
+        batch, groups, *_ = jax.typeof(q).sharding.spec
+        rows, of_ids = PartitionSpec(batch, groups), PartitionSpec(None, batch)
+        return jax.shard_map(
+            partial(function, options),
+            in_specs=(rows, rows, of_ids, *[rows] * len(rest)),
+            out_specs=rows,
+            axis_names={*axes},
+            check_vma=is_checked(),
+        )(q, kv, ids, *rest)
+
+    return on_own_rows
+
+
+@_on_own_rows
 def _attend(
     options: AttentionOptions, q: Array, kv: Array, ids: Array | None
 ) -> tuple[Array, Array]:
@@ -94,7 +122,13 @@ def _attend_forward(options, q, kv, ids):
 
 def _attend_backward(options, residuals, ct):
     options = replace(options, kernel=None)  # a kernel's blocks are too large for gradients
-    q, kv, ids, out, lse = residuals
+    return *_gradients(options, *residuals, ct), None
+
+
+@_on_own_rows
+def _gradients(
+    options: AttentionOptions, q: Array, kv: Array, ids: Any, out: Array, lse: Array, ct: Array
+) -> tuple[Array, Array]:
     # Without the barrier, a compiler reuses the messages of the forward pass, and keeps all shards.
     kv, ct = lax.optimization_barrier((kv, ct))
     exact, length = wide(q.dtype), q.shape[3]
@@ -117,7 +151,7 @@ def _attend_backward(options, residuals, ct):
     rounds, halved = work.rounds("attention_gradient"), len(work.plan.positions) == 2
     dq, dkv = rounds.tour(by_rows(kv, 1), visit, dq, halved=halved)
     dkv = dkv[:, :length].reshape(kv.shape)
-    return back(dq).astype(q.dtype), dkv.astype(kv.dtype), None
+    return back(dq).astype(q.dtype), dkv.astype(kv.dtype)
 
 
 attend.defvjp(_attend_forward, _attend_backward)
