@@ -32,14 +32,7 @@ from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.runtime.scopes import noted_when_lowered
-from ringcoll.runtime.value_types import (
-    device_kind,
-    empty,
-    like,
-    sharded_dims,
-    type_in_words,
-    varying,
-)
+from ringcoll.runtime.value_types import device_kind, empty, like, type_in_words, varying
 
 
 def gather(
@@ -354,9 +347,9 @@ def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any)
         return varying(jnp.asarray(leaf), call.axes)
 
     def typed(given: Any, leaf: Array, aval: Any) -> Array:
-        if isinstance(given, jax.ShapeDtypeStruct) and sharded_dims(leaf) != sharded_dims(aval):
-            return empty(leaf.shape, aval, ())  # to reshard a buffer would copy it
-        return like(leaf, aval)
+        is_moved = jax.typeof(leaf).sharding.spec != aval.sharding.spec
+        is_buffer = is_moved and isinstance(given, jax.ShapeDtypeStruct)
+        return empty(leaf.shape, aval, ()) if is_buffer else like(leaf, aval)
 
     given, structure = jax.tree.flatten(carry)
     leaves = list(map(allocated, given))

@@ -50,19 +50,14 @@ def _on_own_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(function)
-    def on_own_rows(options: AttentionOptions, q: Array, kv: Array, ids: Any, *rest: Array) -> Any:
-        axes = jax.sharding.get_abstract_mesh().explicit_axes
+    def on_own_rows(options: AttentionOptions, *operands: Any) -> Any:
+        call, axes = partial(function, options), jax.sharding.get_abstract_mesh().explicit_axes
         if not axes:
-            return function(options, q, kv, ids, *rest)
-        batch, groups, *_ = jax.typeof(q).sharding.spec
-        rows, of_ids = PartitionSpec(batch, groups), PartitionSpec(None, batch)
-        return jax.shard_map(
-            partial(function, options),
-            in_specs=(rows, rows, of_ids, *[rows] * len(rest)),
-            out_specs=rows,
-            axis_names={*axes},
-            check_vma=is_checked(),
-        )(q, kv, ids, *rest)
+            return call(*operands)
+        specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, operands)
+        how: Any = {"axis_names": {*axes}, "check_vma": is_checked()}
+        rows = PartitionSpec(*specs[0][:2])
+        return jax.shard_map(call, in_specs=specs, out_specs=rows, **how)(*operands)
 
     return on_own_rows
 
