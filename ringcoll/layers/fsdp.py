@@ -49,6 +49,7 @@ from ringcoll.layers.parameters import (
     check_specs,
     errors_of,
     is_float,
+    is_parameter,
     map_with_specs,
     mesh_or_ambient,
     refusal,
@@ -115,7 +116,7 @@ def specs(
             for d in range(leading, len(shape))
             if entries[d] is None and shape[d] % ranks == 0 and shape[d]
         }
-        if not _is_gathered(leaf) or not sizes or prod(shape[leading:]) < min_size:
+        if not is_parameter(leaf) or not sizes or prod(shape[leading:]) < min_size:
             return base_spec
         wanted = dim + len(shape) if dim is not None and dim < 0 else dim
         to_shard = wanted if wanted in sizes else max(sizes, key=lambda d: sizes[d])
@@ -230,11 +231,6 @@ def gather(
         return jax.tree.unflatten(structure, list(map(whole, leaves, dims)))
 
 
-def _is_gathered(leaf: Any) -> bool:
-    """Whether a leaf can be sharded: floats, and what has a byte or less, such as codes."""
-    return is_float(leaf) or (hasattr(leaf, "dtype") and leaf.dtype.itemsize == 1)
-
-
 def _gathered_dim(
     axes: tuple[Hashable, ...], name: str, leaf: Array, spec: PartitionSpec
 ) -> int | None:
@@ -252,7 +248,7 @@ def _gathered_dim(
             raise refusal(ValueError, "fsdp.gather", words, cure)
     if gathered is None:
         return None
-    if not _is_gathered(leaf):
+    if not is_parameter(leaf):
         words = f"{name}: its spec {spec} shards it, and it is {leaf.dtype}"
         raise refusal(TypeError, "fsdp.gather", words, "leave this leaf whole")
     if is_checked() and not {*axes} <= jax.typeof(leaf).mat.varying:

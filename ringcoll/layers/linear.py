@@ -92,7 +92,7 @@ def kernel_and_bias(function: str, linear: Any) -> tuple[Any, Array | None]:
     """The kernel of a linear layer, and its bias or None. An array is a kernel without a bias."""
     kernel, bias = linear, None
     if not hasattr(linear, "dtype"):
-        kernel, bias = parameters(function, linear, "kernel", optional=("bias",))
+        kernel, bias = parameters(function, linear, "kernel", optional=("bias",)).values()
     return jnp.asarray(kernel), None if bias is None else jnp.asarray(bias)
 
 

@@ -36,8 +36,8 @@ def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float 
     [[1. 1. 1. 1.]
      [1. 1. 1. 1.]]
     """
-    (scale,) = parameters("tensor_parallel.rms_norm", params, "scale")
-    scale = _parameter("tensor_parallel.rms_norm", "scale", scale, x, axis_name)
+    found = parameters("tensor_parallel.rms_norm", params, "scale")
+    scale = _parameter("tensor_parallel.rms_norm", "scale", found["scale"], x, axis_name)
     wide = x.astype(scale.dtype)
     mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
     return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
@@ -58,14 +58,14 @@ def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: floa
     [[4. 4. 4. 4.]
      [6. 6. 6. 6.]]
     """
-    scale, bias = parameters("tensor_parallel.layer_norm", params, "scale", optional=("bias",))
-    scale = _parameter("tensor_parallel.layer_norm", "scale", scale, x, axis_name)
+    found = parameters("tensor_parallel.layer_norm", params, "scale", optional=("bias",))
+    scale = _parameter("tensor_parallel.layer_norm", "scale", found["scale"], x, axis_name)
     wide = x.astype(scale.dtype)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(variance + epsilon) * scale
-    if bias is not None:
-        y = y + _parameter("tensor_parallel.layer_norm", "bias", bias, x, axis_name)
+    if found["bias"] is not None:
+        y = y + _parameter("tensor_parallel.layer_norm", "bias", found["bias"], x, axis_name)
     return y.astype(x.dtype)
 
 

@@ -18,11 +18,12 @@ from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.refusals import bound_axes, kind_of, refused, renamed
 
 
-def parameters(function: str, params: Any, *names: str, optional: tuple[str, ...] = ()) -> Any:
-    """params["name"] of a mapping, params.name of anything else; None if it is optional.
+def parameters(
+    function: str, params: Any, *names: str, optional: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """params["name"] of a mapping, params.name of anything else; an optional one may be None.
 
-    A float array of another name is refused, unless `params` computes its parameters: then it may
-    be what they are computed from.
+    It refuses parameters of other names, unless an object computes one of these by a property.
     """
     is_mapping = isinstance(params, Mapping)
     members = dict(params) if is_mapping else params
@@ -34,17 +35,23 @@ def parameters(function: str, params: Any, *names: str, optional: tuple[str, ...
         members = getattr(params, "__dict__", {})
     given, used = (Counter(map(id, jax.tree.leaves(tree))) for tree in (members, found))
     for path, leaf in tree_leaves_with_path(members) if used <= given else ():
-        is_number = getattr(leaf, "weak_type", False)  # Python's, as an epsilon
         is_used = used[id(leaf)] == given[id(leaf)] or keystr(path[:1], simple=True) in found
-        if is_float(leaf) and not (is_number or is_used):
+        is_number = getattr(leaf, "weak_type", False) and not leaf.ndim  # of Python: an epsilon
+        if is_parameter(leaf) and not (is_used or is_number):
             words = f"it does not use {keystr(path, simple=True, separator='/')!r}"
             raise refusal(ValueError, function, words, f"pass only {', '.join(found)}")
-    return found.values()
+    return found
 
 
 def is_float(leaf: Any) -> bool:
-    """Whether a leaf is an array of floats; an integer, a key or a function is not."""
+    """Whether a leaf is an array of floats."""
     return jnp.issubdtype(getattr(leaf, "dtype", object), jnp.inexact)
+
+
+def is_parameter(leaf: Any) -> bool:
+    """Whether a leaf is an array of floats, or of frozen codes: integers of a byte or less."""
+    dtype: Any = getattr(leaf, "dtype", object)
+    return is_float(leaf) or (jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 1)
 
 
 def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exception:

@@ -54,10 +54,10 @@ def mlp(
     [[ 4. 20. 36. 52.]
      [ 4. 20. 36. 52.]]
     """
-    up, down = parameters("tensor_parallel.mlp", params, "up", "down")
-    (hidden,) = column_linears("tensor_parallel.mlp", [("up", up)], x, axis_name, **options)
+    up, down = parameters("tensor_parallel.mlp", params, "up", "down").items()
+    (hidden,) = column_linears("tensor_parallel.mlp", [up], x, axis_name, **options)
     hidden = activation(hidden).astype(x.dtype)  # `preferred_element_type` may have widened it
-    return row_linear_of("tensor_parallel.mlp", ("down", down), hidden, axis_name, **options)
+    return row_linear_of("tensor_parallel.mlp", down, hidden, axis_name, **options)
 
 
 @with_options("layers.tensor_parallel.")
@@ -88,11 +88,10 @@ def gated_mlp(
     [[  4. 100. 324. 676.]
      [  4. 100. 324. 676.]]
     """
-    gate, up, down = parameters("tensor_parallel.gated_mlp", params, "gate", "up", "down")
-    linears = [("gate", gate), ("up", up)]
+    *linears, down = parameters("tensor_parallel.gated_mlp", params, "gate", "up", "down").items()
     gate, up = column_linears("tensor_parallel.gated_mlp", linears, x, axis_name, **options)
     hidden = (activation(gate) * up).astype(x.dtype)  # as in `mlp`
-    return row_linear_of("tensor_parallel.gated_mlp", ("down", down), hidden, axis_name, **options)
+    return row_linear_of("tensor_parallel.gated_mlp", down, hidden, axis_name, **options)
 
 
 @with_options("layers.tensor_parallel.")
@@ -144,9 +143,8 @@ def attention(
     >>> jax.eval_shape(ranks(attend, specs, specs[1]), params, jnp.ones((1, 4, 8))).shape
     (1, 4, 8)
     """
-    *of_heads, out = parameters(ATTENTION, params, "query", "key", "value", "out")
-    pairs = (kernel_and_bias(ATTENTION, linear) for linear in of_heads)
-    linears = dict(zip(("query", "key", "value"), pairs, strict=True))
+    *of_heads, out = parameters(ATTENTION, params, "query", "key", "value", "out").items()
+    linears = {name: kernel_and_bias(ATTENTION, linear) for name, linear in of_heads}
     kernels = {name: kernel for name, (kernel, _) in linears.items()}
     check_alike(ATTENTION, x=x, **kernels)
     check_bound(ATTENTION, axis_name)
@@ -175,7 +173,7 @@ def attention(
     if attend is None:
         attend = partial(jax.nn.dot_product_attention, is_causal=causal)
     mixed = attend(query, key, value).astype(x.dtype)  # as in `mlp`
-    return row_linear_of(ATTENTION, ("out", out), mixed, axis_name, **options)
+    return row_linear_of(ATTENTION, out, mixed, axis_name, **options)
 
 
 def _heads_of_own_queries(

@@ -50,7 +50,7 @@ def embed(
     [[14.  0.  6.  6.]
      [15.  1.  7.  7.]]
     """
-    (table,) = map(jnp.asarray, parameters("tensor_parallel.embed", params, "embedding"))
+    table = jnp.asarray(parameters("tensor_parallel.embed", params, "embedding")["embedding"])
     tokens = _integers("tensor_parallel.embed", "tokens", tokens)
     check_bound("tensor_parallel.embed", axis_name)
     mine, row, is_in = _own(tokens, table.shape[0], axis_name)
@@ -69,16 +69,14 @@ def _rows(table: Array, row: Array) -> Array:
     """These rows of a table."""
     if not sharded_dims(row):
         return jnp.take(table, row, axis=0)
-    of_table, of_row = jax.typeof(table), jax.typeof(row).sharding.spec
-    of_rows = PartitionSpec(*of_row, *of_table.sharding.spec[1:])
-
-    def taken(row: Array, table: Array) -> Array:
-        return table.at[row].get(out_sharding=of_rows)
-
-    def added(row: Array, ct: Array) -> Array:
-        return zeros(of_table).at[row].add(ct, out_sharding=of_table.sharding.spec)
-
-    return linear_call(taken, added, row, table)  # JAX cannot differentiate the one by itself
+    like, spec = jax.typeof(table), jax.typeof(table).sharding.spec
+    of_rows = PartitionSpec(*jax.typeof(row).sharding.spec, *spec[1:])
+    return linear_call(  # JAX cannot differentiate the first function
+        lambda row, table: table.at[row].get(out_sharding=of_rows),
+        lambda row, ct: zeros(like).at[row].add(ct, out_sharding=spec),
+        row,
+        table,
+    )
 
 
 @with_options("layers.tensor_parallel.")
@@ -96,9 +94,8 @@ def unembed(params: Any, x: Array, axis_name: AxisName, **options: Unpack[LayerO
     >>> print(logits(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    (linear,) = parameters("tensor_parallel.unembed", params, "unembedding")
-    linears = [("unembedding", linear)]
-    (logits,) = column_linears("tensor_parallel.unembed", linears, x, axis_name, **options)
+    linear = [*parameters("tensor_parallel.unembed", params, "unembedding").items()]
+    (logits,) = column_linears("tensor_parallel.unembed", linear, x, axis_name, **options)
     return logits
 
 

@@ -91,12 +91,9 @@ def empty(
     return varying(buffer, (*axes, *aval.mat.varying))
 
 
-def zeros(like: jax.core.ShapedArray) -> Array:
+def zeros(aval: jax.core.ShapedArray) -> Array:
     """Zeros of a type: its shape, dtype, explicit sharding and the axes over which it varies."""
-    sharding = like.sharding
-    explicit = AxisType.Explicit in sharding.mesh.axis_types
-    out = NamedSharding(sharding.mesh, sharding.spec) if explicit else None
-    return varying(_zeros(shape=like.shape, dtype=like.dtype, out_sharding=out), like.mat.varying)
+    return like(jnp.zeros(aval.shape, aval.dtype), aval)
 
 
 def _lowered_empty(ctx, **params):

@@ -44,9 +44,9 @@ def attend(options: AttentionOptions, q: Array, kv: Array, ids: Array | None) ->
 
 
 def _on_own_rows(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a device's own batch and groups: explicit axes become manual.
+    """The function of a device's own batch and groups, whose rows can be cut.
 
-    Inside, rows can be cut. JAX cannot differentiate a `shard_map` inside another one.
+    Explicit axes become manual. JAX cannot differentiate such a `shard_map` inside another one.
     """
 
     @wraps(function)
@@ -55,8 +55,8 @@ def _on_own_rows(function: Callable[..., Any]) -> Callable[..., Any]:
         if not axes:
             return call(*operands)
         specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, operands)
+        rows = PartitionSpec(*jax.tree.leaves(specs)[0][:2])
         how: Any = {"axis_names": {*axes}, "check_vma": is_checked()}
-        rows = PartitionSpec(*specs[0][:2])
         return jax.shard_map(call, in_specs=specs, out_specs=rows, **how)(*operands)
 
     return on_own_rows
@@ -117,13 +117,7 @@ def _attend_forward(options, q, kv, ids):
 
 def _attend_backward(options, residuals, ct):
     options = replace(options, kernel=None)  # a kernel's blocks are too large for gradients
-    return *_gradients(options, *residuals, ct), None
-
-
-@_on_own_rows
-def _gradients(
-    options: AttentionOptions, q: Array, kv: Array, ids: Any, out: Array, lse: Array, ct: Array
-) -> tuple[Array, Array]:
+    q, kv, ids, out, lse = residuals
     # Without the barrier, a compiler reuses the messages of the forward pass, and keeps all shards.
     kv, ct = lax.optimization_barrier((kv, ct))
     exact, length = wide(q.dtype), q.shape[3]
@@ -146,7 +140,7 @@ def _gradients(
     rounds, halved = work.rounds("attention_gradient"), len(work.plan.positions) == 2
     dq, dkv = rounds.tour(by_rows(kv, 1), visit, dq, halved=halved)
     dkv = dkv[:, :length].reshape(kv.shape)
-    return back(dq).astype(q.dtype), dkv.astype(kv.dtype)
+    return back(dq).astype(q.dtype), dkv.astype(kv.dtype), None
 
 
-attend.defvjp(_attend_forward, _attend_backward)
+attend.defvjp(_attend_forward, _on_own_rows(_attend_backward))

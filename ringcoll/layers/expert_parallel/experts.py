@@ -96,9 +96,8 @@ def experts_of(
     function: str, params: Any, x: Array, total: int, ranks: int, **options: Any
 ) -> Experts:
     """Find this rank's experts by name. They must fit the tokens and the `total` experts."""
-    names = "gate", "up", "down"
-    found = parameters(function, params, *names, optional=("router",))
-    weights = {name: array_of(function, name, w) for name, w in zip(names, found, strict=False)}
+    *found, _ = parameters(function, params, "gate", "up", "down", optional=("router",)).items()
+    weights = {name: array_of(function, name, weight) for name, weight in found}
     check_alike(function, x=x, **weights)
     shapes = ", ".join(f"{name} {list(w.shape)}" for name, w in weights.items())
     gate, up, down = weights.values()
