@@ -67,7 +67,7 @@ def embed(
 
 def _rows(table: Array, row: Array) -> Array:
     """These rows of a table."""
-    if not sharded_dims(row):
+    if not (sharded_dims(row) or sharded_dims(table)):
         return jnp.take(table, row, axis=0)
     like, spec = jax.typeof(table), jax.typeof(table).sharding.spec
     of_rows = PartitionSpec(*jax.typeof(row).sharding.spec, *spec[1:])

@@ -51,12 +51,12 @@ def _on_own_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def on_own_rows(options: AttentionOptions, *operands: Any) -> Any:
-        call, axes = partial(function, options), jax.sharding.get_abstract_mesh().explicit_axes
-        if not axes:
+        call, mesh = partial(function, options), jax.sharding.get_abstract_mesh()
+        if not mesh.explicit_axes:
             return call(*operands)
         specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, operands)
         rows = PartitionSpec(*jax.tree.leaves(specs)[0][:2])
-        how: Any = {"axis_names": {*axes}, "check_vma": is_checked()}
+        how: Any = {"axis_names": {*mesh.auto_axes, *mesh.explicit_axes}, "check_vma": is_checked()}
         return jax.shard_map(call, in_specs=specs, out_specs=rows, **how)(*operands)
 
     return on_own_rows

@@ -161,16 +161,16 @@ def moe(
     arguments = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
     call = Call(f"layers.{MOE}", axis_name, arguments=arguments, operands="x, router, experts")
     axes, n = call.axes, call.attempt(call.rank_count)
+    others = jax.sharding.get_abstract_mesh().explicit_axes
+    if others and (kernel is None or sharded_dims(x)):
+        words = f"beside the explicit axes {others}, JAX has no ragged_dot, and x must be whole"
+        raise call.refusal(NotImplementedError, words, "give jax.shard_map(axis_names=) these too")
     x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
     top_k = _checked(call, x, router, algorithm, n)
     if max_send is not None and (max_send := call.integer("max_send")) < 1:
         raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
     options = {"activation": activation, "precision": precision, "kernel": kernel}
     own = experts_of(MOE, experts, x, router.shape[1], n, **options)
-    for array in (x, router, *jax.tree.leaves(own)):
-        if sharded_dims(array):
-            words = f"{jax.typeof(array)} is sharded over an explicit axis"
-            raise call.refusal(ValueError, words, "name that axis in jax.shard_map(axis_names=)")
     x, router = shared((x, router), axes)
     tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
