@@ -161,11 +161,11 @@ def moe(
     arguments = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
     call = Call(f"layers.{MOE}", axis_name, arguments=arguments, operands="x, router, experts")
     axes, n = call.axes, call.attempt(call.rank_count)
+    x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
     others = jax.sharding.get_abstract_mesh().explicit_axes
     if others and (kernel is None or sharded_dims(x)):
         words = f"beside the explicit axes {others}, JAX has no ragged_dot, and x must be whole"
         raise call.refusal(NotImplementedError, words, "give jax.shard_map(axis_names=) these too")
-    x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
     top_k = _checked(call, x, router, algorithm, n)
     if max_send is not None and (max_send := call.integer("max_send")) < 1:
         raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
