@@ -78,10 +78,8 @@ def shared(
     leaves, structure = jax.tree.flatten(tree)
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, leaf in enumerate(leaves):
-        if not is_float(leaf):
-            continue
-        missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
-        if missing:
+        varies = jax.typeof(leaf).mat.varying if is_float(leaf) else axes_of(axis_name)
+        if missing := tuple(axis for axis in axes_of(axis_name) if axis not in varies):
             groups[missing, wires and wires[i]].append(i)
     for (axes, wire), members in groups.items():
         copy = _copying(axes, wire, algorithm, reduce_dtype)

@@ -2,7 +2,7 @@
 
 Call these functions inside `jax.shard_map`, on a rank's own shards. `params` is a mapping or an
 object with the names below as keys or attributes (a dictionary, an Equinox module, the state of a
-Flax module). For a linear layer it is only the kernel, or `kernel` and `bias`:
+Flax module), and no other weights. For a linear layer it is the kernel, or `kernel` and `bias`:
 
 | function | parameters |
 |---|---|

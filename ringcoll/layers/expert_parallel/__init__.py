@@ -95,8 +95,7 @@ def moe(
     Args:
         x: tokens of this rank; leading dimensions are tokens too.
         router: the same on all ranks.
-        experts: a mapping or an object with this rank's gate, up and down, of the dtype of x; it
-            may have the router too.
+        experts: a mapping or an object with this rank's gate, up and down (and the router, or not).
         axis_name: the axis, or axes, that the experts and the tokens are sharded over.
         top_k: the number of experts of a token.
         normalize: whether the weights of a token are divided by their sum. Pass False for
