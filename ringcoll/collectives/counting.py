@@ -93,7 +93,7 @@ def work_of(
 
 
 #: Operations that move their first operand.
-MOVES = "broadcast_in_dim dynamic_slice pcast pvary reshape slice squeeze transpose".split()  # noqa: SIM905
+MOVES = "broadcast_in_dim dynamic_slice pcast pvary reshape reshard slice squeeze transpose".split()  # noqa: SIM905
 #: Operations that write something beside what they move.
 _WRITES = "concatenate convert_element_type dynamic_update_slice gather scatter select_n".split()  # noqa: SIM905
 

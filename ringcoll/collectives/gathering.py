@@ -35,7 +35,7 @@ from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.runtime.scopes import noted_when_lowered
-from ringcoll.runtime.value_types import device_kind, empty, type_in_words, varying
+from ringcoll.runtime.value_types import device_kind, empty, like, type_in_words, varying
 
 
 def gather(
@@ -387,23 +387,24 @@ def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any)
 
     def allocated(leaf: Any) -> Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            like = jax.core.ShapedArray(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            return empty(leaf.shape, like, call.axes, shows=True)
+            aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+            return empty(leaf.shape, aval, call.axes, shows=True)
         return varying(jnp.asarray(leaf), call.axes)
 
-    given = jax.tree.leaves(carry)
-    carry = jax.tree.map(allocated, carry)
+    def typed(given: Any, leaf: Array, aval: Any) -> Array:
+        is_moved = jax.typeof(leaf).sharding.spec != aval.sharding.spec
+        is_buffer = is_moved and isinstance(given, jax.ShapeDtypeStruct)
+        return empty(leaf.shape, aval, (), shows=True) if is_buffer else like(leaf, aval)
+
+    given, structure = jax.tree.flatten(carry)
+    leaves = list(map(allocated, given))
     while True:
+        carry = jax.tree.unflatten(structure, leaves)
         program = jax.make_jaxpr(visit)(carry, x)
-        leaves, structure = jax.tree.flatten(carry)
-        typed = [
-            varying(leaf, tuple(aval.mat.varying))
-            for leaf, aval in zip(leaves, program.out_avals, strict=True)
-        ]
-        if [jax.typeof(leaf) for leaf in typed] == [jax.typeof(leaf) for leaf in leaves]:
+        before, leaves = leaves, list(map(typed, given, leaves, program.out_avals))
+        if list(map(jax.typeof, leaves)) == list(map(jax.typeof, before)):
             _check_buffers(call, given, program.jaxpr)
             return carry, program
-        carry = jax.tree.unflatten(structure, typed)
 
 
 def _check_buffers(call: Call, given: Sequence[Any], jaxpr: Any) -> None:

@@ -32,7 +32,7 @@ from math import prod
 from typing import Any, Unpack
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
@@ -48,12 +48,14 @@ from ringcoll.layers.parameters import (
     check_bound,
     check_specs,
     errors_of,
+    is_float,
+    is_parameter,
     map_with_specs,
     mesh_or_ambient,
     refusal,
     shard,
 )
-from ringcoll.layers.replicas import SumOptions, copied, copied_leaves, narrowed
+from ringcoll.layers.replicas import SumOptions, narrowed, shared
 from ringcoll.matmuls.functions import all_gather_matmul
 from ringcoll.matmuls.options import GatherOptions, with_options
 from ringcoll.runtime.value_types import is_checked
@@ -77,11 +79,11 @@ def specs(
     """How parameters are sharded over an axis: a tree of `PartitionSpec`s.
 
     Each leaf is sharded along its largest dimension that the number of ranks divides; if several
-    are equal, along the first. A leaf stays whole if it is small, if it is not a float, or if there
-    is no such dimension.
+    are equal, along the first. A leaf stays whole if it is small, if it is not an array of floats
+    or of bytes (frozen codes, as int8 and int4), or if there is no such dimension.
 
     Args:
-        params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s.
+        params: a pytree of arrays, or of `jax.ShapeDtypeStruct`s; other leaves are whole.
         axis_name: one axis, or several; a dimension is cut over all of them.
         mesh: the mesh; None for that of `jax.set_mesh`.
         base: specs to add to, such as those of tensor parallelism. They are kept.
@@ -104,19 +106,19 @@ def specs(
     entry = axes[0] if len(axes) == 1 else axes
 
     def spec(name: str, leaf: Any, base_spec: PartitionSpec) -> PartitionSpec:
-        entries = [*base_spec, *[None] * (len(leaf.shape) - len(base_spec))]
+        shape = np.shape(leaf)
+        entries = [*base_spec, *[None] * (len(shape) - len(base_spec))]
         if any(axis in axes for there in entries for axis in axes_in(there)):
             words = f"{name}: base has it sharded over {axis_name!r} already: {base_spec}"
             raise refusal(ValueError, "fsdp.specs", words, "leave that axis out of base")
         sizes = {
-            d: leaf.shape[d]
-            for d in range(leading, len(leaf.shape))
-            if entries[d] is None and leaf.shape[d] % ranks == 0 and leaf.shape[d]
+            d: shape[d]
+            for d in range(leading, len(shape))
+            if entries[d] is None and shape[d] % ranks == 0 and shape[d]
         }
-        is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
-        if not is_float or not sizes or prod(leaf.shape[leading:]) < min_size:
+        if not is_parameter(leaf) or not sizes or prod(shape[leading:]) < min_size:
             return base_spec
-        wanted = dim + len(leaf.shape) if dim is not None and dim < 0 else dim
+        wanted = dim + len(shape) if dim is not None and dim < 0 else dim
         to_shard = wanted if wanted in sizes else max(sizes, key=lambda d: sizes[d])
         return PartitionSpec(*[entry if d == to_shard else e for d, e in enumerate(entries)])
 
@@ -143,8 +145,8 @@ def gather(
     """The whole parameters, gathered from each rank's shards; inside `jax.shard_map`.
 
     `w: [d/n, f] -> [d, f]` for each leaf, along the dimension where its spec has `axis_name`.
-    Leaves that are whole already are used as they are. Leaves that are not floats (a random key)
-    are returned unchanged.
+    Leaves that are whole already are used as they are. Bytes (frozen codes) keep their dtype, and
+    have no gradient. Other leaves that are not floats (a random key) are returned unchanged.
 
     Args:
         params: a rank's shards.
@@ -173,8 +175,8 @@ def gather(
         NameError: an axis is not bound.
         TypeError, ValueError: the specs do not fit the parameters, or name an axis that the mesh
             does not have; a dimension is sharded over both `axis_name` and another axis; a sharded
-            leaf is not of floats; under `check_vma=True`, a leaf that a spec shards is the same on
-            all ranks.
+            leaf is of wide integers; under `check_vma=True`, a leaf that a spec shards is the same
+            on all ranks.
 
     Source: Rajbhandari et al., "ZeRO" (2020); Zhao et al., "PyTorch FSDP" (2023).
 
@@ -193,24 +195,24 @@ def gather(
     leaves, structure = jax.tree.flatten(params)
     # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
     leaves = [
-        leaf.astype(jnp.promote_types(leaf.dtype, narrowed(leaf.dtype, dtype)))
-        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+        leaf.astype(max(narrowed(leaf.dtype, dtype), leaf.dtype, key=lambda dtype: dtype.itemsize))
+        if is_float(leaf)
         else leaf
         for leaf in leaves
     ]
     # Leaves that are sharded over an axis already vary over it: their sums are over the replicas.
     summed: SumOptions = {**options, "reduce_dtype": options["reduce_dtype"] or dtype}
     wires = [None if dim is None else gradient_codes for dim in dims]
-    leaves = copied_leaves(leaves, wires, (*axes, *axes_of(replicas)), **summed)
+    leaves = shared(leaves, (*axes, *axes_of(replicas)), wires=wires, **summed)
 
     def whole(leaf: Array, dim: int | None) -> Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            return leaf
+        how: Any = {"axis_name": axes, "tiled": True, "algorithm": algorithm}
+        if not is_float(leaf):
+            return leaf if dim is None else all_gather(leaf, axis=dim, **how)
         own, to = leaf.dtype, narrowed(leaf.dtype, dtype)
         if dim is None:
             return leaf.astype(to)
         sums = narrowed(to, options["reduce_dtype"])
-        how: Any = {"axis_name": axes, "tiled": True, "algorithm": algorithm}
 
         @jax.custom_vjp
         def gathered(x: Array) -> Array:
@@ -223,10 +225,10 @@ def gather(
             )
 
         gathered.defvjp(lambda x: (gathered(x), None), scattered)
-        with errors_of("fsdp.gather"):
-            return gathered(leaf)
+        return gathered(leaf)
 
-    return jax.tree.unflatten(structure, map(whole, leaves, dims))
+    with errors_of("fsdp.gather"):
+        return jax.tree.unflatten(structure, list(map(whole, leaves, dims)))
 
 
 def _gathered_dim(
@@ -246,7 +248,7 @@ def _gathered_dim(
             raise refusal(ValueError, "fsdp.gather", words, cure)
     if gathered is None:
         return None
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+    if not is_parameter(leaf):
         words = f"{name}: its spec {spec} shards it, and it is {leaf.dtype}"
         raise refusal(TypeError, "fsdp.gather", words, "leave this leaf whole")
     if is_checked() and not {*axes} <= jax.typeof(leaf).mat.varying:
@@ -285,7 +287,7 @@ def linear(
     >>> print(ranks(linear, (specs, P("x")))(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    kernel, bias = kernel_and_bias(params)
+    kernel, bias = kernel_and_bias("fsdp.linear", params)
     check_bound("fsdp.linear", axis_name)
     check_bound("fsdp.linear", replicas, "replicas")
     n, features = rank_count(axis_name), x.shape[-1]
@@ -293,7 +295,7 @@ def linear(
         words = f"x is {x.shape}, the kernel {kernel.shape} on each of {n} ranks"
         cure = "pass a kernel of [d, f/n] or [d/n, f], where d are the features of x"
         raise refusal(ValueError, "fsdp.linear", words, cure)
-    matrix = copied(kernel, replicas).astype(x.dtype)
+    matrix = shared(kernel, replicas).astype(x.dtype)
     with errors_of("fsdp.linear"):
         y = all_gather_matmul(
             x,
@@ -303,4 +305,4 @@ def linear(
             dimension=-1 if kernel.shape[0] == features else -2,
             **options,
         )
-    return with_bias("fsdp.linear", y, copied(bias, (*axes_of(axis_name), *axes_of(replicas))))
+    return with_bias("fsdp.linear", y, shared(bias, (*axes_of(axis_name), *axes_of(replicas))))

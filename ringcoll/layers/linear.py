@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.layers.parameters import check_alike, check_bound, errors_of, param, refusal
-from ringcoll.layers.replicas import copied
+from ringcoll.layers.parameters import check_alike, check_bound, errors_of, parameters, refusal
+from ringcoll.layers.replicas import shared
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_einsum, einsum_reduce_scatter
 from ringcoll.matmuls.labels import matrix_spec
@@ -88,11 +88,11 @@ def row_linear(
     return row_linear_of("tensor_parallel.row_linear", linear, x, axis_name, **options)
 
 
-def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
+def kernel_and_bias(function: str, linear: Any) -> tuple[Any, Array | None]:
     """The kernel of a linear layer, and its bias or None. An array is a kernel without a bias."""
-    is_bare = hasattr(linear, "dtype")
-    kernel = linear if is_bare else param(linear, "kernel")
-    bias = None if is_bare else param(linear, "bias", None)
+    kernel, bias = linear, None
+    if not hasattr(linear, "dtype"):
+        kernel, bias = parameters(function, linear, "kernel", optional=("bias",)).values()
     return jnp.asarray(kernel), None if bias is None else jnp.asarray(bias)
 
 
@@ -106,7 +106,7 @@ def column_linears(
     **options: Unpack[GatherOptions],
 ) -> list[Array]:
     """`column_linear` of several layers, by name; they share one gather of x."""
-    named = [(name, *kernel_and_bias(linear)) for name, linear in linears]
+    named = [(name, *kernel_and_bias(function, linear)) for name, linear in linears]
     for name, kernel, _ in named:
         check_alike(function, x=x, **{name: kernel})
         if kernel.ndim < 2 or x.shape[-1] != kernel.shape[0]:
@@ -124,7 +124,7 @@ def column_linears(
         with errors_of(function):
             products = all_gather_einsum(spec, x, factors, axis_name, gather=tokens[-1], **options)
     else:  # nothing is gathered, so the options of a gather do not apply
-        copy = copied(x, axis_name, algorithm=options["algorithm"])
+        copy = shared(x, axis_name, algorithm=options["algorithm"])
         exact: dict[str, Any] = {
             name: options[name] for name in ("precision", "preferred_element_type")
         }
@@ -149,7 +149,7 @@ def row_linear_of(
 ) -> Array:
     """`row_linear` of a layer with a name. It ignores `residuals`: it keeps only its operands."""
     name, params = linear
-    kernel, bias = kernel_and_bias(params)
+    kernel, bias = kernel_and_bias(function, params)
     check_alike(function, x=x, **{name: kernel})
     inner = kernel.ndim - 1
     if kernel.ndim < 2 or x.ndim <= inner or x.shape[-inner:] != kernel.shape[:-1]:
@@ -168,7 +168,7 @@ def row_linear_of(
     with errors_of(function):
         y = multiply(x, matrix, axis_name, **options)
     sharded = axes_of(axis_name) if sequence_parallel else ()
-    return with_bias(function, y, copied(bias, sharded))
+    return with_bias(function, y, shared(bias, sharded))
 
 
 def check_sequence(function: str, size: int, axis_name: AxisName) -> None:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.layers.parameters import param, refusal
-from ringcoll.layers.replicas import copied
+from ringcoll.layers.parameters import parameters, refusal
+from ringcoll.layers.replicas import shared
 
 
 def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
@@ -36,7 +36,8 @@ def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float 
     [[1. 1. 1. 1.]
      [1. 1. 1. 1.]]
     """
-    scale = _parameter("tensor_parallel.rms_norm", "scale", param(params, "scale"), x, axis_name)
+    found = parameters("tensor_parallel.rms_norm", params, "scale")
+    scale = _parameter("tensor_parallel.rms_norm", "scale", found["scale"], x, axis_name)
     wide = x.astype(scale.dtype)
     mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
     return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
@@ -57,14 +58,14 @@ def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: floa
     [[4. 4. 4. 4.]
      [6. 6. 6. 6.]]
     """
-    scale = _parameter("tensor_parallel.layer_norm", "scale", param(params, "scale"), x, axis_name)
+    found = parameters("tensor_parallel.layer_norm", params, "scale", optional=("bias",))
+    scale = _parameter("tensor_parallel.layer_norm", "scale", found["scale"], x, axis_name)
     wide = x.astype(scale.dtype)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(variance + epsilon) * scale
-    bias = param(params, "bias", None)
-    if bias is not None:
-        y = y + _parameter("tensor_parallel.layer_norm", "bias", bias, x, axis_name)
+    if found["bias"] is not None:
+        y = y + _parameter("tensor_parallel.layer_norm", "bias", found["bias"], x, axis_name)
     return y.astype(x.dtype)
 
 
@@ -76,5 +77,5 @@ def _parameter(function: str, name: str, value: Any, x: Array, axis_name: AxisNa
         raise refusal(ValueError, function, words, "pass one number for each feature")
     sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    value = copied(value.astype(wide), sharded)
+    value = shared(value.astype(wide), sharded)
     return value.reshape((1,) * (x.ndim - 1) + value.shape)

@@ -1,5 +1,6 @@
 """Find parameters by name, check specs against them, and write the errors of layers."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from math import prod
@@ -7,25 +8,50 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jax.tree_util import keystr, tree_leaves_with_path
+from jax.tree_util import all_leaves, keystr, tree_leaves_with_path
 
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.refusals import bound_axes, kind_of, refused, renamed
 
-_MISSING: Any = object()
 
+def parameters(
+    function: str, params: Any, *names: str, optional: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """params["name"] of a mapping, params.name of anything else; an optional one may be None.
 
-def param(params: Any, name: str, default: Any = _MISSING) -> Any:
-    """params["name"] of a mapping, params.name of anything else."""
+    It refuses parameters of other names, unless an object computes one of these by a property.
+    """
     is_mapping = isinstance(params, Mapping)
-    value = params.get(name, default) if is_mapping else getattr(params, name, default)
-    if value is not _MISSING:
-        return value
-    has = ", ".join(params) if is_mapping else type(params).__name__
-    raise KeyError(f"ringcoll.layers: no {name!r} in the parameters ({has})")
+    members = dict(params) if is_mapping else params
+    found = {n: params.get(n) if is_mapping else getattr(params, n, None) for n in names + optional}
+    if missing := [name for name in names if found[name] is None]:
+        has = ", ".join(members) if is_mapping else type(params).__name__
+        raise refusal(KeyError, function, f"no {missing[0]!r} in the parameters ({has})", "add it")
+    if all_leaves([members]):  # an object that is no pytree
+        members = getattr(params, "__dict__", {})
+    given, used = (Counter(map(id, jax.tree.leaves(tree))) for tree in (members, found))
+    for path, leaf in tree_leaves_with_path(members) if used <= given else ():
+        is_used = used[id(leaf)] == given[id(leaf)] or keystr(path[:1], simple=True) in found
+        is_number = getattr(leaf, "weak_type", False) and not leaf.ndim  # of Python: an epsilon
+        if is_parameter(leaf) and not (is_used or is_number):
+            words = f"it does not use {keystr(path, simple=True, separator='/')!r}"
+            raise refusal(ValueError, function, words, f"pass only {', '.join(found)}")
+    return found
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether a leaf is an array of floats."""
+    return jnp.issubdtype(getattr(leaf, "dtype", object), jnp.inexact)
+
+
+def is_parameter(leaf: Any) -> bool:
+    """Whether a leaf is an array of floats, or of frozen codes: integers of a byte or less."""
+    dtype: Any = getattr(leaf, "dtype", object)
+    return is_float(leaf) or (jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 1)
 
 
 def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exception:
@@ -63,20 +89,21 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
         if not isinstance(spec, PartitionSpec):
             words = f"the spec of {name} is {spec!r}"
             raise refusal(TypeError, function, words, "pass a jax.sharding.PartitionSpec")
-        if len(spec) > len(leaf.shape):
-            words = f"{name} has {len(leaf.shape)} dimensions, its spec {spec} is of {len(spec)}"
+        if len(spec) > np.ndim(leaf):
+            words = f"{name} has {np.ndim(leaf)} dimensions, its spec {spec} is of {len(spec)}"
             raise refusal(ValueError, function, words, "make the specs from these parameters")
         return call(name, leaf, spec)
 
     of_leaves: list[Any] = []
+    whole: Any = {"is_leaf": lambda x: x is None}  # what Equinox filters out may have a spec
     try:
-        jax.tree.map(lambda _, spec: of_leaves.append(spec), params, specs)
+        jax.tree.map(lambda _, spec: of_leaves.append(spec), params, specs, **whole)
     except ValueError as error:
         words = f"the specs do not match the parameters ({error})"
         cure = "make the specs from these parameters"
         raise refusal(ValueError, function, words, cure) from error
-    leaves = tree_leaves_with_path(params)
-    return [checked(*at, spec) for at, spec in zip(leaves, of_leaves, strict=True)]
+    pairs = zip(tree_leaves_with_path(params, **whole), of_leaves, strict=True)
+    return [checked(*at, spec) for at, spec in pairs if at[1] is not None]
 
 
 def check_axes(
@@ -115,9 +142,9 @@ def check_specs(
             raise refusal(ValueError, function, words, "name each axis once")
         for dim, entry in enumerate(spec):
             ranks = prod(sizes[axis] for axis in axes_in(entry))
-            if leaf.shape[dim] % ranks:
+            if np.shape(leaf)[dim] % ranks:
                 words = (
-                    f"{name}: dimension {dim} of its shape {tuple(leaf.shape)} is not divisible by "
+                    f"{name}: dimension {dim} of its shape {np.shape(leaf)} is not divisible by "
                     f"the {ranks} ranks of {entry!r}"
                 )
                 cure = (
@@ -136,7 +163,7 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
     Like `jax.device_put(params, specs)`, but an error names the leaf that does not fit.
 
     Args:
-        params: a pytree of arrays.
+        params: a pytree of arrays; leaves that are no arrays stay as they are.
         specs: the same pytree, of `PartitionSpec`s.
         mesh: the mesh; None for that of `jax.set_mesh`.
 
@@ -150,8 +177,13 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
     [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     """
     check_specs("fsdp.shard", params, specs, mesh)
-    placed = specs if mesh is None else jax.tree.map(lambda s: NamedSharding(mesh, s), specs)
-    return jax.device_put(params, placed)
+
+    def placed(_: str, leaf: Any, spec: PartitionSpec) -> Any:
+        sharding = spec if mesh is None else NamedSharding(mesh, spec)
+        return jax.device_put(leaf, sharding) if hasattr(leaf, "dtype") else leaf
+
+    leaves = map_with_specs("fsdp.shard", placed, params, specs)
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
 def array_of(function: str, name: str, value: Any) -> Array:

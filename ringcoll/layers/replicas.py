@@ -15,7 +15,7 @@ from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.wires import Wire
-from ringcoll.layers.parameters import check_bound
+from ringcoll.layers.parameters import check_bound, is_float, refusal
 from ringcoll.matmuls.options import with_options
 from ringcoll.runtime.value_types import is_checked, varying
 
@@ -42,13 +42,13 @@ def copied(tree: Pytree, axis_name: AxisName, **options: Unpack[SumOptions]) -> 
 
     Options: `SumOptions`.
 
-    Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed. Under
-    `check_vma=False` this does nothing: a gradient inside `shard_map` is then a rank's own share,
-    and the edge of `shard_map` sums the shares, as for `jax.lax`. Where this does something, JAX
-    refuses forward mode (`jvp`).
+    Gradient: the sum over the ranks, by `ringcoll.psum`, with small leaves packed. JAX refuses
+    forward mode (`jvp`).
 
     Raises:
-        NameError: types are checked, and an axis is not bound.
+        NameError: an axis is not bound.
+        ValueError: under `check_vma=False`. There the edge of `shard_map` sums the gradients that
+            are taken outside, as for `jax.lax`, and this would sum them twice.
 
     Source: the operator f of Shoeybi et al., "Megatron-LM" (2019), section 3.
 
@@ -57,34 +57,35 @@ def copied(tree: Pytree, axis_name: AxisName, **options: Unpack[SumOptions]) -> 
     >>> print(ranks(gradient, (P(), P("x")), P())(jnp.ones(1), jnp.arange(4.0)))  # 0 + 1 + 2 + 3
     [6.]
     """
-    leaves, structure = jax.tree.flatten(tree)
-    copies = copied_leaves(leaves, [None] * len(leaves), axis_name, **options)
-    return jax.tree.unflatten(structure, copies)
+    check_bound("copied", axis_name)
+    if axes_of(axis_name) and not is_checked():
+        cure = "leave it out, and sum a gradient that is taken inside by psum"
+        raise refusal(ValueError, "copied", "shard_map has check_vma=False", cure)
+    return shared(tree, axis_name, **options)
 
 
-def copied_leaves(
-    leaves: list[Array],
-    wires: Sequence[Wire | None],
+def shared(
+    tree: Pytree,
     axis_name: AxisName,
     *,
-    algorithm: Algorithm,
-    reduce_dtype: DTypeLike | None,
-) -> list[Array]:
-    """`copied` of each leaf; the messages of its sum may have a wire, as those of `fsdp.gather`."""
+    wires: Sequence[Wire | None] | None = None,
+    algorithm: Algorithm = "auto",
+    reduce_dtype: DTypeLike | None = None,
+) -> Pytree:
+    """`copied`, which under `check_vma=False` does nothing; for each leaf, the wire of its sum."""
     if not is_checked():
-        return leaves
-    check_bound("copied", axis_name)
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
     groups: dict[Any, list[int]] = defaultdict(list)
     for i, leaf in enumerate(leaves):
-        missing = tuple(a for a in axes_of(axis_name) if a not in jax.typeof(leaf).mat.varying)
-        if missing and jnp.issubdtype(jax.typeof(leaf).dtype, jnp.inexact):
-            groups[missing, wires[i]].append(i)
-    copies = [*leaves]
+        varies = jax.typeof(leaf).mat.varying if is_float(leaf) else axes_of(axis_name)
+        if missing := tuple(axis for axis in axes_of(axis_name) if axis not in varies):
+            groups[missing, wires and wires[i]].append(i)
     for (axes, wire), members in groups.items():
         copy = _copying(axes, wire, algorithm, reduce_dtype)
         for i, x in zip(members, copy([leaves[i] for i in members]), strict=True):
-            copies[i] = x
-    return copies
+            leaves[i] = x
+    return jax.tree.unflatten(structure, leaves)
 
 
 @with_options("layers.")

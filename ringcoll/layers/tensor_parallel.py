@@ -2,7 +2,7 @@
 
 Call these functions inside `jax.shard_map`, on a rank's own shards. `params` is a mapping or an
 object with the names below as keys or attributes (a dictionary, an Equinox module, the state of a
-Flax module). For a linear layer it is only the kernel, or `kernel` and `bias`:
+Flax module), and no other weights. For a linear layer it is the kernel, or `kernel` and `bias`:
 
 | function | parameters |
 |---|---|
@@ -112,7 +112,8 @@ def partition_specs(
             # Flax puts the array of a variable under "value". With other names, "value" is a layer.
             names.pop()
         known = next((name for name in reversed(names) if name in dims), None)
-        if known is None or (known in rows and names[-1] == "bias"):
+        of_rows = known in rows and names[-1] == "bias"
+        if known is None or of_rows or not hasattr(leaf, "dtype"):
             return PartitionSpec()
         dim, ndim = dims[known], len(leaf.shape)
         if ndim < -dim:

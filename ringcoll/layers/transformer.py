@@ -18,7 +18,7 @@ from ringcoll.layers.linear import (
     rank_count,
     row_linear_of,
 )
-from ringcoll.layers.parameters import check_alike, check_bound, param, refusal
+from ringcoll.layers.parameters import check_alike, check_bound, parameters, refusal
 from ringcoll.matmuls.options import LayerOptions, with_options
 
 #: The path of `attention` in errors.
@@ -54,10 +54,9 @@ def mlp(
     [[ 4. 20. 36. 52.]
      [ 4. 20. 36. 52.]]
     """
-    up = [("up", param(params, "up"))]
-    (hidden,) = column_linears("tensor_parallel.mlp", up, x, axis_name, **options)
+    up, down = parameters("tensor_parallel.mlp", params, "up", "down").items()
+    (hidden,) = column_linears("tensor_parallel.mlp", [up], x, axis_name, **options)
     hidden = activation(hidden).astype(x.dtype)  # `preferred_element_type` may have widened it
-    down = "down", param(params, "down")
     return row_linear_of("tensor_parallel.mlp", down, hidden, axis_name, **options)
 
 
@@ -89,10 +88,9 @@ def gated_mlp(
     [[  4. 100. 324. 676.]
      [  4. 100. 324. 676.]]
     """
-    linears = [(name, param(params, name)) for name in ("gate", "up")]
+    *linears, down = parameters("tensor_parallel.gated_mlp", params, "gate", "up", "down").items()
     gate, up = column_linears("tensor_parallel.gated_mlp", linears, x, axis_name, **options)
     hidden = (activation(gate) * up).astype(x.dtype)  # as in `mlp`
-    down = "down", param(params, "down")
     return row_linear_of("tensor_parallel.gated_mlp", down, hidden, axis_name, **options)
 
 
@@ -145,7 +143,8 @@ def attention(
     >>> jax.eval_shape(ranks(attend, specs, specs[1]), params, jnp.ones((1, 4, 8))).shape
     (1, 4, 8)
     """
-    linears = {name: kernel_and_bias(param(params, name)) for name in ("query", "key", "value")}
+    *of_heads, out = parameters(ATTENTION, params, "query", "key", "value", "out").items()
+    linears = {name: kernel_and_bias(ATTENTION, linear) for name, linear in of_heads}
     kernels = {name: kernel for name, (kernel, _) in linears.items()}
     check_alike(ATTENTION, x=x, **kernels)
     check_bound(ATTENTION, axis_name)
@@ -174,7 +173,6 @@ def attention(
     if attend is None:
         attend = partial(jax.nn.dot_product_attention, is_causal=causal)
     mixed = attend(query, key, value).astype(x.dtype)  # as in `mlp`
-    out = "out", param(params, "out")
     return row_linear_of(ATTENTION, out, mixed, axis_name, **options)
 
 

@@ -6,14 +6,17 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.custom_derivatives import linear_call
+from jax.sharding import PartitionSpec
 
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.layers.linear import check_sequence, column_linears, rank_count
-from ringcoll.layers.parameters import check_bound, errors_of, param, refusal
+from ringcoll.layers.parameters import check_bound, errors_of, parameters, refusal
 from ringcoll.matmuls.options import LayerOptions, with_options
+from ringcoll.runtime.value_types import sharded_dims, zeros
 
 
 def embed(
@@ -47,12 +50,12 @@ def embed(
     [[14.  0.  6.  6.]
      [15.  1.  7.  7.]]
     """
-    table = jnp.asarray(param(params, "embedding"))
+    table = jnp.asarray(parameters("tensor_parallel.embed", params, "embedding")["embedding"])
     tokens = _integers("tensor_parallel.embed", "tokens", tokens)
     check_bound("tensor_parallel.embed", axis_name)
     mine, row, is_in = _own(tokens, table.shape[0], axis_name)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
-    rows = jnp.where(mine[..., None], jnp.take(table, row, axis=0), none)
+    rows = jnp.where(mine[..., None], _rows(table, row), none)
     rows = jnp.where(is_in[..., None], rows, jnp.nan)
     with errors_of("tensor_parallel.embed"):
         if not sequence_parallel:
@@ -60,6 +63,20 @@ def embed(
         check_sequence("tensor_parallel.embed", tokens.shape[-1], axis_name)
         axes, dim = axes_of(axis_name), tokens.ndim - 1
         return psum_scatter(rows, axes, scatter_dimension=dim, tiled=True, algorithm=algorithm)
+
+
+def _rows(table: Array, row: Array) -> Array:
+    """These rows of a table."""
+    if not (sharded_dims(row) or sharded_dims(table)):
+        return jnp.take(table, row, axis=0)
+    like, spec = jax.typeof(table), jax.typeof(table).sharding.spec
+    of_rows = PartitionSpec(*jax.typeof(row).sharding.spec, *spec[1:])
+    return linear_call(  # JAX cannot differentiate the first function
+        lambda row, table: table.at[row].get(out_sharding=of_rows),
+        lambda row, ct: zeros(like).at[row].add(ct, out_sharding=spec),
+        row,
+        table,
+    )
 
 
 @with_options("layers.tensor_parallel.")
@@ -77,7 +94,7 @@ def unembed(params: Any, x: Array, axis_name: AxisName, **options: Unpack[LayerO
     >>> print(logits(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    linear = [("unembedding", param(params, "unembedding"))]
+    linear = [*parameters("tensor_parallel.unembed", params, "unembedding").items()]
     (logits,) = column_linears("tensor_parallel.unembed", linear, x, axis_name, **options)
     return logits
 

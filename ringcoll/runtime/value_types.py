@@ -67,6 +67,14 @@ def explicit_spec(x: Array) -> PartitionSpec | None:
     return sharding.spec if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
+def like(x: Array, typed: Array | jax.core.ShapedArray) -> Array:
+    """x, varying over axes, and sharded over explicit ones, as an array or a type is."""
+    aval = typed if isinstance(typed, jax.core.ShapedArray) else jax.typeof(typed)
+    if jax.sharding.get_abstract_mesh().explicit_axes and explicit_spec(x) != aval.sharding.spec:
+        x = jax.reshard(x, aval.sharding.spec)
+    return varying(x, tuple(aval.mat.varying))
+
+
 def empty(
     shape: Sequence[int],
     like: Array | jax.core.ShapedArray,
@@ -81,20 +89,16 @@ def empty(
     caller has not overwritten.
     """
     aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
-    sharding = aval.sharding
-    spec = PartitionSpec(*[None] * (len(shape) - aval.ndim), *sharding.spec)
-    explicit = AxisType.Explicit in sharding.mesh.axis_types  # if so, a type names its mesh
-    out = NamedSharding(sharding.mesh, spec) if explicit else None
+    spec = PartitionSpec(*[None] * (len(shape) - aval.ndim), *aval.sharding.spec)
+    mesh = jax.sharding.get_abstract_mesh()
+    out = NamedSharding(mesh, spec) if mesh.explicit_axes else None  # then a type names its mesh
     buffer = _empty.bind(shape=tuple(shape), dtype=aval.dtype, out_sharding=out, shows=shows)
     return varying(buffer, (*axes, *aval.mat.varying))
 
 
-def zeros(like: jax.core.ShapedArray) -> Array:
+def zeros(aval: jax.core.ShapedArray) -> Array:
     """Zeros of a type: its shape, dtype, explicit sharding and the axes over which it varies."""
-    sharding = like.sharding
-    explicit = AxisType.Explicit in sharding.mesh.axis_types
-    out = NamedSharding(sharding.mesh, sharding.spec) if explicit else None
-    return varying(_zeros(shape=like.shape, dtype=like.dtype, out_sharding=out), like.mat.varying)
+    return like(jnp.zeros(aval.shape, aval.dtype), aval)
 
 
 def _lowered_empty(ctx, *, shows, **params):

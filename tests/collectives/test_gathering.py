@@ -308,19 +308,34 @@ class Pair(NamedTuple):
     own: jax.Array
 
 
-def test_a_buffer_may_be_sharded_over_an_explicit_axis():
-    mesh = make_mesh(2, 4, axis_type=AxisType.Explicit)
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("spec", [P("y"), P("y", "x"), P(("y", "x"))])
+@pytest.mark.parametrize("carry", ["struct", "sharded struct", "zeros", "exchange"])
+def test_beside_an_explicit_axis_a_carry_is_sharded_as_its_rows_are(carry, spec, check_vma):
+    mesh = make_mesh(2, 3, axis_type=AxisType.Explicit)
 
     def doubled(x):
-        sharding = NamedSharding(jax.sharding.get_abstract_mesh(), P(None, "x"))
-        whole = jax.ShapeDtypeStruct((12, 2), x.dtype, sharding=sharding)
-        return gather(x, "y", lambda y, a: a.place(y, 2 * a.value), whole, algorithm="ring")
+        own = NamedSharding(jax.sharding.get_abstract_mesh(), jax.typeof(x).sharding.spec)
+        kind = {"sharding": own} if carry == "sharded struct" else {}
+        whole = jax.ShapeDtypeStruct((18, 2), x.dtype, **kind)
+        if carry == "zeros":
+            whole = jnp.zeros(whole.shape, x.dtype)
+        visit = lambda y, arrived: arrived.place(y, 2 * arrived.value)  # noqa: E731
+        if carry == "exchange":
+            same = jax.ShapeDtypeStruct(x.shape, x.dtype)
+            return exchange(x, "y", visit, same, algorithm="pairwise")
+        return gather(x, "y", visit, whole, algorithm="ring")
 
+    x = np.arange(36.0, dtype=F32).reshape(18, 2)
+    options = {"in_specs": P("y"), "out_specs": P("y"), "check_vma": check_vma}
     with jax.set_mesh(mesh):
-        x = np.arange(24.0, dtype=F32).reshape(12, 2)
-        mapped = jax.shard_map(doubled, in_specs=P("y"), out_specs=P("y"), axis_names={"y"})
-        found = jax.jit(mapped)(jax.device_put(x, NamedSharding(mesh, P("y", "x"))))
-    np.testing.assert_array_equal(found, np.tile(2 * x, (4, 1)))
+        mapped = jax.shard_map(doubled, axis_names={"y"}, **options)
+        found = jax.jit(mapped)(jax.device_put(x, spec))
+        assert found.sharding.spec == P(*spec, *[None] * (2 - len(spec)))
+    rows = np.tile(x, (3, 1))
+    if carry == "exchange":
+        rows = x.reshape(3, 3, 2, 2).swapaxes(0, 1).reshape(18, 2)
+    np.testing.assert_array_equal(found, 2 * rows)
 
 
 def read(carry, arrived):

@@ -15,12 +15,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from layer_cases import (
     MESHES,
+    OTHERS,
     WAYS,
     Place,
     check_each,
     compared,
     equal,
     messages,
+    no_such_others,
     over_ranks,
     precisions,
     values,
@@ -52,7 +54,11 @@ from ringcoll.layers import fsdp
         ((8, 16), {"dim": 0}, P("x", None)),
         ((16, 9), {"dim": -1}, P("x", None)),  # where that can be
         ((8,), {"dim": -2}, P("x")),
-        ((8, 16), {"dtype": np.int32}, P()),  # `gather` is of floats
+        ((8, 16), {"dtype": np.int32}, P()),  # `gather` is of floats, and of codes
+        ((8, 16), {"dtype": bool}, P()),
+        ((8, 16), {"dtype": np.int8}, P(None, "x")),
+        ((16, 8), {"dtype": jnp.int4}, P("x", None)),
+        ((8, 16), {"dtype": jnp.float8_e4m3fn}, P(None, "x")),
     ],
 )
 def test_specs(shape, options, spec):
@@ -79,13 +85,21 @@ GATHER = {
     "reduce_dtype": ["float32", None, "float64"],
     "replicas": [True, False],
     "algorithm": ["ring", "auto", "bidirectional_ring"],
+    "others": OTHERS,
+    "codes": ["int8", "int4", "uint8"],
     "check_vma": [True, False],
 }
 
 
+def no_such_replicas(case):
+    """Replicas are over the other axes, which then are manual."""
+    replicas = case.get("others", "manual") != "manual" and case.get("replicas", False)
+    return replicas or no_such_others(case)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gather(seed):
-    check_each(covering(GATHER, seed=seed), check_gather)
+    check_each(covering(GATHER, no_such_replicas, seed), check_gather)
 
 
 def check_gather(case):
@@ -101,26 +115,37 @@ def check_gather(case):
     # Without types, the edge of `shard_map` sums in the dtype of the parameters.
     weights = np.ones((count, 1, 1))
     weights[0] = 256 if case["check_vma"] and sums.itemsize > 2 else 2
-    seed = np.array([2, 3])  # not a float: it comes back as it is
+    others = {  # not floats: they come back as they are
+        "seed": np.array([2, 3]),
+        "codes": (np.arange(6 * place.n**2).reshape(w.shape) % 8).astype(jnp.dtype(case["codes"])),
+    }
 
     def layer(params, weights):
-        gathered = fsdp.gather(params, specs, axes, replicas=replicas, **options)
-        return (gathered["w"] * weights[0].astype(result))[None], gathered["seed"]
+        called = {"activation": jnp.sin, "missing": None}
+        all_specs = {**specs, "activation": P(), "missing": P()}
+        gathered = fsdp.gather(params | called, all_specs, axes, replicas=replicas, **options)
+        assert gathered["activation"] is jnp.sin
+        y = (gathered["w"] * weights[0].astype(result))[None]
+        return y, {name: gathered[name][None] for name in others}
 
-    specs = {"w": spec, "seed": P()}
-    mapped = over_ranks(case, layer, (specs, P(ranks)), (P(ranks), P()))
+    specs = {"w": spec, "seed": P(), "codes": spec}
+    mapped = over_ranks(case, layer, (specs, P(ranks)), (P(ranks), P(ranks)))
 
     def with_gradient(w, weights):
         y, back, unchanged = jax.vjp(
-            lambda w: mapped({"w": w, "seed": seed}, weights), w, has_aux=True
+            lambda params: mapped(params, weights), {"w": w} | others, has_aux=True
         )
-        return y, unchanged, *back(jnp.ones_like(y))
+        (gradients,) = back(jnp.ones_like(y))
+        assert {gradients[name].dtype for name in others} == {jax.dtypes.float0}
+        return y, unchanged, gradients["w"]
 
     traced = jax.jit(with_gradient).trace(w, weights)
     y, unchanged, gradient = jax.device_get(traced.lower().compile()(w, weights))
     assert (y.dtype, gradient.dtype) == (result, own)
     np.testing.assert_array_equal(y, w.astype(result)[None] * weights.astype(result))
-    np.testing.assert_array_equal(unchanged, seed)
+    for name, leaf in others.items():
+        assert unchanged[name].dtype == leaf.dtype
+        np.testing.assert_array_equal(unchanged[name], np.broadcast_to(leaf, (count, *leaf.shape)))
     np.testing.assert_array_equal(gradient, np.full(w.shape, weights.sum()).astype(own))
     program = traced.jaxpr.jaxpr
     is_sharded = case["dim"] is not None
@@ -128,6 +153,44 @@ def check_gather(case):
     assert messages(program, "ringcoll_psum_scatter") == ({sums.name} if is_sharded else set())
     is_summed = case["check_vma"] and (replicas or not is_sharded)
     assert messages(program, "ringcoll_psum") == ({sums.name} if is_summed else set())
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("own", ["float8_e4m3fn", "float8_e5m2", "float16", "float32"])
+def test_dtypes_that_jax_does_not_promote(own, check_vma):
+    """Gradients are summed in the wider one, and have the dtype of the parameter."""
+    params = {"w": jnp.ones((4, 4), own), "b": jnp.ones(4, own)}
+    specs = {"w": P("x"), "b": P()}
+
+    def gradients(dtype):
+        def layer(params, x):
+            whole = fsdp.gather(params, specs, "x", dtype=dtype)
+            assert {leaf.dtype for leaf in whole.values()} == {jnp.dtype(dtype)}
+            return x * (whole["w"].sum(0) + whole["b"])[None].astype(x.dtype)
+
+        out = {"mesh": make_mesh(4), "out_specs": P("x"), "check_vma": check_vma}
+        mapped = jax.shard_map(layer, in_specs=(specs, P("x")), **out)
+        y, back = jax.vjp(lambda params: mapped(params, jnp.ones((4, 4))), params)
+        return y, *back(16 * jnp.ones_like(y))
+
+    for dtype in "float32", "bfloat16", "float8_e5m2", "float8_e4m3fn":
+        y, gradient = jax.jit(gradients, static_argnums=0)(dtype)
+        np.testing.assert_array_equal(y, np.full((4, 4), 5))
+        for name, leaf in gradient.items():
+            assert leaf.dtype == own
+            np.testing.assert_array_equal(np.float32(leaf), np.full(params[name].shape, 64), name)
+
+
+def test_leaves_that_are_no_arrays_are_whole():
+    """As the functions of an Equinox module; what it filters out may keep its spec."""
+    params = {"w": np.ones((4, 4), np.float32), "activation": jnp.sin, "slope": 0.5, "none": None}
+    specs = fsdp.specs(params, "x", mesh=make_mesh(4), min_size=0)
+    assert specs == {"w": P("x", None), "activation": P(), "slope": P(), "none": None}
+    placed = fsdp.shard(params, specs, make_mesh(4))
+    assert placed["w"].sharding.spec == P("x", None)
+    assert (placed["activation"], placed["slope"]) == (jnp.sin, 0.5)
+    arrays = params | dict.fromkeys(("activation", "slope"))
+    assert fsdp.shard(arrays, specs, make_mesh(4))["activation"] is None
 
 
 LINEAR = {
@@ -145,6 +208,7 @@ LINEAR = {
     "accumulate_dtype": [None, "float64"],
     "preferred_element_type": [None, "float64"],
     "way": ["jit", "remat", "scan over layers"],
+    "others": OTHERS,
     "check_vma": [True, False],
 }
 LINEAR_WAYS = WAYS | {
@@ -160,16 +224,17 @@ LINEAR_WAYS = WAYS | {
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_linear(seed):
-    check_each(covering(LINEAR, seed=seed), check_linear)
+    check_each(covering(LINEAR, no_such_replicas, seed), check_linear)
 
 
 def check_linear(case):
     place, rng = Place(case["mesh"]), np.random.default_rng(4)
     axes, n, dtype = place.axes, place.n, case["dtype"]
     replicas = place.others if case["replicas"] else ()
-    ranks, count = place.mesh.axis_names, place.mesh.size
+    every = place.mine + place.others
+    ranks, count = (every, place.mesh.size) if case["others"] == "manual" else (axes, n)
     first, *rest = case["rows"]
-    rows = first * count if case["is_sharded"] else first
+    rows = first * place.mesh.size if case["is_sharded"] else first
     x = values(rng, (rows, *rest, 2 * n), "bfloat16").astype(dtype)
     kernel = values(rng, (2 * n, 3 * n), "bfloat16").astype(case["of_kernel"])
     params = {"kernel": kernel}
@@ -182,14 +247,14 @@ def check_linear(case):
     def layer(params, x):
         return fsdp.linear(params, x, axes, replicas=replicas, **options)[None]
 
-    data = P(ranks) if case["is_sharded"] else P()
+    data = P(every) if case["is_sharded"] else P()
     mapped = over_ranks(case, LINEAR_WAYS[case["way"]](layer), (spec, data), P(ranks))
 
     def right(of):
         params, x = of
         y = x @ params["kernel"] + params.get("bias", jnp.zeros(3 * n))
         if case["is_sharded"]:
-            return y.reshape(count, first, *y.shape[1:])
+            return y.reshape(count, rows // count, *y.shape[1:])
         return jnp.broadcast_to(y[None], (count, *y.shape))
 
     y, program = compared(lambda of: mapped(*of), right, ((params, x),), exact=True, check=equal)

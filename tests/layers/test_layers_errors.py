@@ -3,11 +3,14 @@
 import re
 from functools import partial
 from pkgutil import resolve_name
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
@@ -19,6 +22,15 @@ from ringcoll.layers import fsdp
 from ringcoll.layers import tensor_parallel as tp
 
 N = 4
+
+
+class Gated(NamedTuple):
+    """A gated MLP in a pytree with another layer."""
+
+    gate: Any
+    up: Any
+    down: Any
+    norm: Any
 
 
 def ones(*shape, dtype=jnp.float32):
@@ -38,6 +50,7 @@ def moe(axis_name="x", top_k=2, **changed):
     """A mixture of eight experts over four ranks, with something changed."""
     own = {"gate": ones(2, 6, 5), "up": ones(2, 6, 5), "down": ones(2, 5, 6)}
     experts = {name: changed.pop(name, w) for name, w in own.items()}
+    experts |= {name: changed.pop(name) for name in ("bias",) if name in changed}
     x, router = changed.pop("x", ones(7, 6)), changed.pop("router", ones(6, 8))
     return ep.moe(x, router, experts, axis_name, top_k=top_k, **changed)
 
@@ -52,6 +65,43 @@ def attend(q=Q, k=K, v=K, **changed):
     )
 
 
+#: What a layer does not use, and what it does.
+UNUSED = {
+    "mlp: it does not use 'gate'; pass only up, down": lambda: tp.mlp(
+        dict.fromkeys(("gate", "up", "down"), ones(8, 8)), EVEN, "x"
+    ),
+    "gated_mlp: it does not use 'norm/scale'; pass only gate, up": lambda: tp.gated_mlp(
+        Gated(*[ones(8, 8)] * 3, {"scale": ones(8)}), EVEN, "x"
+    ),
+    "mlp: it does not use 'scale'; pass only kernel, bias": lambda: tp.mlp(
+        {"up": {"kernel": ones(8, 8), "scale": ones(8)}, "down": ones(8, 8)}, EVEN, "x"
+    ),
+    "column_linear: it does not use 'lora/a'": lambda: tp.column_linear(
+        {"kernel": ones(8, 5), "lora": {"a": ones(8, 1)}}, X, "x"
+    ),
+    "row_linear: it does not use 'codes'": lambda: tp.row_linear(
+        {"kernel": ones(8, 5), "codes": ones(8, 5, dtype=jnp.int8)}, EVEN, "x"
+    ),
+    "attention: it does not use 'query_norm'; pass only query, key, value, out": lambda: heads(
+        query_norm=ones(4)
+    ),
+    "embed: it does not use 'bias'": lambda: tp.embed(
+        SimpleNamespace(embedding=ones(2, 8), bias=ones(8)), ones(2, 4, dtype=int), "x"
+    ),
+    "unembed: it does not use 'bias'": lambda: tp.unembed(
+        {"unembedding": ones(8, 5), "bias": ones(5)}, X, "x"
+    ),
+    "rms_norm: it does not use 'bias'": lambda: tp.rms_norm(
+        {"scale": ones(8), "bias": ones(8)}, X, "x"
+    ),
+    "layer_norm: it does not use 'bais'; pass only scale, bias": lambda: tp.layer_norm(
+        {"scale": ones(8), "bais": ones(8)}, X, "x"
+    ),
+    "fsdp.linear: it does not use 'scale'": lambda: fsdp.linear(
+        {"kernel": ones(8, 5), "scale": ones(5)}, X, "x"
+    ),
+    "moe: it does not use 'bias'": lambda: moe(bias=ones(2, 5)),
+}
 PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
 WHOLE = {"w": ones(8)}
 MESH = make_mesh(N, 2)
@@ -148,6 +198,7 @@ CALLS = {
             PARAMS["up"], "x", mesh=MESH, base=P(None, "x")
         ),
         "up has 2 dimensions, and dim": lambda: ep.partition_specs({"up": np.ones((6, 5))}, "x"),
+        **UNUSED,
         "and dimension -2 is to be sharded": lambda: tp.partition_specs({"query": np.ones(8)}, "x"),
     },
     KeyError: {
@@ -265,6 +316,17 @@ def test_an_option_arrives_where_it_is_used(name, option):
     message = message_of(lambda: LINEAR[name]("x", **{option: value}), kind)
     assert words in message
     assert message.startswith(f"ringcoll.layers.tensor_parallel.{name.partition(',')[0]}: ")
+
+
+@pytest.mark.parametrize("kernel", [None, lambda rows, weights, sizes: rows @ weights[0]])
+def test_experts_are_refused_beside_an_explicit_axis(kernel):
+    """With JAX's ragged_dot, or with tokens that are sharded over it."""
+    mesh = make_mesh(N, 2, axis_type=AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        call = partial(jax.shard_map, in_specs=P("x"), out_specs=P("x"), axis_names={"x"})
+        x = jax.device_put(ones(8 * N, 6), P(("x", "y")) if kernel else P("x"))
+        with pytest.raises(NotImplementedError, match=r"moe\(x.*give jax.shard_map\(axis_names=\)"):
+            jax.eval_shape(call(lambda x: moe(x=x, kernel=kernel).output), x)
 
 
 def test_there_must_be_a_mesh():

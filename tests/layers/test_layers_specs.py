@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ def test_specs_go_by_the_last_name_that_is_known():
         "others": {"gate": np.ones((8, 6)), "key": np.ones((8, 4, 2)), "value": np.ones((4, 2))},
         "vocabulary": {"embedding": np.ones((6, 8)), "unembedding": np.ones((8, 6))},
         "norm": {"scale": np.ones(8)},
+        "gate": {"activation": jax.nn.silu, "slope": 0.5},
     }
     specs = {
         "attention": {
@@ -34,8 +36,10 @@ def test_specs_go_by_the_last_name_that_is_known():
         "others": {"gate": P(None, "z"), "key": P(None, "z", None), "value": P("z", None)},
         "vocabulary": {"embedding": P("z", None), "unembedding": P(None, "z")},
         "norm": {"scale": P()},
+        "gate": {"activation": P(), "slope": P()},
     }
     assert tp.partition_specs(block, "z") == specs
+    del block["gate"], specs["gate"]  # no arrays
     stacked = jax.tree.map(lambda leaf: np.ones((3, *leaf.shape)), block)
     unsharded = (P(), P(None))
     after = jax.tree.map(lambda spec: P(None, *spec) if spec not in unsharded else P(), specs)
@@ -71,6 +75,29 @@ def test_the_specs_of_a_variable_are_those_of_its_array():
     specs = tp.partition_specs(params, "z")
     assert specs["attention"]["value"] == P(None, "z", None)
     assert tp.partition_specs(jax.tree.map(Variable, params), "z") == jax.tree.map(Variable, specs)
+
+
+class Turned(NamedTuple):
+    """An object that computes its parameters."""
+
+    up_rows: Any
+    down_rows: Any
+    up = property(lambda self: self.up_rows.T)
+    down = property(lambda self: self.down_rows.T)
+
+
+def test_beside_the_parameters_there_may_be_what_is_none():
+    x, *weights = np.ones((3, 4, 4), np.float32)
+    arrays = Weights(*weights)._asdict()
+    beside = {"gate": None, "activation": jnp.sin, "epsilon": 1e-6, "name": "mlp"}
+    beside |= {"step": jnp.arange(3), "key": jax.random.key(0), "mask": np.ones((4, 4), bool)}
+
+    def of(params):
+        mlp = lambda x: tp.mlp(params, x, "x")  # noqa: E731
+        return jax.shard_map(mlp, mesh=make_mesh(2), in_specs=P("x"), out_specs=P("x"))(x)
+
+    for params in arrays | beside, SimpleNamespace(**arrays, **beside), Turned(*weights):
+        np.testing.assert_array_equal(of(params), of(arrays))
 
 
 def test_parameters_may_be_attributes_and_variables():

@@ -15,6 +15,7 @@ from covering import SEEDS, covering
 from jax.sharding import PartitionSpec as P
 from layer_cases import (
     MESHES,
+    OTHERS,
     WAYS,
     Place,
     check_each,
@@ -42,6 +43,7 @@ NORMS = {
     "of_params": ["float32", "bfloat16"],
     "epsilon": [None, 9.0],
     "batch": [2, None, 0],
+    "others": OTHERS,
 }
 
 
@@ -59,8 +61,8 @@ def check_norm(case):
     params = {name: rng.standard_normal(D).astype(case["of_params"]) for name in names}
     spec = P(*of_batch, place.axes if case["is_sharded"] else None)
     given = {} if case["epsilon"] is None else {"epsilon": case["epsilon"]}
-    is_whole = not case["is_sharded"] and not place.others
-    axes = () if is_whole else place.mesh.axis_names
+    names = place.mesh.axis_names if case["others"] == "manual" else place.mine
+    axes = () if not case["is_sharded"] and {*names} == {*place.mine} else names
     ours, theirs = getattr(tp, kind), partial(getattr(reference, kind), **given)
     layer = WAYS[case["way"]](lambda params, x: ours(params, x, axes, **given))
     mapped = over_ranks(case, layer, (P(), spec), spec)
@@ -126,17 +128,20 @@ def check_copied(case):
         return jax.tree.map(lambda x: x[None], (copies, gradients))
 
     mapped = over_ranks(case, call, (P(), own), own)
+    if not case["check_vma"]:  # the edge of `shard_map` would sum the sums
+        with pytest.raises(ValueError, match="copied: shard_map has check_vma=False; leave it out"):
+            jax.eval_shape(mapped, tree, of_ranks)
+        return
     traced = jax.jit(mapped).trace(tree, of_ranks)
     copies, gradients = jax.device_get(compiled(traced)(tree, of_ranks))
     for name, copy in copies.items():
         np.testing.assert_array_equal(copy, np.broadcast_to(tree[name], (place.n, 3)))
-    is_summed = case["check_vma"]
-    right = np.broadcast_to(of_ranks.sum(0), of_ranks.shape) if is_summed else of_ranks
+    right = np.broadcast_to(of_ranks.sum(0), of_ranks.shape)
     for name, gradient in gradients.items():
         assert gradient.dtype == name
         np.testing.assert_array_equal(gradient, right.astype(name))
     sums = messages(traced.jaxpr.jaxpr, "ringcoll_psum")
-    assert sums == (({wide} if wide else {"bfloat16", "float32"}) if is_summed else set())
+    assert sums == ({wide} if wide else {"bfloat16", "float32"})
 
 
 @pytest.mark.parametrize("check_vma", [True, False])

@@ -18,6 +18,7 @@ from covering import SEEDS, covering
 from jax.sharding import PartitionSpec as P
 from layer_cases import (
     MESHES,
+    OTHERS,
     WAYS,
     Place,
     check_each,
@@ -26,6 +27,7 @@ from layer_cases import (
     dtypes,
     equal,
     messages,
+    no_such_others,
     no_such_way,
     over_ranks,
     precisions,
@@ -58,6 +60,7 @@ FACTORS = OPTIONS | {
     "dtype": ["float64", "bfloat16", "float32"],
     "bias": ["same dtype", "another dtype", None],
     "batch": [2, None, 0],
+    "others": OTHERS,
     "variant": [False, True],  # a kernel of heads; of an MLP, an activation that is given
 }
 
@@ -154,6 +157,7 @@ HEADS = {
     "batch": [2, None],
     "way": ["jit", "remat"],
     "dtype": ["float64", "bfloat16"],
+    "others": OTHERS,
 }
 
 
@@ -162,7 +166,7 @@ def not_heads(case):
     axes = MESHES[case.get("mesh", "two axes")][1]
     first = case.get("keys") == "cut over the first axis" and isinstance(axes, str)
     rows = case.get("batch", 2) is None and case.get("positions") == "of each row"
-    return first or rows
+    return first or rows or no_such_others(case)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

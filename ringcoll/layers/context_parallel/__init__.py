@@ -33,6 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
 from ringcoll.choose.plan import NAMED, Plan
@@ -139,6 +140,12 @@ def attention(
     algorithm = call.attempt(choice.resolve_algorithm, gather, OF_SUMS, gathered)
     told = plan or Plan(algorithm if gathers else ULYSSES, why=NAMED, exchanged=exchanged)
     q, k, v = noted_when_lowered("attention", call.axes, (q, k, v), lambda *_: told)
+
+    if jax.sharding.get_abstract_mesh().explicit_axes:  # a device has whole sequences of its own
+        batch, heads = (jax.typeof(x).sharding.spec[dim] for x, dim in ((q, 0), (k, 2)))
+        q, k, v = (jax.reshard(x, PartitionSpec(batch, None, heads)) for x in (q, k, v))
+        if segment_ids is not None:
+            segment_ids = jax.reshard(segment_ids, PartitionSpec(batch))
 
     across, n = tuple(call.axes[i] for i in exchanged), prod(sizes[i] for i in exchanged)
     ids = [] if segment_ids is None else [_ids(segment_ids, gathered, across, n)]

@@ -9,19 +9,22 @@ Inside, the batch and the groups of heads are rows: q: [rows, heads of a group, 
 values end to end: [rows, s, d + dv]. The lanes of a schedule divide the rows.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from ringcoll.collectives.visits import Arrived, Rounds
-from ringcoll.layers.context_parallel.softmax import Softmax, like, lowest, wide
+from ringcoll.layers.context_parallel.softmax import Softmax, lowest, wide
 from ringcoll.layers.context_parallel.tiles import plan
 from ringcoll.layers.context_parallel.visits import AttentionOptions, Visits
+from ringcoll.runtime.value_types import is_checked, like
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -40,6 +43,26 @@ def attend(options: AttentionOptions, q: Array, kv: Array, ids: Array | None) ->
     return _attend(options, q, kv, ids)[0]
 
 
+def _on_own_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of a device's own batch and groups, whose rows can be cut.
+
+    Explicit axes become manual. JAX cannot differentiate such a `shard_map` inside another one.
+    """
+
+    @wraps(function)
+    def on_own_rows(options: AttentionOptions, *operands: Any) -> Any:
+        call, mesh = partial(function, options), jax.sharding.get_abstract_mesh()
+        if not mesh.explicit_axes:
+            return call(*operands)
+        specs = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, operands)
+        rows = PartitionSpec(*jax.tree.leaves(specs)[0][:2])
+        how: Any = {"axis_names": {*mesh.auto_axes, *mesh.explicit_axes}, "check_vma": is_checked()}
+        return jax.shard_map(call, in_specs=specs, out_specs=rows, **how)(*operands)
+
+    return on_own_rows
+
+
+@_on_own_rows
 def _attend(
     options: AttentionOptions, q: Array, kv: Array, ids: Array | None
 ) -> tuple[Array, Array]:
@@ -122,4 +145,4 @@ def _attend_backward(options, residuals, ct):
     return back(dq).astype(q.dtype), dkv.astype(kv.dtype), None
 
 
-attend.defvjp(_attend_forward, _attend_backward)
+attend.defvjp(_attend_forward, _on_own_rows(_attend_backward))

@@ -2,11 +2,8 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
-
-from ringcoll.runtime.value_types import varying
 
 
 class Softmax(NamedTuple):
@@ -20,11 +17,6 @@ class Softmax(NamedTuple):
 def wide(dtype: Any) -> Any:
     """The dtype of sums: float32, or a wider one."""
     return jnp.promote_types(dtype, jnp.float32)
-
-
-def like(x: Array, typed: Array) -> Array:
-    """x, typed as varying over the axes over which `typed` varies."""
-    return varying(x, tuple(jax.typeof(typed).mat.varying))
 
 
 def add_at(whole: Array, x: Array, at: Array, dim: int) -> Array:

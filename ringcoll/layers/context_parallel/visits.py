@@ -16,12 +16,12 @@ from ringcoll.layers.context_parallel.softmax import (
     Softmax,
     add_at,
     add_scores,
-    like,
     lowest,
     merge,
     wide,
 )
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, rows_together
+from ringcoll.runtime.value_types import like
 
 #: (q, k, v, causal=) or (q, k, v, mask=) -> (out, lse), for `[b, s, heads, d]` and log-sum-exps
 #: `[b, s, heads]`.

@@ -52,10 +52,10 @@ from ringcoll.layers.expert_parallel.ring import by_ring
 from ringcoll.layers.expert_parallel.routing import Routing, route
 from ringcoll.layers.linear import rank_count
 from ringcoll.layers.parameters import array_of, errors_of, shard
-from ringcoll.layers.replicas import copied
+from ringcoll.layers.replicas import shared
 from ringcoll.layers.tensor_parallel import partition_specs as by_name
 from ringcoll.runtime.scopes import noted_when_lowered
-from ringcoll.runtime.value_types import device_kind, typed_alike
+from ringcoll.runtime.value_types import device_kind, sharded_dims, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
 
@@ -95,7 +95,7 @@ def moe(
     Args:
         x: tokens of this rank; leading dimensions are tokens too.
         router: the same on all ranks.
-        experts: a mapping or an object with this rank's gate, up and down, of the dtype of x.
+        experts: a mapping or an object with this rank's gate, up and down (and the router, or not).
         axis_name: the axis, or axes, that the experts and the tokens are sharded over.
         top_k: the number of experts of a token.
         normalize: whether the weights of a token are divided by their sum. Pass False for
@@ -161,12 +161,16 @@ def moe(
     call = Call(f"layers.{MOE}", axis_name, arguments=arguments, operands="x, router, experts")
     axes, n = call.axes, call.attempt(call.rank_count)
     x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
+    others = jax.sharding.get_abstract_mesh().explicit_axes
+    if others and (kernel is None or sharded_dims(x)):
+        words = f"beside the explicit axes {others}, JAX has no ragged_dot, and x must be whole"
+        raise call.refusal(NotImplementedError, words, "give jax.shard_map(axis_names=) these too")
     top_k = _checked(call, x, router, algorithm, n)
     if max_send is not None and (max_send := call.integer("max_send")) < 1:
         raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
     options = {"activation": activation, "precision": precision, "kernel": kernel}
     own = experts_of(MOE, experts, x, router.shape[1], n, **options)
-    x, router = copied((x, router), axes)
+    x, router = shared((x, router), axes)
     tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
     tokens, _ = typed_alike([tokens, router], axes)

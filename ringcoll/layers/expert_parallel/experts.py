@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.custom_batching import custom_vmap
 from jax.tree_util import register_dataclass
 
-from ringcoll.layers.parameters import array_of, check_alike, param, refusal
+from ringcoll.layers.parameters import array_of, check_alike, parameters, refusal
 from ringcoll.runtime.value_types import typed_alike
 
 #: (rows sorted by expert `[r, d]`, weights `[e, d, f]`, rows of each expert `[e]`) -> `[r, f]`
@@ -96,9 +96,8 @@ def experts_of(
     function: str, params: Any, x: Array, total: int, ranks: int, **options: Any
 ) -> Experts:
     """Find this rank's experts by name. They must fit the tokens and the `total` experts."""
-    weights = {
-        name: array_of(function, name, param(params, name)) for name in ("gate", "up", "down")
-    }
+    *found, _ = parameters(function, params, "gate", "up", "down", optional=("router",)).items()
+    weights = {name: array_of(function, name, weight) for name, weight in found}
     check_alike(function, x=x, **weights)
     shapes = ", ".join(f"{name} {list(w.shape)}" for name, w in weights.items())
     gate, up, down = weights.values()
