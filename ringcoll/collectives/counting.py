@@ -93,29 +93,37 @@ def work_of(
 
 
 #: Operations that move their first operand.
-MOVES = "broadcast_in_dim dynamic_slice pcast pvary reshape reshard slice squeeze transpose".split()  # noqa: SIM905
+MOVES = [
+    *("broadcast_in_dim", "copy", "dynamic_slice", "gather", "name", "pcast", "pvary", "reshape"),
+    *("reshard", "rev", "sharding_constraint", "slice", "squeeze", "stop_gradient", "transpose"),
+]
 #: Operations that write something beside what they move.
-_WRITES = "concatenate convert_element_type dynamic_update_slice gather scatter select_n".split()  # noqa: SIM905
+_WRITES = [
+    *("concatenate", "convert_element_type", "dynamic_update_slice", "optimization_barrier", "pad"),
+    *("scatter", "select_n", "split"),
+]
 
 
-def moved(jaxpr: Any, numbers: Collection[int]) -> set[int] | None:
+def holders(jaxpr: Any, numbers: Collection[int]) -> set[int] | None:
     """The results that hold what these operands held; None if the jaxpr computes with it."""
-    held = {jaxpr.invars[i] for i in numbers}
+    holding = {jaxpr.invars[i] for i in numbers}
     for eqn in jaxpr.eqns:
-        at = {i for i, v in enumerate(eqn.invars) if not isinstance(v, Literal) and v in held}
+        name, variables = eqn.primitive.name, eqn.invars
+        at = {i for i, v in enumerate(variables) if not isinstance(v, Literal) and v in holding}
         inners = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
-        if not at or eqn.primitive.name == "while":
+        if not at or name == "while":
             continue  # what a loop of unknown length computes is not looked at
-        results: set[int] = set()
+        if name in (*MOVES, *_WRITES):
+            holding.update(eqn.outvars)
+            continue
+        if not inners or name.startswith(("scatter", "reduce")):
+            return None
         for inner in inners:
-            first = len(eqn.invars) - len(inner.invars)  # a branch does not get the index
+            first = len(variables) - len(inner.invars)  # a branch does not get the index
             if first not in (0, 1):
                 continue  # nor at what a kernel computes
-            found = moved(inner, {i - first for i in at if i >= first})
-            if found is None:
+            results = holders(inner, {i - first for i in at if i >= first})
+            if results is None:
                 return None
-            results |= found
-        if not inners and eqn.primitive.name not in (*MOVES, *_WRITES):
-            return None
-        held |= {eqn.outvars[i] for i in results} if inners else {*eqn.outvars}
-    return {i for i, v in enumerate(jaxpr.outvars) if not isinstance(v, Literal) and v in held}
+            holding |= {eqn.outvars[i] for i in results}
+    return {i for i, v in enumerate(jaxpr.outvars) if not isinstance(v, Literal) and v in holding}

@@ -27,9 +27,9 @@ from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups
 from ringcoll.collectives.call import Call
-from ringcoll.collectives.counting import moved, work_of
+from ringcoll.collectives.counting import holders, work_of
 from ringcoll.collectives.front_door import wide_dtype
-from ringcoll.collectives.visits import Arrived, CutShards, Rounds, Wanted, checked_rows
+from ringcoll.collectives.visits import Arrived, CutShards, Rounds, Wanted
 from ringcoll.collectives.wide_gradients import with_wide_gradients
 from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model
@@ -99,16 +99,14 @@ def gather(
 
     checked = _keeping_carry(call, visit)
 
-    def visit_own(carry: Any, x: Any) -> Any:
-        return checked(carry, rounds.own(x))
-
     try:
-        carry, program = _typed_as_visited(call, visit_own, carry, x)
+        carry, program = _typed_as_visited(call, checked, carry, rounds.own(x))
     except CutShards:
         rounds = replace(rounds, whole=True)
-        carry, program = _typed_as_visited(call, visit_own, carry, x)
+        carry, program = _typed_as_visited(call, checked, carry, rounds.own(x))
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
-    work = work or work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
+    if work is None:
+        work = work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
 
     def plans(work: Work, sizes: tuple[int, ...], model: Model) -> list[Plan]:
         return gather_plans([work], shard_bytes, sizes, model, whole=rounds.whole)
@@ -169,12 +167,17 @@ def reduce(
     def widened(wanted: Wanted) -> Any:
         return _widened(call, accumulate_dtype, produce(wanted))
 
-    program, out = jax.make_jaxpr(lambda: widened(rounds.wanted()), return_shape=True)()
+    program, out = jax.make_jaxpr(widened, return_shape=True)(rounds.wanted())
     size, block_bytes = _checked_sums(call, "what is produced", out)
     # A function that forgets `wanted` makes the same rows for any; on a ring nobody would see it.
-    every = jax.eval_shape(lambda: produce(rounds.wanted_all(size)))
-    checked_rows(every, dim, rounds.ranks().size * size)
-    work = work or work_of(program.jaxpr, 0, rounds.ranks().size)
+    every, rows = jax.eval_shape(produce, rounds.wanted_all(size)), rounds.ranks().size * size
+    if wrong := {x.shape[dim] for x in jax.tree.leaves(every)} - {rows}:
+        words = (
+            f"produce makes {min(wrong)} rows where {rows} are wanted, and {size} where {size} are"
+        )
+        raise call.refusal(ValueError, words, "make a row for each, as wanted.take does")
+    if work is None:
+        work = work_of(program.jaxpr, 0, rounds.ranks().size)
     plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
     rounds = replace(rounds, algorithm=plan.algorithm)
     widened = with_wide_gradients(widened, program)
@@ -231,33 +234,34 @@ def tour(
     algorithm = choice.algorithm_of(call, algorithm)
     size, shard_bytes = _checked_rows(call, "x", x)
     rounds, x = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x)
-    made, made_bytes = None, 0  # the types of the results, and the bytes of their sums
+    result_types, sum_bytes = None, 0
 
     def checked(carry: Any, arrived: Arrived) -> tuple[Any, Any]:
-        nonlocal made
+        nonlocal result_types
         both = visit(carry, arrived)
         if not isinstance(both, tuple) or len(both) != 2:
             words = f"visit returns {type(both).__name__}, and no pair"
             raise call.refusal(TypeError, words, "return (carry, results)")
-        made = jax.tree.map(jax.typeof, both[1])
+        result_types = jax.tree.map(jax.typeof, both[1])
         return _like_carry(call, carry, both[0]), _widened(call, accumulate_dtype, both[1])
 
-    def visit_own(carry: Any, x: Any) -> Any:
-        nonlocal made_bytes
-        carry, results = checked(carry, rounds.own(x))
-        _, made_bytes = _checked_sums(call, "what a visit makes", results, size)
+    def visit_own(carry: Any, own: Arrived) -> Any:
+        nonlocal sum_bytes
+        carry, results = checked(carry, own)
+        _, sum_bytes = _checked_sums(call, "what a visit makes", results, size)
         return carry
 
-    carry, program = _typed_as_visited(call, visit_own, carry, x)
-    work = work or work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size)
+    carry, program = _typed_as_visited(call, visit_own, carry, rounds.own(x))
+    if work is None:
+        work = work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size)
     plan = _planned(
-        call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, made_bytes, *on)
+        call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, sum_bytes, *on)
     )
     x = noted_when_lowered("tour", call.axes, x, lambda platform: plan)
     checked = with_wide_gradients(checked, program)
     rounds = replace(rounds, algorithm=plan.algorithm)
     carry, total = rounds.tour(x, checked, carry, halved=True)
-    return carry, _with_dtypes(total, made)
+    return carry, _with_dtypes(total, result_types)
 
 
 def exchange(
@@ -307,10 +311,8 @@ def exchange(
 
     checked = _keeping_carry(call, visit)
 
-    def visit_own(carry: Any, x: Any) -> Any:
-        return checked(carry, rounds.own(rounds.blocks(x, rounds.ranks())[0]))
-
-    carry, program = _typed_as_visited(call, visit_own, carry, x)
+    own = rounds.own(rounds.blocks(x, rounds.ranks())[0])
+    carry, program = _typed_as_visited(call, checked, carry, own)
     plan = Plan(algorithm, why=NAMED)
     if algorithm == "auto":
         plan = Plan(LAX, why="an exchange has no price under work")
@@ -359,8 +361,13 @@ def _widened(call: Call, dtype: DTypeLike | None, rows: Any) -> Any:
     """Rows that are added up, in the dtype of sums."""
     if dtype is None:
         return rows
-    wide = wide_dtype(call, dtype, *map(jax.typeof, jax.tree.leaves(rows)))
-    return jax.tree.map(lambda x: x.astype(wide) if jnp.issubdtype(x, jnp.inexact) else x, rows)
+    types = [call.attempt(jax.typeof, leaf) for leaf in jax.tree.leaves(rows)]
+    wide, arrays = wide_dtype(call, dtype, *types), jax.tree.map(jnp.asarray, rows)
+
+    def widened(x: Array) -> Array:
+        return x.astype(wide) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+    return jax.tree.map(widened, arrays)
 
 
 def _with_dtypes(rows: Any, like: Any) -> Any:
@@ -388,13 +395,13 @@ def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any)
     def allocated(leaf: Any) -> Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
             aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            return empty(leaf.shape, aval, call.axes, shows=True)
+            return empty(leaf.shape, aval, call.axes, marked=True)
         return varying(jnp.asarray(leaf), call.axes)
 
     def typed(given: Any, leaf: Array, aval: Any) -> Array:
         is_moved = jax.typeof(leaf).sharding.spec != aval.sharding.spec
         is_buffer = is_moved and isinstance(given, jax.ShapeDtypeStruct)
-        return empty(leaf.shape, aval, (), shows=True) if is_buffer else like(leaf, aval)
+        return empty(leaf.shape, aval, (), marked=True) if is_buffer else like(leaf, aval)
 
     given, structure = jax.tree.flatten(carry)
     leaves = list(map(allocated, given))
@@ -412,7 +419,7 @@ def _check_buffers(call: Call, given: Sequence[Any], jaxpr: Any) -> None:
     for i, leaf in enumerate(given):
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             continue
-        is_read = moved(jaxpr, {i}) is None
+        is_read = holders(jaxpr, {i}) is None
         if is_read or jaxpr.outvars[i] is jaxpr.invars[i]:
             words = "visit computes with" if is_read else "visit places no rows in"
             words += f" a carry of {type_in_words(leaf)} that is a ShapeDtypeStruct, not filled"
@@ -427,8 +434,7 @@ def _planned(
 ) -> Plan:
     """The plan of a call. `plans_on` gives those of its work, on axes of sizes, on a machine."""
     if not isinstance(work, Work | None):
-        cure = f"pass ringcoll.costs.Work(flops={work!r})"
-        raise call.refusal(TypeError, f"work is {type(work).__name__}", cure)
+        raise call.refusal(TypeError, f"work={work!r}", "pass a ringcoll.costs.Work(flops)")
     if algorithm != "auto":
         return Plan(algorithm, why=NAMED)
     if call.grouped or device_kind() not in KINDS:

@@ -182,7 +182,7 @@ class Arrived(Wanted):
             words = f"{len(of_parts)} results of {len(self.rows)} parts"
             raise refused(ValueError, "gather, tour", words, "join one for each part")
         for of_part, (_, count) in zip(of_parts, self.rows, strict=True):
-            checked_rows(of_part, self._of.dim, count)
+            _checked(of_part, self._of.dim, count)
         results = joined(of_parts, self._of.dim)
         if self.is_all:  # the parts were in a different order
             for part, of_part in zip(self.parts(), of_parts, strict=True):
@@ -215,7 +215,7 @@ def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arri
     def visit_all(carry: Carry, arrived: Arrived) -> Carry:
         if arrived._of.lanes > 1:
             raise CutShards(
-                "ringcoll.per_shard: only for gather; elsewhere loop over arrived.parts()"
+                "ringcoll.per_shard: shards arrived in parts; loop over arrived.parts()"
             )
         for part in arrived.parts():
             carry = visit(carry, part)
@@ -410,7 +410,7 @@ class Rounds:
     def _scattered(self, every: Any, size: int) -> Any:
         """This rank's shard of a sum, by the collective."""
         return psum_scatter(
-            checked_rows(every, self.dim, self.ranks().size * size),
+            _checked(every, self.dim, self.ranks().size * size),
             self.axes,
             scatter_dimension=self.dim,
             axis_index_groups=self.groups,
@@ -459,7 +459,7 @@ class _Shards(NamedTuple):
     def split(self, rows: Any, slots: Sequence[Slot | Shard]) -> list[Any]:
         """The rows of each slot, of rows that are end to end."""
         lengths = [self._part(slot)[1] for slot in slots]
-        return _split(checked_rows(rows, self.dim, sum(lengths)), self.dim, lengths)
+        return _split(_checked(rows, self.dim, sum(lengths)), self.dim, lengths)
 
     def _part(self, slot: Slot | Shard) -> tuple[int, int]:
         """The first row of a slot in its shard, and the number of its rows."""
@@ -473,7 +473,7 @@ def _rows(tree: Any, dim: int) -> int:
     return jax.tree.leaves(tree)[0].shape[dim]
 
 
-def checked_rows(rows: Any, dim: int, count: int) -> Any:
+def _checked(rows: Any, dim: int, count: int) -> Any:
     """The rows that a caller's function made, if there are so many."""
     if wrong := {x.shape[dim] for x in jax.tree.leaves(rows)} - {count}:
         words = f"{min(wrong)} rows along dimension {dim}, in place of {count}"

@@ -17,32 +17,38 @@ from jax.extend.source_info_util import current_name_stack, user_context
 
 from ringcoll.collectives.counting import MOVES
 
+#: A value, and its carrier or None.
+Carried = tuple[Any, Array | None]
+
 
 def with_wide_gradients(function: Callable[..., Any], program: Any) -> Callable[..., Any]:
     """A function of pytrees, with wide gradients of what it closes over; `program` is its jaxpr.
 
-    If none of its values is a narrow float, it is the function itself; otherwise, JAX refuses
-    forward mode (`jvp`).
+    If none of its values is a narrow float, it is the function itself.
     """
-    # If it takes slices of a value, every round takes others, and nothing is summed.
-    whole = [eqn for eqn in program.eqns if eqn.primitive.name != "dynamic_slice"]
-    used = {v for eqn in whole for v in eqn.invars if not isinstance(v, Literal)}
+    # A slice that depends on an operand is a different one in each round: nothing is summed.
+    of_operands, summed = {*program.jaxpr.invars}, set[Any]()
+    for eqn in program.eqns:
+        variables = [v for v in eqn.invars if not isinstance(v, Literal)]
+        if not of_operands.isdisjoint(variables):
+            of_operands.update(eqn.outvars)
+        if eqn.primitive.name != "dynamic_slice" or of_operands.isdisjoint(variables[1:]):
+            summed.update(variables)
     carriers = {
-        id(x): x.astype(jnp.float32)
+        id(x): (x, x.astype(jnp.float32))
         for v, x in zip(program.jaxpr.constvars, program.consts, strict=True)
-        if v in used and isinstance(x, jax.core.Tracer) and 0 < _bytes(x) <= 4
+        if v in summed and isinstance(x, jax.core.Tracer) and 0 < _bytes(x) <= 4
     }
 
     def called(*operands: Any) -> Any:
         program, out = jax.make_jaxpr(function, return_shape=True)(*operands)
-        given = [*program.consts, *jax.tree.leaves(operands)]
-        if all(_bytes(x) not in (1, 2) for x in given):
+        leaves = jax.tree.leaves(operands)
+        if all(_bytes(x) not in (1, 2) for x in (*program.consts, *leaves)):
             return function(*operands)
-        of_given = [carriers.get(id(x)) for x in given]
-        held = [
-            x if c is None else lax.stop_gradient(x) for x, c in zip(given, of_given, strict=True)
-        ]
-        return jax.tree.unflatten(jax.tree.structure(out), _evaluated(program, held, of_given))
+        pairs: list[Carried] = [carriers.get(id(x), (x, None)) for x in program.consts]
+        pairs = [(x if c is None else lax.stop_gradient(x), c) for x, c in pairs]
+        results = _evaluated(program.jaxpr, [*pairs, *((x, None) for x in leaves)])
+        return jax.tree.unflatten(jax.tree.structure(out), list(map(_with_carrier, results)))
 
     return called if carriers else function
 
@@ -52,82 +58,75 @@ def _bytes(x: Any) -> int:
     return x.dtype.itemsize if jnp.issubdtype(x.dtype, jnp.floating) else 0
 
 
-def _evaluated(program: Any, values: Sequence[Any], carriers: Sequence[Any]) -> list[Any]:
-    """The results of a program for values of which some have carriers."""
-    jaxpr = getattr(program, "jaxpr", program)  # a closed one has one
-    operands = [*jaxpr.constvars, *jaxpr.invars]
-    held = dict(zip(operands, zip(values, carriers, strict=True), strict=True))
+def _evaluated(jaxpr: Any, pairs: Sequence[Carried]) -> list[Carried]:
+    """The results of a jaxpr for the values of its constants and operands."""
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], pairs, strict=True))
 
-    def read(atoms: Sequence[Any]) -> list[tuple[Any, Any]]:
-        return [(v.val, None) if isinstance(v, Literal) else held[v] for v in atoms]
+    def read(atoms: Sequence[Any]) -> list[Carried]:
+        return [(v.val, None) if isinstance(v, Literal) else values[v] for v in atoms]
 
     for eqn in jaxpr.eqns:
         stack = current_name_stack() + eqn.source_info.name_stack
         with user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
-            held |= zip(
-                eqn.outvars, _results(eqn, *zip(*read(eqn.invars), strict=True)), strict=True
-            )
-    return [_carried(*both) for both in read(jaxpr.outvars)]
+            values |= zip(eqn.outvars, _results(eqn, read(eqn.invars)), strict=True)
+    return read(jaxpr.outvars)
 
 
-def _results(eqn: Any, values: Sequence[Any] = (), carriers: Sequence[Any] = ()) -> list[Any]:
-    """The results of one operation, each with its carrier or None."""
+def _results(eqn: Any, pairs: list[Carried]) -> list[Carried]:
+    """The results of one operation."""
     primitive, params = eqn.primitive, eqn.params
-    first, *others = carriers or [None]
-    if first is not None and primitive.name == "convert_element_type":
-        y = primitive.bind(*values, **params)
-        return [(y, first if _bytes(y) else None)]
-    if first is not None and primitive.name in MOVES:
-        return [tuple(primitive.bind(x, *values[1:], **params) for x in (values[0], first))]
-    if first is None and all(c is None for c in others):
+    first, *others = pairs or [(None, None)]
+    if first[1] is not None and primitive.name == "convert_element_type":
+        if _bytes(eqn.outvars[0].aval):
+            return [(primitive.bind(first[0], **params), first[1])]
+    elif first[1] is not None and primitive.name in MOVES:
+        indices = [x for x, _ in others]
+        x, carrier = (primitive.bind(x, *indices, **params) for x in first)
+        return [(x, carrier)]
+    elif all(carrier is None for _, carrier in pairs):
         pass
     elif primitive is lax.dot_general_p:
-        return [(_product(partial(primitive.bind, **params), *values, *carriers), None)]
+        return [(_product(partial(primitive.bind, **params), *zip(*pairs, strict=True)), None)]
     elif primitive.name in ("jit", "pjit", "checkpoint", "remat2"):
-        run: Any = partial(_evaluated, params["jaxpr"])
+        inner = params["jaxpr"]  # a closed one has constants
+        run: Any = partial(_evaluated, getattr(inner, "jaxpr", inner))
         if "policy" in params:
             run = jax.checkpoint(run, policy=params["policy"], prevent_cse=params["prevent_cse"])
-        return [(y, None) for y in run(values, carriers)]
-    values = [_carried(x, c) for x, c in zip(values, carriers, strict=True)]
+        return run([*((x, None) for x in getattr(inner, "consts", ())), *pairs])
     bound = primitive.get_bind_params(params)  # since JAX 0.12 without functions
     functions, params = bound if isinstance(bound, tuple) else ((), bound)
-    results = primitive.bind(*functions, *values, **params)
-    return [(y, None) for y in (results if primitive.multiple_results else [results])]
+    results = primitive.bind(*functions, *map(_with_carrier, pairs), **params)
+    return [(x, None) for x in (results if primitive.multiple_results else [results])]
 
 
-@jax.custom_vjp
+def _with_carrier(pair: Carried) -> Any:
+    """The value of a pair; its derivative is that of the carrier."""
+    return pair[0] if pair[1] is None else _to_carrier(*pair)
+
+
+@jax.custom_jvp
 def _to_carrier(x: Array, carrier: Array) -> Array:
-    """x, whose gradient goes to the carrier."""
     return x
 
 
-_to_carrier.defvjp(lambda x, _: (x, None), lambda _, ct: (ct, ct.astype(jnp.float32)))
+_to_carrier.defjvp(lambda pair, tangents: (_to_carrier(*pair), tangents[1].astype(pair[0].dtype)))
 
 
-def _carried(x: Any, carrier: Array | None) -> Any:
-    return x if carrier is None else _to_carrier(x, carrier)
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _product(dot: Any, factors: tuple[Array, Array], carriers: tuple[Any, Any]) -> Array:
+    """The product of two factors; derivatives by those with carriers are products in float32."""
+    return dot(*factors)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(dot: Any, a: Array, b: Array, of_a: Array | None, of_b: Array | None) -> Array:
-    """The product of a and b; gradients of those with carriers are computed in float32."""
-    return dot(a, b)
-
-
-def _product_forward(dot: Any, a: Array, b: Array, *carriers: Any) -> Any:
-    return dot(a, b), (a, b, [c if c is None else () for c in carriers])  # without the carriers
-
-
-def _product_backward(dot: Any, residuals: Any, ct: Array) -> tuple[Any, ...]:
-    a, b, has = residuals
-    exact, to = partial(dot, preferred_element_type=jnp.dtype(jnp.float32)), jnp.float32
-
-    def wide(run: Callable[[Array], Array], x: Array, has_carrier: Any) -> Array | None:
-        return None if has_carrier is None else jax.vjp(run, x.astype(to))[1](ct.astype(to))[0]
-
-    wide_a = wide(lambda x: exact(x, b), a, has[0])
-    wide_b = wide(lambda x: exact(a, x), b, has[1])
-    return *jax.vjp(dot, a, b)[1](ct), wide_a, wide_b
-
-
-_product.defvjp(_product_forward, _product_backward)
+@_product.defjvp
+def _derivative(dot: Any, pairs: Any, tangents: Any) -> tuple[Array, Array]:
+    y, terms = _product(dot, *pairs), list[Array]()
+    factors = [_with_carrier(pair) for pair in zip(*pairs, strict=True)]
+    for i, (of_factor, of_carrier) in enumerate(zip(*tangents, strict=True)):
+        tangent = of_factor if of_carrier is None else of_carrier
+        if tangent.dtype == jax.dtypes.float0:
+            continue
+        exact = {} if of_carrier is None else {"preferred_element_type": jnp.dtype(jnp.float32)}
+        both = (tangent, factors[1]) if i == 0 else (factors[0], tangent)
+        terms.append(dot(*both, **exact).astype(y.dtype))
+    return y, sum(terms[1:], terms[0])

@@ -377,13 +377,13 @@ REFUSED = {
     ),
     "what is produced is bool": (TypeError, lambda x: reduce(lambda wanted: x > 0, "x")),
     "what is produced has no array": (TypeError, lambda x: reduce(lambda wanted: None, "x")),
-    "5 rows along dimension 0, in place of 40": (
+    "produce makes 5 rows where 40 are wanted": (
         ValueError, lambda x: reduce(lambda wanted: jnp.ones(5), "x")
     ),
-    "2 rows along dimension 0, in place of 16": (  # by a ring, as by all
+    "produce makes 2 rows where 16 are wanted, and 2 where 2 are": (
         ValueError, lambda x: reduce(lambda wanted: x, "x", algorithm="ring")
     ),
-    "work is float; pass ringcoll.costs.Work(flops=1000.0)": (
+    "work=1000.0; pass a ringcoll.costs.Work(flops)": (
         TypeError, lambda x: gather(x, "x", kept, jnp.zeros(3), algorithm="ring", work=1e3)
     ),
     "wanted.rows is not known before the result; take the numbers": (
