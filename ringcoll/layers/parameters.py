@@ -1,7 +1,7 @@
 """Find parameters by name, check specs against them, and write the errors of layers."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
@@ -18,16 +18,15 @@ from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.refusals import bound_axes, kind_of, refused, renamed
 
 
-def parameters(
-    function: str, params: Any, *names: str, optional: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def parameters(function: str, params: Any, *names: str, optional: Sequence[str] = ()) -> Any:
     """params["name"] of a mapping, params.name of anything else; an optional one may be None.
 
     It refuses parameters of other names, unless an object computes one of these by a property.
     """
     is_mapping = isinstance(params, Mapping)
     members = dict(params) if is_mapping else params
-    found = {n: params.get(n) if is_mapping else getattr(params, n, None) for n in names + optional}
+    read = params.get if is_mapping else lambda name: getattr(params, name, None)
+    found = {name: read(name) for name in (*names, *optional)}
     if missing := [name for name in names if found[name] is None]:
         has = ", ".join(members) if is_mapping else type(params).__name__
         raise refusal(KeyError, function, f"no {missing[0]!r} in the parameters ({has})", "add it")
