@@ -6,8 +6,8 @@ all points, or all distances.
 
 The distances are squares: |q - p|^2 = |q|^2 - 2 q.p + |p|^2. The first term is the same for all
 points of a query, so it is added at the end. Of points at equal distances, the first ones are
-nearer. For that, points are compared a shard at a time: the algorithms of `gather` bring several
-shards in a round, in an order of their own.
+nearer. For that, points are compared a part at a time: the algorithms of `gather` bring several
+parts in a round, in an order of their own.
 """
 
 import jax.numpy as jnp
@@ -26,13 +26,15 @@ def nearest(queries: Array, points: Array, k: int, axis: str) -> Nearest:
     numbers = jnp.arange(lax.axis_size(axis) * len(points))
 
     def visit(best: Nearest, arrived: ringcoll.Arrived) -> Nearest:
-        products = jnp.dot(queries, arrived.value.T, preferred_element_type=jnp.float32)
-        closeness = 2 * products - squared_length(arrived.value)[None]
-        closest, rows = lax.top_k(closeness, min(k, len(arrived.value)))
-        return merged(best, (-closest, arrived.take(numbers)[rows]))
+        for part in arrived.parts():  # of a shard, or a whole one
+            products = jnp.dot(queries, part.value.T, preferred_element_type=jnp.float32)
+            closeness = 2 * products - squared_length(part.value)[None]
+            closest, rows = lax.top_k(closeness, min(k, len(part.value)))
+            best = merged(best, (-closest, part.take(numbers)[rows]))
+        return best
 
     start = jnp.full((len(queries), k), jnp.inf), jnp.zeros((len(queries), k), numbers.dtype)
-    squares, found = ringcoll.gather(points, axis, ringcoll.per_shard(visit), start)
+    squares, found = ringcoll.gather(points, axis, visit, start)
     return squares + squared_length(queries)[:, None], found
 
 
