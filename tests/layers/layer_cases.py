@@ -68,16 +68,20 @@ def ways(seed: int) -> list[str]:
 
 
 def no_such_others(case: Mapping[str, Any]) -> bool:
-    """Whether other axes of a case must be manual.
+    """Whether a case has no other axes, or these must be manual.
 
     XLA:CPU aborts on a sum in bfloat16 beside an axis that is not. JAX cannot scan over a dimension
     that is sharded over an explicit axis.
     """
     others, way = case.get("others", "manual"), case.get("way")
-    is_narrow = "bfloat16" in case.values()
-    return others != "manual" and (
-        is_narrow or way == "eager" or (others, way) == ("explicit", "scan")
-    )
+    if others == "manual":
+        return False
+    is_scan = others == "explicit" and way == "scan"
+    return no_other_axes(case) or is_scan or way == "eager" or "bfloat16" in case.values()
+
+
+def no_other_axes(case: Mapping[str, Any]) -> bool:
+    return "mesh" in case and Place(case["mesh"]).replicas == 1
 
 
 def no_such_way(case: Mapping[str, Any]) -> bool:
@@ -87,7 +91,7 @@ def no_such_way(case: Mapping[str, Any]) -> bool:
     are not checked, divides the cotangents of all ranks by 3, which share one batch.
     """
     way, mesh, batch = case.get("way"), case.get("mesh", "one rank"), case.get("batch", 2)
-    if no_such_others(case):
+    if no_such_others(case) or (case.get("others", "manual") != "manual" and batch is None):
         return True
     if way == "eager":
         is_divided = batch is None and not case.get("check_vma", True)

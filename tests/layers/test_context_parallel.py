@@ -19,7 +19,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from layer_cases import MESHES, OTHERS, Place, check_each, close, compared
+from layer_cases import MESHES, OTHERS, Place, check_each, close, compared, no_other_axes
 from support import make_mesh
 
 import ringcoll
@@ -152,6 +152,7 @@ def no_attention(case):
     # JAX cannot make one in a `vmap` along an explicit axis.
     inside = case.get("batch", 2) == 0 or case.get("way") == "vmap"
     batched |= case.get("others") == "explicit" and inside
+    batched |= case.get("others", "manual") != "manual" and no_other_axes(case)
     return (of_axes and isinstance(axes, str)) or uneven or batched or scaled
 
 
