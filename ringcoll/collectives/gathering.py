@@ -389,8 +389,10 @@ def _like_carry(call: Call, before: Any, after: Any) -> Any:
     return jax.tree.map(typed, before, after)
 
 
-def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any) -> tuple[Any, Any]:
-    """The carry for the first visit, with the types that a visit returns, and its program."""
+def _typed_as_visited(
+    call: Call, visit: Callable[..., Any], carry: Any, own: Arrived
+) -> tuple[Any, Any]:
+    """The carry for the first visit, with the types that it returns, and the visit's program."""
 
     def allocated(leaf: Any) -> Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -407,7 +409,7 @@ def _typed_as_visited(call: Call, visit: Callable[..., Any], carry: Any, x: Any)
     leaves = list(map(allocated, given))
     while True:
         carry = jax.tree.unflatten(structure, leaves)
-        program = jax.make_jaxpr(visit)(carry, x)
+        program = jax.make_jaxpr(visit)(carry, own)
         before, leaves = leaves, list(map(typed, given, leaves, program.out_avals))
         if list(map(jax.typeof, leaves)) == list(map(jax.typeof, before)):
             _check_buffers(call, given, program.jaxpr)
