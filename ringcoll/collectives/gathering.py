@@ -242,7 +242,7 @@ def tour(
         if not isinstance(both, tuple) or len(both) != 2:
             words = f"visit returns {type(both).__name__}, and no pair"
             raise call.refusal(TypeError, words, "return (carry, results)")
-        result_types = jax.tree.map(jax.typeof, both[1])
+        result_types = jax.tree.map(lambda leaf: call.attempt(jax.typeof, leaf), both[1])
         return _like_carry(call, carry, both[0]), _widened(call, accumulate_dtype, both[1])
 
     def visit_own(carry: Any, own: Arrived) -> Any:

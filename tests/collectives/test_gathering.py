@@ -416,6 +416,9 @@ REFUSED = {
     "visit returns list, and no pair": (
         TypeError, lambda x: tour(x, "x", lambda c, a: [c, a.value], x)
     ),
+    "ringcoll.tour(x, visit, carry, axis_name='x', dim=0): ": (  # JAX's words, behind the call
+        TypeError, lambda x: tour(x, "x", lambda c, a: (c, "rows"), x)
+    ),
     "what a visit makes is bool": (
         TypeError, lambda x: tour(x, "x", lambda c, a: (c, a.value > 0), x)
     ),
