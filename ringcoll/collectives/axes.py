@@ -1,8 +1,11 @@
 """The ranks that take part in a collective: the names of axes, and groups of ranks."""
 
+import math
 import operator
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
+
+from jax import lax
 
 AxisName = Hashable | Sequence[Hashable]
 #: Groups as a caller may give them.
@@ -15,29 +18,58 @@ _NO_GROUPS = (
 
 
 def axes_of(axis_name: AxisName) -> tuple[Hashable, ...]:
-    """The axes as a tuple, in the order given; a single name is one axis."""
-    return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+    """The axes as a tuple, in the order given; a single name is one axis.
+
+    Raises:
+        TypeError: a name is not hashable.
+        ValueError: an axis is named twice: lax may abort the process instead of raising.
+    """
+    axes = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+    if len(set(axes)) < len(axes):
+        raise ValueError("repeated axis in axis_name; name each axis once")
+    return axes
 
 
-def as_tuples(groups: Iterable[Iterable[int]]) -> Grouped:
+def as_tuples(groups: Groups) -> Grouped | None:
     """Groups as tuples. They are read only once, because they may be iterators.
 
     Raises:
         TypeError: they are not a list of lists.
     """
     try:
-        return tuple(map(tuple, groups))
+        return None if groups is None else tuple(map(tuple, groups))
     except TypeError as error:
         raise TypeError(_NO_GROUPS.format(error)) from error
 
 
-def check_groups(grouped: Grouped, n: int) -> None:
+def rank_count(axis_name: AxisName) -> int:
+    """How many ranks there are over one axis or several."""
+    return math.prod(map(lax.axis_size, axes_of(axis_name)))
+
+
+def check_ranks(axes: Sequence[Hashable], grouped: Grouped | None) -> None:
+    """Refuse an axis that is not bound or is given by its position, and groups that differ."""
+    for axis in axes:
+        if isinstance(axis, int):
+            raise ValueError(
+                f"{axis} is not a name; axes by position are lax's own, so name an axis of the mesh"
+            )
+    check_groups(grouped, rank_count(axes))
+    if len(set(map(len, grouped or ()))) > 1:
+        raise ValueError(
+            "axis_index_groups are of several sizes; give all groups equally many ranks"
+        )
+
+
+def check_groups(grouped: Grouped | None, n: int) -> None:
     """Refuse groups that do not have each of n ranks exactly once.
 
     Raises:
         TypeError: a rank is not a whole number.
         ValueError: a rank is missing or occurs twice, or a group is empty.
     """
+    if grouped is None:
+        return
     try:
         are_all = are_all_ranks([rank for group in grouped for rank in group], n)
     except TypeError as error:

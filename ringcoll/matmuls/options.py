@@ -19,7 +19,7 @@ from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import choice
 from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import wide_dtype
-from ringcoll.collectives.refusals import refused
+from ringcoll.collectives.public import public
 from ringcoll.costs.model import Model
 from ringcoll.io.text import choose, guess
 from ringcoll.runtime.hop import Ranks
@@ -74,7 +74,7 @@ DEFAULTS = {"algorithm": "auto", "residuals": "save", "sequence_parallel": True}
 
 
 def with_options(room: str = "") -> Callable[[F], F]:
-    """A decorator that shows options in a signature, checks their names, and fills in defaults.
+    """`public`, which also shows options in a signature, checks their names, and fills in defaults.
 
     The function has `**options: Unpack[a TypedDict]`, and gets a value for each option. `room` is
     the path of its public room, such as "layers.fsdp.".
@@ -93,19 +93,15 @@ def with_options(room: str = "") -> Callable[[F], F]:
         @wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
             for name in given:
-                if name not in shown.parameters:
-                    raise _unknown(f"{room}{function.__name__}", name, list(shown.parameters))
+                if name not in (known := list(shown.parameters)):
+                    cure = guess(name, known) or choose(name, known)
+                    raise TypeError(f"unexpected keyword argument {name!r}; {cure}")
             return function(*args, **(defaults | given))
 
         vars(checked)["__signature__"] = shown
-        return cast(F, checked)
+        return cast(F, public(room, arguments=not room)(checked))
 
     return decorated
-
-
-def _unknown(function: str, name: str, known: list[str]) -> Exception:
-    cure = guess(name, known) or choose(name, known)
-    return refused(TypeError, function, f"unexpected keyword argument {name!r}", cure)
 
 
 @dataclass(frozen=True)
