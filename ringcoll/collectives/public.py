@@ -3,7 +3,7 @@
 import operator
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar, cast
@@ -60,28 +60,30 @@ def _is_of_user(error: Exception) -> bool:
     return any(module.partition(".")[0] not in _NOT_THE_USERS for module in modules)
 
 
-def _given(function: Callable[..., Any], args: Any, kwargs: Any) -> Mapping[str, Any]:
-    """The arguments that the user gave, by name; none if they do not fit the function."""
+def _given(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments that the user gave, by name, and dimensions; none if they do not fit."""
     try:
-        return signature(function).bind(*args, **kwargs).arguments
+        given = signature(function).bind(*args, **kwargs).arguments
     except TypeError:
         return {}
+    defaults = {name: one.default for name, one in signature(function).parameters.items()}
+    return {name: value for name, value in defaults.items() if isinstance(value, int)} | given
 
 
-def _shown(function: Callable[..., Any], given: Mapping[str, Any]) -> str:
+def _shown(function: Callable[..., Any], given: dict[str, Any]) -> str:
     """The arguments of a call: operands by their names, then the others with their values."""
     parameters = signature(function).parameters
     operands, others = [], []
-    for name, value in given.items():
+    for name in sorted(given, key=list(parameters).index):
         is_operand = parameters[name].annotation in (Any, Array, ArrayLike)
-        if is_operand or not all(isinstance(leaf, _SHOWN) for leaf in jax.tree.leaves(value)):
+        if is_operand or not all(isinstance(x, _SHOWN) for x in jax.tree.leaves(given[name])):
             operands.append(name)
         else:
-            others.append(f"{name}={value!r}")
+            others.append(f"{name}={given[name]!r}")
     return f"({', '.join(operands + others)})"
 
 
-def _words(error: Exception, function: Callable[..., Any], given: Mapping[str, Any]) -> str:
+def _words(error: Exception, function: Callable[..., Any], given: dict[str, Any]) -> str:
     """What is wrong, in the words of the body or of lax, and the cure."""
     # Some words of lax go on: "To fix this, please call psum under `jax.shard_map`."
     words = str(*error.args[:1]).removeprefix("Found an ").partition(". To fix this")[0]
