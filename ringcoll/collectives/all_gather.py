@@ -10,11 +10,11 @@ from jax.typing import DTypeLike
 
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import as_bytes
-from ringcoll.collectives.axes import AxisName, Groups
+from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
+from ringcoll.collectives.public import public
 from ringcoll.collectives.tree_order import Tree
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
@@ -79,6 +79,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
     """`dims` is the dimension along which the sum is scattered."""
 
     collective = "psum_scatter"
+    adds_numbers = True
     lowers_beside_explicit = False
 
     def by_lax(self, x: Array) -> Array:
@@ -118,6 +119,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
         return self.batched(0).over(after, self.within(axis, x, dim, 0)), 0
 
 
+@public()
 def all_gather(
     x: Pytree,
     axis_name: AxisName,
@@ -159,13 +161,12 @@ def all_gather(
     >>> print(whole(jnp.arange(8)))
     [0 1 2 3 4 5 6 7]
     """
-    arguments = {"axis": axis, "tiled": tiled, "to": to}
-    call = Call("all_gather", axis_name, axis_index_groups, arguments)
+    axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
     return bind_leaves(
-        call,
         x,
-        AllGather(axes=call.axes, groups=call.grouped, tiled=tiled, to=to),
-        dims=("axis",),
+        axis_name,
+        AllGather(axes=axes, groups=groups, tiled=tiled, to=to),
+        [("axis", axis)],
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
         order=order,
@@ -174,6 +175,7 @@ def all_gather(
     )
 
 
+@public()
 def psum_scatter(
     x: Pytree,
     axis_name: AxisName,
@@ -217,13 +219,11 @@ def psum_scatter(
     [256 260 260 256]
     [260 260 260 260]
     """
-    arguments = {"scatter_dimension": scatter_dimension, "tiled": tiled}
-    call = Call("psum_scatter", axis_name, axis_index_groups, arguments)
     return bind_leaves(
-        call,
         x,
-        PsumScatter(axes=call.axes, groups=call.grouped, tiled=tiled),
-        dims=("scatter_dimension",),
+        axis_name,
+        PsumScatter(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups), tiled=tiled),
+        [("scatter_dimension", scatter_dimension)],
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
         order=order,

@@ -15,11 +15,11 @@ from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX, Algorithm, Table
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather
-from ringcoll.collectives.axes import AxisName, Groups
+from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, bind_leaves, is_small
 from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
+from ringcoll.collectives.public import public
 from ringcoll.collectives.tree_order import Tree
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
@@ -134,7 +134,9 @@ class AllReduce(ScheduledCollective):
 class Psum(AllReduce, name="psum"):
     """The sum. Its transpose sends nothing if types say that all ranks hold the same value."""
 
+    adds_numbers = True
     bools_as_int32 = True
+    folds_constants = True
 
     def by_lax(self, x: Array) -> Array:
         return built_in.psum(x, self.axes, axis_index_groups=self.groups)
@@ -148,6 +150,8 @@ class Psum(AllReduce, name="psum"):
 @dataclass(frozen=True, kw_only=True)
 class Pmean(Psum):
     """The mean: it binds a `Psum`, and divides the sum."""
+
+    adds_numbers = False  # lax refuses keys at once, because it cannot divide them
 
     def by_lax(self, x: Array) -> Array:
         return built_in.pmean(x, self.axes, axis_index_groups=self.groups)
@@ -167,6 +171,8 @@ class Pmean(Psum):
 class Pmax(AllReduce, name="pmax", differentiable=False):
     """The maximum; like lax's, without a derivative."""
 
+    adds_numbers = True
+
     def by_lax(self, x: Array) -> Array:
         return built_in.pmax(x, self.axes, axis_index_groups=self.groups)
 
@@ -178,6 +184,8 @@ class Pmax(AllReduce, name="pmax", differentiable=False):
 class Pmin(AllReduce, name="pmin", differentiable=False):
     """The minimum; like lax's, without a derivative."""
 
+    adds_numbers = True
+
     def by_lax(self, x: Array) -> Array:
         return built_in.pmin(x, self.axes, axis_index_groups=self.groups)
 
@@ -185,6 +193,7 @@ class Pmin(AllReduce, name="pmin", differentiable=False):
         return lax.min(received, mine)
 
 
+@public()
 def psum(
     x: Pytree,
     axis_name: AxisName,
@@ -229,11 +238,10 @@ def psum(
     >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
     [12. 16.]
     """
-    call = Call("psum", axis_name, axis_index_groups)
     return bind_leaves(
-        call,
         x,
-        Psum(axes=call.axes, groups=call.grouped),
+        axis_name,
+        Psum(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups)),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
         order=order,
@@ -241,6 +249,7 @@ def psum(
     )
 
 
+@public()
 def pmean(
     x: Pytree,
     axis_name: AxisName,
@@ -265,11 +274,10 @@ def pmean(
     >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
     [65]
     """
-    call = Call("pmean", axis_name, axis_index_groups)
     return bind_leaves(
-        call,
         x,
-        Pmean(axes=call.axes, groups=call.grouped),
+        axis_name,
+        Pmean(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups)),
         algorithm=algorithm,
         accumulate_dtype=accumulate_dtype,
         order=order,
@@ -277,6 +285,7 @@ def pmean(
     )
 
 
+@public()
 def pmax(
     x: Pytree,
     axis_name: AxisName,
@@ -296,10 +305,11 @@ def pmax(
     >>> print(greatest(jnp.array([3, 1, 4, 1])))
     [4]
     """
-    call = Call("pmax", axis_name, axis_index_groups)
-    return bind_leaves(call, x, Pmax(axes=call.axes, groups=call.grouped), algorithm=algorithm)
+    maximum = Pmax(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups))
+    return bind_leaves(x, axis_name, maximum, algorithm=algorithm)
 
 
+@public()
 def pmin(
     x: Pytree,
     axis_name: AxisName,
@@ -319,5 +329,5 @@ def pmin(
     >>> print(least(jnp.array([3, 1, 4, 1])))
     [1]
     """
-    call = Call("pmin", axis_name, axis_index_groups)
-    return bind_leaves(call, x, Pmin(axes=call.axes, groups=call.grouped), algorithm=algorithm)
+    minimum = Pmin(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups))
+    return bind_leaves(x, axis_name, minimum, algorithm=algorithm)

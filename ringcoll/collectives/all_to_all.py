@@ -9,11 +9,11 @@ from jax import Array, lax
 
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import as_bytes
-from ringcoll.collectives.axes import AxisName, Groups
+from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
-from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import WRITTEN_AS_BITS
+from ringcoll.collectives.public import public
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in, engine
@@ -91,6 +91,7 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         return replace(self, dims=self.dims[::-1])(*cts)
 
 
+@public()
 def all_to_all(
     x: Pytree,
     axis_name: AxisName,
@@ -125,13 +126,13 @@ def all_to_all(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    arguments = {"split_axis": split_axis, "concat_axis": concat_axis, "tiled": tiled}
-    call = Call("all_to_all", axis_name, axis_index_groups, arguments)
-    exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=tiled)
-    dims = ("split_axis", "concat_axis")
-    return bind_leaves(call, x, exchange, dims, algorithm=algorithm, wire=wire)
+    axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
+    exchange = AllToAll(axes=axes, groups=groups, tiled=tiled)
+    dims = [("split_axis", split_axis), ("concat_axis", concat_axis)]
+    return bind_leaves(x, axis_name, exchange, dims, algorithm=algorithm, wire=wire)
 
 
+@public()
 def pswapaxes(
     x: Pytree,
     axis_name: AxisName,
@@ -152,6 +153,6 @@ def pswapaxes(
     >>> print(swap(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    call = Call("pswapaxes", axis_name, axis_index_groups, {"axis": axis})
-    exchange = AllToAll(axes=call.axes, groups=call.grouped, tiled=False, called=call.name)
-    return bind_leaves(call, x, exchange, ("axis", "axis"), algorithm=algorithm)
+    axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
+    exchange = AllToAll(axes=axes, groups=groups, tiled=False, called="pswapaxes")
+    return bind_leaves(x, axis_name, exchange, [("axis", axis)] * 2, algorithm=algorithm)

@@ -52,7 +52,7 @@ def check_ranks(axes: Sequence[Hashable], grouped: Grouped | None) -> None:
     for axis in axes:
         if isinstance(axis, int):
             raise ValueError(
-                f"{axis} is not a name; axes by position are lax's own, so name an axis of the mesh"
+                f"{axis} is not a name; axes by position are lax's own; name an axis of the mesh"
             )
     check_groups(grouped, rank_count(axes))
     if len(set(map(len, grouped or ()))) > 1:

@@ -12,9 +12,9 @@ from jax import Array, lax
 from ringcoll import algorithms
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_reduce import AllReduce, Psum
-from ringcoll.collectives.axes import AxisName
-from ringcoll.collectives.call import Call
+from ringcoll.collectives.axes import AxisName, axes_of, rank_count
 from ringcoll.collectives.front_door import Pytree, bind_leaves
+from ringcoll.collectives.public import integer, public
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
@@ -110,6 +110,7 @@ def _(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Array, Any]:
     return _or_zero_bits(*primals), t
 
 
+@public()
 def pbroadcast(
     x: Pytree, axis_name: AxisName, source: Any, *, algorithm: Algorithm = "auto"
 ) -> Pytree:
@@ -137,22 +138,21 @@ def pbroadcast(
     >>> print(send(jnp.array([3, 1, 4, 1])))
     [4 4 4 4]
     """
-    call = Call("pbroadcast", axis_name, arguments={"source": source})
     if not jax.tree.leaves(x):
         return x  # as lax, which then does not look at the axis
-    n = call.attempt(call.rank_count)
+    axes, n = axes_of(axis_name), rank_count(axis_name)
     if isinstance(source, jax.core.Tracer):
         if source.shape or not jnp.issubdtype(source.dtype, jnp.integer):
-            words = f"source is {source.dtype.name}{list(source.shape)}"
-            raise call.refusal(TypeError, words, "pass one integer")
+            raise TypeError(f"source is {source.dtype.name}{list(source.shape)}; pass one integer")
         source = jnp.int32(source)
         counted = jnp.where(source < 0, source + n, source)
-        broadcast = Pbroadcast(axes=call.axes, source=None, traced=counted)
+        broadcast = Pbroadcast(axes=axes, source=None, traced=counted)
     else:
-        rank = call.integer("source")
+        rank = integer("source", source)
         if not -n <= rank < n:
-            words = f"source={rank} is not a rank of the axis"
-            cure = f"there are {n} ranks: count from 0, or from the last with -1"
-            raise call.refusal(ValueError, words, cure)
-        broadcast = Pbroadcast(axes=call.axes, source=rank % n)
-    return bind_leaves(call, x, broadcast, algorithm=algorithm)
+            raise ValueError(
+                f"source={rank} is not a rank of the axis; there are {n} ranks: count from 0, or "
+                "from the last with -1"
+            )
+        broadcast = Pbroadcast(axes=axes, source=rank % n)
+    return bind_leaves(x, axis_name, broadcast, algorithm=algorithm)

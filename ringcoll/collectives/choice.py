@@ -16,8 +16,8 @@ import jax
 from ringcoll.choose.collectives import adds_by_tree
 from ringcoll.choose.table import LAX, Algorithm, Table, choices, runs
 from ringcoll.choose.under_work import machine
-from ringcoll.collectives.call import Call
-from ringcoll.collectives.refusals import refused
+from ringcoll.collectives.axes import Grouped, check_ranks
+from ringcoll.collectives.public import public
 from ringcoll.costs.model import Model
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import device_kind
@@ -30,6 +30,7 @@ from ringcoll.schedules.tree import balanced_algorithms
 _around = jax.make_user_context(default_value=None)
 
 
+@public()
 def algorithm(algorithm: str | Table) -> AbstractContextManager[None]:
     """Collectives and matmuls with "auto" run by this algorithm: `with algorithm("ring"):`.
 
@@ -53,7 +54,7 @@ def algorithm(algorithm: str | Table) -> AbstractContextManager[None]:
     >>> program.count("collective_permute")  # 3 rounds of a reduce-scatter, 3 of an all-gather
     6
     """
-    check_name_or_table("algorithm", algorithm)
+    check_name_or_table(algorithm)
     return _around(algorithm)
 
 
@@ -61,7 +62,7 @@ def resolve_algorithm(
     algorithm: Algorithm,
     collective: str,
     axes: Sequence[Hashable],
-    groups: tuple[tuple[int, ...], ...] | None = None,
+    groups: Grouped | None = None,
     by_tree: bool = False,
     *,
     takes_table: bool = False,
@@ -92,16 +93,23 @@ def resolve_algorithm(
     return around if not by_tree or adds_by_tree(around, collective, shape) else "auto"
 
 
-def algorithm_of(call: Call, algorithm: Algorithm, collective: str = "psum_scatter") -> Algorithm:
+def algorithm_of(
+    algorithm: Algorithm,
+    axes: Sequence[Hashable],
+    groups: Grouped | None = None,
+    collective: str = "psum_scatter",
+) -> Algorithm:
     """The algorithm of a call that has work under a collective, with its ranks checked.
 
     A gather and a sum have the same algorithms: a sum is a gather that is run backward.
     """
-    call.check_ranks()
+    check_ranks(axes, groups)
     if isinstance(algorithm, Table):
-        cure = "pass a name, a Schedule, or a function that makes one"
-        raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
-    return call.attempt(resolve_algorithm, algorithm, collective, call.axes, call.grouped)
+        raise ValueError(
+            "algorithm: a Table is only for collectives; pass a name, a Schedule, or a function "
+            "that makes one"
+        )
+    return resolve_algorithm(algorithm, collective, axes, groups)
 
 
 def model_of(sizes: Sequence[int]) -> Model:
@@ -175,18 +183,19 @@ def _known() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for kind in COLLECTIVES for name in ("auto", *choices(kind))))
 
 
-def check_name_or_table(function: str, algorithm: Any) -> None:
-    """Refuse what is neither a Table nor the name of an algorithm, as an error of `function`.
+def check_name_or_table(algorithm: Any) -> None:
+    """Refuse what is neither a Table nor the name of an algorithm.
 
     Raises:
         TypeError: it is neither a string nor a Table.
         ValueError: no collective has an algorithm of this name.
     """
-    call = f"{function}(algorithm={algorithm!r})"
     if isinstance(algorithm, Table):
         return
     if not isinstance(algorithm, str):
-        cure = "pass a Schedule or a function to the call itself, as algorithm="
-        raise refused(TypeError, call, "it is neither a name nor a Table", cure)
+        raise TypeError(
+            f"algorithm={algorithm!r} is neither a name nor a Table; pass a Schedule or a function "
+            "to the call itself, as algorithm="
+        )
     if not any(listed_name(collective, algorithm) in _known() for collective in COLLECTIVES):
-        raise refused(ValueError, call, _unknown(algorithm, _known()))
+        raise ValueError(_unknown(algorithm, _known()))

@@ -25,10 +25,10 @@ from ringcoll.choose.plan import NAMED, Plan, cheapest
 from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
 from ringcoll.collectives import choice
-from ringcoll.collectives.axes import AxisName, Groups
-from ringcoll.collectives.call import Call
+from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.counting import holders, work_of
 from ringcoll.collectives.front_door import wide_dtype
+from ringcoll.collectives.public import integer, public
 from ringcoll.collectives.visits import Arrived, CutShards, Rounds, Wanted
 from ringcoll.collectives.wide_gradients import with_wide_gradients
 from ringcoll.costs.machines import KINDS
@@ -38,6 +38,7 @@ from ringcoll.runtime.scopes import noted_when_lowered
 from ringcoll.runtime.value_types import device_kind, empty, like, type_in_words, varying
 
 
+@public()
 def gather(
     x: Any,
     axis_name: AxisName,
@@ -92,18 +93,17 @@ def gather(
     >>> y.shape, float(y[0, 0])  # every rank has all 8 rows
     ((32, 3), 2.0)
     """
-    call = Call("gather", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
-    algorithm = choice.algorithm_of(call, algorithm)
-    _, shard_bytes = _checked_rows(call, "x", x)
-    rounds, x = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x)
+    rounds = _rounds("gather", axis_name, axis_index_groups, dim, algorithm)
+    _, shard_bytes = _checked_rows("x", x, dim)
+    x = jax.tree.map(jnp.asarray, x)
 
-    checked = _keeping_carry(call, visit)
+    checked = _keeping_carry(visit)
 
     try:
-        carry, program = _typed_as_visited(call, checked, carry, rounds.own(x))
+        carry, program = _typed_as_visited(rounds, checked, carry, rounds.own(x))
     except CutShards:
         rounds = replace(rounds, whole=True)
-        carry, program = _typed_as_visited(call, checked, carry, rounds.own(x))
+        carry, program = _typed_as_visited(rounds, checked, carry, rounds.own(x))
     shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
     if work is None:
         work = work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
@@ -111,13 +111,14 @@ def gather(
     def plans(work: Work, sizes: tuple[int, ...], model: Model) -> list[Plan]:
         return gather_plans([work], shard_bytes, sizes, model, whole=rounds.whole)
 
-    plan = _planned(call, algorithm, work, plans)
-    x = noted_when_lowered("gather", call.axes, x, lambda platform: plan)
+    plan = _planned(rounds, work, plans)
+    x = noted_when_lowered("gather", rounds.axes, x, lambda platform: plan)
     adds = work is not None and work.summed > 0
     checked = with_wide_gradients(checked, program)
     return replace(rounds, algorithm=plan.algorithm).gather(x, checked, carry, adds=adds)
 
 
+@public()
 def reduce(
     produce: Callable[[Wanted], Any],
     axis_name: AxisName,
@@ -160,31 +161,30 @@ def reduce(
     >>> y.shape, float(y[0, 0])
     ((8, 3), 4.0)
     """
-    call = Call("reduce", axis_name, axis_index_groups, {"dim": dim}, "produce")
-    algorithm = choice.algorithm_of(call, algorithm)
-    rounds = _rounds(call, algorithm, dim)
+    rounds = _rounds("reduce", axis_name, axis_index_groups, dim, algorithm)
 
     def widened(wanted: Wanted) -> Any:
-        return _widened(call, accumulate_dtype, produce(wanted))
+        return _widened(accumulate_dtype, produce(wanted))
 
     program, out = jax.make_jaxpr(widened, return_shape=True)(rounds.wanted())
-    size, block_bytes = _checked_sums(call, "what is produced", out)
+    size, block_bytes = _checked_sums("what is produced", out, dim)
     # A function that forgets `wanted` makes the same rows for any; on a ring nobody would see it.
     every, rows = jax.eval_shape(produce, rounds.wanted_all(size)), rounds.ranks().size * size
     if wrong := {x.shape[dim] for x in jax.tree.leaves(every)} - {rows}:
-        words = (
-            f"produce makes {min(wrong)} rows where {rows} are wanted, and {size} where {size} are"
+        raise ValueError(
+            f"produce makes {min(wrong)} rows where {rows} are wanted, and {size} where {size} "
+            "are; make a row for each, as wanted.take does"
         )
-        raise call.refusal(ValueError, words, "make a row for each, as wanted.take does")
     if work is None:
         work = work_of(program.jaxpr, 0, rounds.ranks().size)
-    plan = _planned(call, algorithm, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
+    plan = _planned(rounds, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
     rounds = replace(rounds, algorithm=plan.algorithm)
     widened = with_wide_gradients(widened, program)
     total = _with_dtypes(rounds.reduce(widened, size, by_turns=plan.by_turns), every)
-    return noted_when_lowered("reduce", call.axes, total, lambda platform: plan)
+    return noted_when_lowered("reduce", rounds.axes, total, lambda platform: plan)
 
 
+@public()
 def tour(
     x: Any,
     axis_name: AxisName,
@@ -230,40 +230,39 @@ def tour(
     >>> print(ranks(squares)(jnp.arange(4.0)))  # each number times 1 + 2 + 3 + 4
     [ 0. 10. 20. 30.]
     """
-    call = Call("tour", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
-    algorithm = choice.algorithm_of(call, algorithm)
-    size, shard_bytes = _checked_rows(call, "x", x)
-    rounds, x = _rounds(call, algorithm, dim), jax.tree.map(jnp.asarray, x)
+    rounds = _rounds("tour", axis_name, axis_index_groups, dim, algorithm)
+    size, shard_bytes = _checked_rows("x", x, dim)
+    x = jax.tree.map(jnp.asarray, x)
     result_types, sum_bytes = None, 0
 
     def checked(carry: Any, arrived: Arrived) -> tuple[Any, Any]:
         nonlocal result_types
         both = visit(carry, arrived)
         if not isinstance(both, tuple) or len(both) != 2:
-            words = f"visit returns {type(both).__name__}, and no pair"
-            raise call.refusal(TypeError, words, "return (carry, results)")
-        result_types = jax.tree.map(lambda leaf: call.attempt(jax.typeof, leaf), both[1])
-        return _like_carry(call, carry, both[0]), _widened(call, accumulate_dtype, both[1])
+            raise TypeError(
+                f"visit returns {type(both).__name__}, and no pair; return (carry, results)"
+            )
+        result_types = jax.tree.map(jax.typeof, both[1])
+        return _like_carry(carry, both[0]), _widened(accumulate_dtype, both[1])
 
     def visit_own(carry: Any, own: Arrived) -> Any:
         nonlocal sum_bytes
         carry, results = checked(carry, own)
-        _, sum_bytes = _checked_sums(call, "what a visit makes", results, size)
+        _, sum_bytes = _checked_sums("what a visit makes", results, dim, size)
         return carry
 
-    carry, program = _typed_as_visited(call, visit_own, carry, rounds.own(x))
+    carry, program = _typed_as_visited(rounds, visit_own, carry, rounds.own(x))
     if work is None:
         work = work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size)
-    plan = _planned(
-        call, algorithm, work, lambda work, *on: tour_plans(work, shard_bytes, sum_bytes, *on)
-    )
-    x = noted_when_lowered("tour", call.axes, x, lambda platform: plan)
+    plan = _planned(rounds, work, lambda work, *on: tour_plans(work, shard_bytes, sum_bytes, *on))
+    x = noted_when_lowered("tour", rounds.axes, x, lambda platform: plan)
     checked = with_wide_gradients(checked, program)
     rounds = replace(rounds, algorithm=plan.algorithm)
     carry, total = rounds.tour(x, checked, carry, halved=True)
     return carry, _with_dtypes(total, result_types)
 
 
+@public()
 def exchange(
     x: Any,
     axis_name: AxisName,
@@ -301,68 +300,78 @@ def exchange(
     >>> print(ranks(placed)(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    call = Call("exchange", axis_name, axis_index_groups, {"dim": dim}, "x, visit, carry")
-    algorithm = choice.algorithm_of(call, algorithm, "all_to_all")
-    rows, _ = _checked_rows(call, "x", x)
-    rounds = replace(_rounds(call, algorithm, dim), whole=True)  # blocks are never cut
+    rounds = _rounds("exchange", axis_name, axis_index_groups, dim, algorithm, "all_to_all")
+    rounds = replace(rounds, whole=True)  # blocks are never cut
+    rows, _ = _checked_rows("x", x, dim)
     x = jax.tree.map(jnp.asarray, x)
     if rows % (n := rounds.ranks().size):
-        raise call.refusal(ValueError, f"x has {rows} rows, not divisible by {n}", "pad it")
+        raise ValueError(f"x has {rows} rows, not divisible by {n}; pad it")
 
-    checked = _keeping_carry(call, visit)
+    checked = _keeping_carry(visit)
 
     own = rounds.own(rounds.blocks(x, rounds.ranks())[0])
-    carry, program = _typed_as_visited(call, checked, carry, own)
-    plan = Plan(algorithm, why=NAMED)
-    if algorithm == "auto":
+    carry, program = _typed_as_visited(rounds, checked, carry, own)
+    plan = Plan(rounds.collective, why=NAMED)
+    if rounds.collective == "auto":
         plan = Plan(LAX, why="an exchange has no price under work")
-    x = noted_when_lowered("exchange", call.axes, x, lambda platform: plan)
+    x = noted_when_lowered("exchange", rounds.axes, x, lambda platform: plan)
     checked = with_wide_gradients(checked, program)
     return replace(rounds, algorithm=plan.algorithm).exchange(x, checked, carry)
 
 
-def _rounds(call: Call, algorithm: Algorithm, dim: int) -> Rounds:
-    """The rounds of a call, before there is a plan."""
-    ranks: dict[str, Any] = {"axes": call.axes, "groups": call.grouped}
-    return Rounds(name=call.name, **ranks, algorithm=LAX, collective=algorithm, dim=dim)
+def _rounds(
+    name: str,
+    axis_name: AxisName,
+    axis_index_groups: Groups,
+    dim: int,
+    algorithm: Algorithm,
+    collective: str = "psum_scatter",
+) -> Rounds:
+    """The rounds of a call, before there is a plan; its ranks and its algorithm are checked."""
+    axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
+    algorithm = choice.algorithm_of(algorithm, axes, groups, collective)
+    ranks: dict[str, Any] = {"axes": axes, "groups": groups}
+    return Rounds(name=name, **ranks, algorithm=LAX, collective=algorithm, dim=dim)
 
 
-def _checked_rows(call: Call, name: str, tree: Any, rows: int | None = None) -> tuple[int, int]:
+def _checked_rows(name: str, tree: Any, dim: int, rows: int | None = None) -> tuple[int, int]:
     """The number of rows of all arrays of a tree, which must be equal, and their bytes."""
     leaves = jax.tree.leaves(tree)
     if not leaves:
-        raise call.refusal(TypeError, f"{name} has no array", "give one, or a pytree of arrays")
+        raise TypeError(f"{name} has no array; give one, or a pytree of arrays")
     counts = []
     for leaf in leaves:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
-            call.attempt(jax.typeof, leaf)
-        counts.append(jnp.shape(leaf)[call.integer("dim", jnp.ndim(leaf))])
+            jax.typeof(leaf)  # refuses what is no array
+        counts.append(jnp.shape(leaf)[integer("dim", dim, jnp.ndim(leaf))])
     rows = counts[0] if rows is None else rows
     if wrong := [count for count in counts if count != rows]:
-        words = f"{name} has {wrong[0]} rows along dim, in place of {rows}"
-        raise call.refusal(ValueError, words, "give all arrays equally many")
+        raise ValueError(
+            f"{name} has {wrong[0]} rows along dim, in place of {rows}; give all arrays equally "
+            "many"
+        )
     return rows, sum(map(nbytes, leaves))
 
 
-def _checked_sums(call: Call, name: str, tree: Any, rows: int | None = None) -> tuple[int, int]:
+def _checked_sums(name: str, tree: Any, dim: int, rows: int | None = None) -> tuple[int, int]:
     """As `_checked_rows`, of what will be added."""
-    found = _checked_rows(call, name, tree, rows)
+    found = _checked_rows(name, tree, dim, rows)
     if any(jnp.issubdtype(leaf.dtype, jnp.bool_) for leaf in jax.tree.leaves(tree)):
-        raise call.refusal(TypeError, f"{name} is bool", "cast it to int32 first")
+        raise TypeError(f"{name} is bool; cast it to int32 first")
     return found
 
 
-def _keeping_carry(call: Call, visit: Callable[[Any, Arrived], Any]) -> Callable[..., Any]:
+def _keeping_carry(visit: Callable[[Any, Arrived], Any]) -> Callable[..., Any]:
     """The visit, whose carry is checked and keeps its types."""
-    return lambda carry, arrived: _like_carry(call, carry, visit(carry, arrived))
+    return lambda carry, arrived: _like_carry(carry, visit(carry, arrived))
 
 
-def _widened(call: Call, dtype: DTypeLike | None, rows: Any) -> Any:
+def _widened(dtype: DTypeLike | None, rows: Any) -> Any:
     """Rows that are added up, in the dtype of sums."""
     if dtype is None:
         return rows
-    types = [call.attempt(jax.typeof, leaf) for leaf in jax.tree.leaves(rows)]
-    wide, arrays = wide_dtype(call, dtype, *types), jax.tree.map(jnp.asarray, rows)
+    types = list(map(jax.typeof, jax.tree.leaves(rows)))
+    wide, arrays = wide_dtype(dtype, *types), jax.tree.map(jnp.asarray, rows)
 
     def widened(x: Array) -> Array:
         return x.astype(wide) if jnp.issubdtype(x.dtype, jnp.inexact) else x
@@ -374,14 +383,16 @@ def _with_dtypes(rows: Any, like: Any) -> Any:
     return jax.tree.map(lambda x, one: x.astype(one.dtype), rows, like)
 
 
-def _like_carry(call: Call, before: Any, after: Any) -> Any:
+def _like_carry(before: Any, after: Any) -> Any:
     """The carry that a visit returned, with the types of the carry that it got."""
     after = jax.tree.map(jnp.asarray, after)
     got, returned = (jax.tree.map(type_in_words, carry) for carry in (before, after))
     kinds: list[Any] = [jax.tree.structure(carry) for carry in (before, after)]
     if got != returned or kinds[0] != kinds[1]:
-        words = f"visit returns a carry of {returned}, in place of {got}"
-        raise call.refusal(TypeError, words, "keep its structure, shapes and dtypes")
+        raise TypeError(
+            f"visit returns a carry of {returned}, in place of {got}; keep its structure, shapes "
+            "and dtypes"
+        )
 
     def typed(before: Array, after: Array) -> Array:
         return varying(after, tuple(jax.typeof(before).mat.varying))
@@ -390,15 +401,15 @@ def _like_carry(call: Call, before: Any, after: Any) -> Any:
 
 
 def _typed_as_visited(
-    call: Call, visit: Callable[..., Any], carry: Any, own: Arrived
+    rounds: Rounds, visit: Callable[..., Any], carry: Any, own: Arrived
 ) -> tuple[Any, Any]:
     """The carry for the first visit, with the types that it returns, and the visit's program."""
 
     def allocated(leaf: Any) -> Array:
         if isinstance(leaf, jax.ShapeDtypeStruct):
             aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            return empty(leaf.shape, aval, call.axes, marked=True)
-        return varying(jnp.asarray(leaf), call.axes)
+            return empty(leaf.shape, aval, rounds.axes, marked=True)
+        return varying(jnp.asarray(leaf), rounds.axes)
 
     def typed(given: Any, leaf: Array, aval: Any) -> Array:
         is_moved = jax.typeof(leaf).sharding.spec != aval.sharding.spec
@@ -412,36 +423,37 @@ def _typed_as_visited(
         program = jax.make_jaxpr(visit)(carry, own)
         before, leaves = leaves, list(map(typed, given, leaves, program.out_avals))
         if list(map(jax.typeof, leaves)) == list(map(jax.typeof, before)):
-            _check_buffers(call, given, program.jaxpr)
+            _check_buffers(given, program.jaxpr)
             return carry, program
 
 
-def _check_buffers(call: Call, given: Sequence[Any], jaxpr: Any) -> None:
+def _check_buffers(given: Sequence[Any], jaxpr: Any) -> None:
     """Refuse a buffer that is not filled if a visit computes with it, or places nothing in it."""
     for i, leaf in enumerate(given):
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             continue
         is_read = holders(jaxpr, {i}) is None
         if is_read or jaxpr.outvars[i] is jaxpr.invars[i]:
-            words = "visit computes with" if is_read else "visit places no rows in"
-            words += f" a carry of {type_in_words(leaf)} that is a ShapeDtypeStruct, not filled"
-            raise call.refusal(ValueError, words, "pass an array, such as jnp.zeros")
+            what = "computes with" if is_read else "places no rows in"
+            raise ValueError(
+                f"visit {what} a carry of {type_in_words(leaf)} that is a ShapeDtypeStruct, not "
+                "filled; pass an array, such as jnp.zeros"
+            )
 
 
 def _planned(
-    call: Call,
-    algorithm: Algorithm,
+    rounds: Rounds,
     work: Work | None,
     plans_on: Callable[[Work, tuple[int, ...], Model], list[Plan]],
 ) -> Plan:
     """The plan of a call. `plans_on` gives those of its work, on axes of sizes, on a machine."""
     if not isinstance(work, Work | None):
-        raise call.refusal(TypeError, f"work={work!r}", "pass a ringcoll.costs.Work(flops)")
-    if algorithm != "auto":
-        return Plan(algorithm, why=NAMED)
-    if call.grouped or device_kind() not in KINDS:
+        raise TypeError(f"work={work!r}; pass a ringcoll.costs.Work(flops)")
+    if rounds.collective != "auto":
+        return Plan(rounds.collective, why=NAMED)
+    if rounds.groups or device_kind() not in KINDS:
         return Plan(LAX, why="only TPUs hide messages under work, and without groups")
     if work is None:
         return Plan(LAX, why="no product was counted; give its work")
-    sizes = _rounds(call, LAX, 0).ranks().shape
+    sizes = rounds.ranks().shape
     return cheapest(plans_on(work, sizes, choice.model_of(sizes)))

@@ -6,13 +6,14 @@ from typing import Any
 
 import jax
 
-from ringcoll.collectives.axes import AxisName, are_all_ranks
-from ringcoll.collectives.call import Call
+from ringcoll.collectives.axes import AxisName, are_all_ranks, axes_of, rank_count
 from ringcoll.collectives.front_door import Pytree, bind_leaves
+from ringcoll.collectives.public import public
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Pairs, Ppermute
 
 
+@public()
 def ppermute(
     x: Pytree, axis_name: AxisName, perm: Sequence[tuple[int, int]], *, algorithm: None = None
 ) -> Pytree:
@@ -37,13 +38,13 @@ def ppermute(
     >>> print(send(jnp.array([3, 1, 4, 1])))
     [0 3 1 0]
     """
-    call = Call("ppermute", axis_name, arguments={"perm": perm})
-    _refuse(call, algorithm)
-    pairs = call.attempt(_pairs, perm)  # read it only once: it may be an iterator
-    call.attempt(built_in.ppermute, (), axis_name, perm)  # lax 0.12 takes only lists and tuples
-    return _permute(call, x, pairs)
+    _refuse(algorithm)
+    pairs = _pairs(perm)  # read it only once: it may be an iterator
+    built_in.ppermute((), axis_name, perm)  # lax 0.12 takes only lists and tuples
+    return _permute(x, axis_name, pairs)
 
 
+@public()
 def pshuffle(
     x: Pytree, axis_name: AxisName, perm: Sequence[int], *, algorithm: None = None
 ) -> Pytree:
@@ -63,31 +64,34 @@ def pshuffle(
     >>> print(turn(jnp.array([3, 1, 4, 1])))
     [1 4 1 3]
     """
-    call = Call("pshuffle", axis_name, arguments={"perm": perm})
-    _refuse(call, algorithm)
+    _refuse(algorithm)
     try:
         is_permutation = are_all_ranks(perm, len(perm))
     except TypeError as error:
-        words = f"`perm` is not a list of ranks: {error}"
-        raise call.refusal(TypeError, words, "pass the ranks 0..n-1 in their new order") from error
+        raise TypeError(
+            f"`perm` is not a list of ranks: {error}; pass the ranks 0..n-1 in their new order"
+        ) from error
     if not is_permutation:
-        words = f"`perm` does not represent a permutation: {perm}"
-        raise call.refusal(ValueError, words, "name each of 0..n-1 exactly once")
-    return _permute(call, x, tuple((int(source), to) for to, source in enumerate(perm)))
+        raise ValueError(
+            f"`perm` does not represent a permutation: {perm}; name each of 0..n-1 exactly once"
+        )
+    return _permute(x, axis_name, tuple((int(source), to) for to, source in enumerate(perm)))
 
 
-def _refuse(call: Call, algorithm: Any) -> None:
+def _refuse(algorithm: Any) -> None:
     if algorithm is not None:
-        words = f"algorithm={algorithm!r}: a permutation is one hop, which no algorithm divides"
-        raise call.refusal(TypeError, words, "leave it out")
+        raise TypeError(
+            f"algorithm={algorithm!r}: a permutation is one hop, which no algorithm divides; leave "
+            "it out"
+        )
 
 
-def _permute(call: Call, x: Pytree, perm: Pairs) -> Pytree:
+def _permute(x: Pytree, axis_name: AxisName, perm: Pairs) -> Pytree:
     if not jax.tree.leaves(x):
         return x
-    call.attempt(hash, call.axis_name)  # refuses a list of axes, as lax does
-    pairs = call.attempt(_among, perm, call.attempt(call.rank_count))
-    return bind_leaves(call, x, Ppermute(axes=call.axes, pairs=pairs, is_hop=False))
+    hash(axis_name)  # refuses a list of axes, as lax does
+    pairs = _among(perm, rank_count(axis_name))
+    return bind_leaves(x, axis_name, Ppermute(axes=axes_of(axis_name), pairs=pairs, is_hop=False))
 
 
 def _among(perm: Pairs, n: int) -> Pairs:

@@ -19,11 +19,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 REFUSALS = (NameError, TypeError, LookupError, ValueError, NotImplementedError)
 #: The modules whose functions may be on the way from a public function to an error of the call.
 _NOT_THE_USERS = sys.stdlib_module_names | {"ringcoll", "jax", "jaxlib", "numpy"}
-#: Types of values that a message shows; other arguments are shown by their names.
-_SHOWN = str, int, float, PartitionSpec, type(None)
+#: Types of values that a message shows, also in lists; other arguments are shown by their names.
+_PLAIN = str, int, float, PartitionSpec, type(None)
 
 
-def public(path: str = "", *, arguments: bool = True) -> Callable[[F], F]:
+def public(path: str = "", *, name: str = "", arguments: bool = True) -> Callable[[F], F]:
     """A decorator of public functions: their errors name the call as the user wrote it.
 
     The error of a public function that is called inside becomes one of the call outside. What a
@@ -31,6 +31,7 @@ def public(path: str = "", *, arguments: bool = True) -> Callable[[F], F]:
 
     Args:
         path: the path of the function in `ringcoll`, such as "layers.fsdp.".
+        name: the name of the function that the user calls, if it is not this one.
         arguments: whether the message has the arguments.
     """
 
@@ -40,11 +41,11 @@ def public(path: str = "", *, arguments: bool = True) -> Callable[[F], F]:
             try:
                 return function(*args, **kwargs)
             except REFUSALS as error:
-                if not _is_of_user(error):
-                    given = _given(called, args, kwargs)
-                    shown = _shown(called, given) if arguments and given else ""
-                    words = vars(error).setdefault("words", _words(error, function, given))
-                    error.args = (f"ringcoll.{path}{function.__name__}{shown}: {words}",)
+                words = vars(error).get("words") or _words(error, function, kwargs)
+                if not (words.startswith("ringcoll.") or _is_of_user(error)):
+                    shown = _shown(called, args, kwargs) if arguments else ""
+                    call = f"ringcoll.{path}{name or function.__name__}{shown}"
+                    error.args, vars(error)["words"] = (f"{call}: {words}",), words
                 raise
 
         return cast(F, called)
@@ -60,30 +61,38 @@ def _is_of_user(error: Exception) -> bool:
     return any(module.partition(".")[0] not in _NOT_THE_USERS for module in modules)
 
 
-def _given(function: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments that the user gave, by name, and dimensions; none if they do not fit."""
+def _shown(function: Callable[..., Any], args: Any, kwargs: Any) -> str:
+    """The arguments of a call, with dimensions also if nobody gave them.
+
+    Operands are shown by their names, the others with their values.
+    """
+    parameters = signature(function).parameters
     try:
         given = signature(function).bind(*args, **kwargs).arguments
     except TypeError:
-        return {}
-    defaults = {name: one.default for name, one in signature(function).parameters.items()}
-    return {name: value for name, value in defaults.items() if isinstance(value, int)} | given
-
-
-def _shown(function: Callable[..., Any], given: dict[str, Any]) -> str:
-    """The arguments of a call: operands by their names, then the others with their values."""
-    parameters = signature(function).parameters
+        return ""
     operands, others = [], []
-    for name in sorted(given, key=list(parameters).index):
-        is_operand = parameters[name].annotation in (Any, Array, ArrayLike)
-        if is_operand or not all(isinstance(x, _SHOWN) for x in jax.tree.leaves(given[name])):
-            operands.append(name)
+    for key, parameter in parameters.items():
+        value = given.get(key, parameter.default)
+        if key not in given and not isinstance(value, int):
+            continue
+        if parameter.annotation in (Any, Array, ArrayLike) or not _is_plain(value):
+            operands.append(key)
         else:
-            others.append(f"{name}={given[name]!r}")
+            others.append(f"{key}={value!r}")
     return f"({', '.join(operands + others)})"
 
 
-def _words(error: Exception, function: Callable[..., Any], given: dict[str, Any]) -> str:
+def _is_plain(value: Any) -> bool:
+    """Whether a message shows a value."""
+    if isinstance(value, dict):
+        value = (*value, *value.values())
+    return (
+        all(map(_is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, _PLAIN)
+    )
+
+
+def _words(error: Exception, function: Callable[..., Any], options: dict[str, Any]) -> str:
     """What is wrong, in the words of the body or of lax, and the cure."""
     # Some words of lax go on: "To fix this, please call psum under `jax.shard_map`."
     words = str(*error.args[:1]).removeprefix("Found an ").partition(". To fix this")[0]
@@ -93,7 +102,7 @@ def _words(error: Exception, function: Callable[..., Any], given: dict[str, Any]
         return words
     words = f"not supported by jax.lax.{function.__name__}"
     # lax has no groups under check_vma=True.
-    return words + "; pass check_vma=False to jax.shard_map" * ("axis_index_groups" in given)
+    return words + "; pass check_vma=False to jax.shard_map" * ("axis_index_groups" in options)
 
 
 def bound_axes() -> str:

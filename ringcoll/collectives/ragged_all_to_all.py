@@ -16,10 +16,10 @@ from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.collectives import rows
 from ringcoll.collectives.all_to_all import AllToAll
-from ringcoll.collectives.axes import AxisName, Groups
+from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of, rank_count
 from ringcoll.collectives.by_schedule import ScheduledCollective, named
-from ringcoll.collectives.call import Call
 from ringcoll.collectives.front_door import bind_operands, check_by_lax
+from ringcoll.collectives.public import integer, public
 from ringcoll.collectives.wires import WireLike
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
@@ -182,6 +182,7 @@ def _type_of(absent: Any) -> jax.core.ShapedArray:
     return absent.aval
 
 
+@public()
 def ragged_all_to_all(
     operand: ArrayLike,
     output: ArrayLike,
@@ -244,39 +245,41 @@ def ragged_all_to_all(
     [ 1 -1  3 -1  1 -1  4 -1]
     """
     xs = operand, output, input_offsets, send_sizes, output_offsets, recv_sizes
-    arguments = {} if max_send is None else {"max_send": max_send}
-    operands = ", ".join(("operand", "output", *_INTEGERS))
-    call = Call("ragged_all_to_all", axis_name, axis_index_groups, arguments, operands)
-    collective = RaggedAllToAll(axes=call.axes, groups=call.grouped)
-    types = [call.attempt(jax.typeof, x) for x in xs]
-    check_by_lax(call, collective, *types)
-    _check(call, *types)
+    axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
+    collective = RaggedAllToAll(axes=axes, groups=groups)
+    types = list(map(jax.typeof, xs))
+    check_by_lax(axis_name, collective, *types)
+    _check(*types, axes=axes, groups=groups)
     if max_send is not None:
-        collective = replace(collective, max_send=call.integer("max_send"))
-    return bind_operands(call, xs, collective, algorithm=algorithm, wire=wire)
+        if integer("max_send", max_send) < 1:
+            raise ValueError(f"max_send={max_send}; pass 1 or more")
+        collective = replace(collective, max_send=integer("max_send", max_send))
+    return bind_operands(xs, axis_name, collective, algorithm=algorithm, wire=wire)
 
 
-def _check(call: Call, operand: Any, output: Any, *integers: Any) -> None:
+def _check(
+    operand: Any, output: Any, *integers: Any, axes: AxisName, groups: Grouped | None
+) -> None:
     """Refuse types that lax accepts but with which the call could not be lowered."""
-    if len({len(group) for group in call.grouped or ()}) > 1:
-        words, cure = "axis_index_groups differ in size", "pass groups of one size"
-        raise call.refusal(ValueError, words, cure)
-    shapes = operand.shape, output.shape
-    if () in shapes or operand.shape[1:] != output.shape[1:]:
-        words = f"operand and output are {shapes[0]} and {shapes[1]}"
-        cure = "let them differ only in their first dimension"
-        raise call.refusal(ValueError, words, cure)
+    if len({len(group) for group in groups or ()}) > 1:
+        raise ValueError("axis_index_groups differ in size; pass groups of one size")
+    if () in (operand.shape, output.shape) or operand.shape[1:] != output.shape[1:]:
+        raise ValueError(
+            f"operand and output are {operand.shape} and {output.shape}; let them differ only in "
+            "their first dimension"
+        )
     if operand.dtype != output.dtype:
-        words = f"operand is {operand.dtype} and output is {output.dtype}"
-        raise call.refusal(TypeError, words, "cast one of them")
-    n = len(call.grouped[0]) if call.grouped else call.attempt(call.rank_count)
+        raise TypeError(
+            f"operand is {operand.dtype} and output is {output.dtype}; cast one of them"
+        )
+    n = len(groups[0]) if groups else rank_count(axes)
     sizes = [x.shape[0] for x in integers]
     if len(set(sizes)) > 1 or sizes[0] % n:
         lengths = ", ".join(f"{name}: {size}" for name, size in zip(_INTEGERS, sizes, strict=True))
-        words = f"the lengths of offsets and sizes are not one multiple of {n} ranks ({lengths})"
-        raise call.refusal(ValueError, words, f"pass a multiple of {n} of each")
-    if call.arguments and call.integer("max_send") < 1:
-        raise call.refusal(ValueError, f"max_send={call.arguments['max_send']}", "pass 1 or more")
+        raise ValueError(
+            f"the lengths of offsets and sizes are not one multiple of {n} ranks ({lengths}); pass "
+            f"a multiple of {n} of each"
+        )
 
 
 def _refuse_more(bound: int, most: Array) -> np.ndarray:

@@ -25,8 +25,8 @@ from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
 from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.permute import ppermute, pshuffle
+from ringcoll.collectives.public import public
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
-from ringcoll.collectives.refusals import refused
 from ringcoll.runtime import built_in
 
 
@@ -130,16 +130,28 @@ def replacing(
     >>> program.count("collective_permute")  # 3 rounds of a reduce-scatter, 3 of an all-gather
     6
     """
-    names = _checked_names(only)
-    choice.check_name_or_table("replacing", algorithm)
-    dtype = _checked_dtype(accumulate_dtype)
-    attributes = [pair for each in (module, *modules) for pair in _attributes(each, names)]
-    region = _Region(tuple(attributes), names, algorithm, dtype)
+    options: Any = {"algorithm": algorithm, "accumulate_dtype": accumulate_dtype, "only": only}
+    region = _region(module, *modules, **options)
     try:
         _change(region, opens=True)
         yield
     finally:
         _change(region, opens=False)
+
+
+@public(name="replacing")
+def _region(
+    module: ModuleType,
+    *modules: ModuleType,
+    algorithm: str | Table,
+    accumulate_dtype: DTypeLike | None,
+    only: str | Iterable[str] | None,
+) -> _Region:
+    names = _checked_names(only)
+    choice.check_name_or_table(algorithm)
+    dtype = _checked_dtype(accumulate_dtype)
+    attributes = [pair for each in (module, *modules) for pair in _attributes(each, names)]
+    return _Region(tuple(attributes), names, algorithm, dtype)
 
 
 def _change(region: _Region, *, opens: bool) -> None:
@@ -162,13 +174,14 @@ def _change(region: _Region, *, opens: bool) -> None:
 def _attributes(module: ModuleType, names: Collection[str]) -> list[tuple[ModuleType, str]]:
     """The attributes of a module that are these functions of jax.lax, under any name."""
     if not isinstance(module, ModuleType):
-        raise refused(TypeError, f"replacing({module!r})", "not a module", "pass jax.lax")
+        raise TypeError(f"ringcoll.replacing({module!r}): not a module; pass jax.lax")
     named = ((key, _NAMES.get(id(value))) for key, value in vars(module).items())
     attributes = [(module, key) for key, name in named if name is not None and name in names]
     if not attributes:
-        words = f"the module has none of jax.lax's {', '.join(names)}"
-        cure = "pass jax.lax, or a module that has `from jax.lax import psum`"
-        raise refused(ValueError, f"replacing({module.__name__})", words, cure)
+        raise ValueError(
+            f"ringcoll.replacing({module.__name__}): the module has none of jax.lax's "
+            f"{', '.join(names)}; pass jax.lax, or a module that has `from jax.lax import psum`"
+        )
     return attributes
 
 
@@ -177,11 +190,11 @@ def _checked_names(only: str | Iterable[str] | None) -> tuple[str, ...]:
     is_one = isinstance(only, str) or not isinstance(only, Iterable)
     names: tuple[Any, ...] = (only,) if is_one else (*only,)
     for name in names:
-        call = f"replacing(only={name!r})"
         if not isinstance(name, str):
-            raise refused(TypeError, call, "a name is a string", "pass one such as 'psum'")
+            raise TypeError(f"only={name!r}: a name is a string; pass one such as 'psum'")
         if name not in _DISPATCHERS:
-            raise refused(ValueError, call, "not a collective", f"pass {', '.join(_DISPATCHERS)}")
+            known = ", ".join(_DISPATCHERS)
+            raise ValueError(f"only={name!r}: not a collective; pass {known}")
     return names
 
 
@@ -189,5 +202,6 @@ def _checked_dtype(dtype: DTypeLike | None) -> np.dtype | None:
     try:
         return None if dtype is None else jnp.dtype(dtype)
     except TypeError as error:
-        call = f"replacing(accumulate_dtype={dtype!r})"
-        raise refused(TypeError, call, "not a dtype", "pass one such as jnp.float32") from error
+        raise TypeError(
+            f"accumulate_dtype={dtype!r}: not a dtype; pass one such as jnp.float32"
+        ) from error

@@ -1,10 +1,11 @@
 """The order of a sum whose bits do not depend on the number of ranks: `order=Tree(8)`."""
 
 import operator
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ringcoll.collectives.call import Call
+from ringcoll.collectives.axes import Grouped, rank_count
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Tree:
             )
 
 
-def check_order(call: Call, order: Any, wire: Any) -> None:
-    """Refuse an order in which a call cannot add.
+def check_order(order: Any, wire: Any, axes: Sequence[Hashable], grouped: Grouped | None) -> None:
+    """Refuse an order in which a call over these axes, or in groups, cannot add.
 
     Raises:
         TypeError: it is not a `Tree`.
@@ -49,21 +50,21 @@ def check_order(call: Call, order: Any, wire: Any) -> None:
             number of leaves is not divisible by the number of ranks.
     """
     if not isinstance(order, Tree):
-        words = f"order={order!r} is not an order"
-        raise call.refusal(TypeError, words, "pass ringcoll.Tree(8), or leave it out")
+        raise TypeError(f"order={order!r} is not an order; pass ringcoll.Tree(8), or leave it out")
     if wire is not None:
-        words = f"order={order} with a wire: bits of codes depend on the number of ranks"
-        raise call.refusal(ValueError, words, "leave order out, or the wire")
-    if any(isinstance(axis, int) for axis in call.axes) or not call.axes:
-        words = f"order={order} over {call.axis_name!r}"
-        raise call.refusal(ValueError, words, "name an axis of the mesh or of a vmap")
-    if call.grouped and len(set(map(len, call.grouped))) > 1:
-        words = f"order={order} needs axis_index_groups of one size"
-        raise call.refusal(ValueError, words, "pass groups of one size")
-    ranks = len(call.grouped[0]) if call.grouped else call.attempt(call.rank_count)
+        raise ValueError(
+            f"order={order} with a wire: bits of codes depend on the number of ranks; leave order "
+            "out, or the wire"
+        )
+    if any(isinstance(axis, int) for axis in axes) or not axes:
+        raise ValueError(f"order={order} over {axes}; name an axis of the mesh or of a vmap")
+    if grouped and len(set(map(len, grouped))) > 1:
+        raise ValueError(
+            f"order={order} needs axis_index_groups of one size; pass groups of one size"
+        )
+    ranks = len(grouped[0]) if grouped else rank_count(tuple(axes))
     if order.leaves % ranks:
-        raise call.refusal(
-            ValueError,
-            f"order={order}: {order.leaves} leaves are not divisible by {ranks} ranks",
-            "pass as many leaves as the most ranks that are to give the same bits",
+        raise ValueError(
+            f"order={order}: {order.leaves} leaves are not divisible by {ranks} ranks; pass as "
+            "many leaves as the most ranks that are to give the same bits"
         )

@@ -19,7 +19,7 @@ from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.by_schedule import built, named
-from ringcoll.collectives.refusals import refused
+from ringcoll.collectives.public import public
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import engine, turns
 from ringcoll.runtime.barriers import ADDED, PLACED, REDUCED
@@ -61,12 +61,16 @@ class Wanted:
     _of: "_Shards"
 
     @property
+    @public("Wanted.", arguments=False)
     def rows(self) -> tuple[tuple[int, int], ...]:
         if self._of.size is None:
-            cure = "take the numbers of the rows in place of it: wanted.take(jnp.arange(m))"
-            raise refused(ValueError, "reduce", "wanted.rows is not known before the result", cure)
+            raise ValueError(
+                "wanted.rows is not known before the result; take the numbers of the rows in "
+                "place of it: wanted.take(jnp.arange(m))"
+            )
         return self._rows
 
+    @public("Wanted.", arguments=False)
     def take(self, x: Any, dim: int | None = None) -> Any:
         """The rows of x that belong to these parts, end to end; x has the rows of all ranks.
 
@@ -96,8 +100,9 @@ class Wanted:
         """The dimension of the rows of x, counted from the first."""
         dim = self._of.dim if dim is None else dim
         if not -x.ndim <= dim < x.ndim:
-            words = f"{type_in_words(x)} has no dimension {dim}"
-            raise refused(ValueError, "gather, reduce", words, "pass its dimension of rows as dim")
+            raise ValueError(
+                f"{type_in_words(x)} has no dimension {dim}; pass its dimension of rows as dim"
+            )
         return dim % x.ndim
 
     def _places(self, whole: Array, dim: int) -> list[tuple[Any, int]]:
@@ -108,8 +113,10 @@ class Wanted:
         times = length // (ranks * size) if size else 1
         if times * ranks * size != length:
             rows = f"{ranks} x {size}" if size else f"{ranks}"
-            words = f"dimension {dim} of {type_in_words(whole)} is no multiple of {rows}"
-            raise refused(ValueError, "gather, reduce", words, "pass the rows of all ranks")
+            raise ValueError(
+                f"dimension {dim} of {type_in_words(whole)} is no multiple of {rows}; pass the "
+                "rows of all ranks"
+            )
         return [
             (start_of(origin, times * size, times * first, length), times * rows)
             for origin, (first, rows) in zip(self.origins, parts, strict=True)
@@ -131,6 +138,7 @@ class Arrived(Wanted):
     value: Any
     offsets: tuple[tuple[int, ...], ...]
 
+    @public("Arrived.", arguments=False)
     def place(self, whole: Any, rows: Any, dim: int | None = None) -> Any:
         """`whole`, an array with the rows of all ranks, with `rows` written where they belong.
 
@@ -149,9 +157,10 @@ class Arrived(Wanted):
             places = self._places(whole, along)
             count = sum(length for _, length in places)
             if rows.shape != (*whole.shape[:along], count, *whole.shape[along + 1 :]):
-                words = f"{type_in_words(rows)} are no {count} rows of {type_in_words(whole)}"
-                cure = "make as many rows as arrived, of its shape"
-                raise refused(ValueError, "gather", words, cure)
+                raise ValueError(
+                    f"{type_in_words(rows)} are no {count} rows of {type_in_words(whole)}; make as "
+                    "many rows as arrived, of its shape"
+                )
             rows = rows.astype(whole.dtype)
             return rows if self.is_all else placed(whole, rows, along, places)
 
@@ -172,6 +181,7 @@ class Arrived(Wanted):
             part = replace(self, **where, _rows=((0, size or 0),), is_all=False)
             yield replace(part, value=part.take(self.value))
 
+    @public("Arrived.", arguments=False)
     def join(self, of_parts: Sequence[Any]) -> Any:
         """Results of the `parts`, with as many rows, end to end as the rows of `value` are.
 
@@ -179,8 +189,9 @@ class Arrived(Wanted):
             ValueError: there are not as many results as parts, or as many rows.
         """
         if len(of_parts) != len(self.rows):
-            words = f"{len(of_parts)} results of {len(self.rows)} parts"
-            raise refused(ValueError, "gather, tour", words, "join one for each part")
+            raise ValueError(
+                f"{len(of_parts)} results of {len(self.rows)} parts; join one for each part"
+            )
         for of_part, (_, count) in zip(of_parts, self.rows, strict=True):
             _checked(of_part, self._of.dim, count)
         results = joined(of_parts, self._of.dim)
@@ -476,8 +487,10 @@ def _rows(tree: Any, dim: int) -> int:
 def _checked(rows: Any, dim: int, count: int) -> Any:
     """The rows that a caller's function made, if there are so many."""
     if wrong := {x.shape[dim] for x in jax.tree.leaves(rows)} - {count}:
-        words = f"{min(wrong)} rows along dimension {dim}, in place of {count}"
-        raise refused(ValueError, "reduce, tour", words, "make a row for each that is wanted")
+        raise ValueError(
+            f"{min(wrong)} rows along dimension {dim}, in place of {count}; make a row for each "
+            "that is wanted"
+        )
     return rows
 
 

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.all_gather import all_gather
-from ringcoll.collectives.axes import AxisName
-from ringcoll.collectives.call import Call
-from ringcoll.collectives.refusals import renamed
+from ringcoll.collectives.axes import AxisName, axes_of, rank_count
 from ringcoll.matmuls.functions import matmul_reduce_scatter
 from ringcoll.matmuls.options import MatmulOptions, with_options
 from ringcoll.runtime.value_types import is_checked, varying
@@ -40,11 +38,10 @@ def matmul_all_reduce(
     >>> print(ranks(matmul, (P(None, "x"), P("x")), P())(jnp.ones((1, 4)), jnp.ones((4, 2))))
     [[4. 4.]]
     """
-    call = Call("matmul_all_reduce", axis_name, operands="x, w")
-    if (ndim := call.attempt(jax.typeof, x).ndim) < 2:
-        raise call.refusal(ValueError, f"x has {ndim} dimensions", "pass a matrix, or several")
-    n, rows = call.attempt(call.rank_count), x.shape[-2]  # refuses an axis that is not bound
-    axes = {*call.axes, *jax.typeof(x).mat.varying, *call.attempt(jax.typeof, w).mat.varying}
+    if (ndim := jax.typeof(x).ndim) < 2:
+        raise ValueError(f"x has {ndim} dimensions; pass a matrix, or several")
+    n, rows = rank_count(axis_name), x.shape[-2]  # refuses an axis that is not bound
+    axes = {*axes_of(axis_name), *jax.typeof(x).mat.varying, *jax.typeof(w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
 
     accumulate_dtype = options["accumulate_dtype"]
@@ -68,10 +65,9 @@ def matmul_all_reduce(
         wide = max((k for k in kinds if k is not None), key=lambda k: jnp.dtype(k).itemsize)
         return jnp.matmul(x, w, precision=options["precision"], preferred_element_type=wide)
 
-    with renamed(call):
-        if is_checked():
-            return _replicated(reduced_and_gathered, wide_product, x, w)
-        return reduced_and_gathered(x, w)
+    if is_checked():
+        return _replicated(reduced_and_gathered, wide_product, x, w)
+    return reduced_and_gathered(x, w)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

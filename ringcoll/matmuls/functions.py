@@ -45,11 +45,10 @@ from typing import Any, Unpack
 import jax
 from jax import Array
 
-from ringcoll.collectives.axes import AxisName
-from ringcoll.collectives.call import Call
-from ringcoll.collectives.refusals import renamed
+from ringcoll.collectives.axes import AxisName, rank_count
+from ringcoll.collectives.public import integer
 from ringcoll.collectives.wires import WireLike
-from ringcoll.matmuls.checks import FactorsCall
+from ringcoll.matmuls.checks import as_array, check_label, checked_wire, dtype_of
 from ringcoll.matmuls.labels import Gather, Labels, Product, Scatter, matrix_spec
 from ringcoll.matmuls.options import GatherOptions, MatmulOptions, Options, with_options
 from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatter
@@ -97,26 +96,26 @@ def all_gather_einsum(
     >>> print((ranks(product, (P("x"), P(None, "x")), P(None, "x"))(x, w) == x @ w).all())
     True
     """
-    call = FactorsCall("all_gather_einsum", spec, axis_name, gather=gather, operand=operand)
-    checked, labels = Options.of(call, options), call.labels(spec)
+    checked, labels = Options.of(axis_name, options), Labels.of(spec)
     if operand not in (0, 1):
-        raise call.refusal(ValueError, f"operand={operand!r}", "pass 0 to gather x, 1 to gather w")
+        raise ValueError(f"operand={operand!r}; pass 0 to gather x, 1 to gather w")
     moving, still = (w, x) if operand else (x, w)
     moving_labels, other = (labels.w, labels.x) if operand else (labels.x, labels.w)
-    call.check_label(gather, moving_labels, "the factor that is gathered")
-    shard = call.array(moving)
+    check_label(gather, moving_labels, "the factor that is gathered")
+    shard = as_array(moving)
     factors, tree = jax.tree.flatten(still)
-    factors = [call.array(factor) for factor in factors]
-    times = {gather: (1, call.rank_count()) if operand else (call.rank_count(), 1)}
+    factors = list(map(as_array, factors))
+    n = rank_count(axis_name)
+    times = {gather: (1, n) if operand else (n, 1)}
     products, preferred = [], options["preferred_element_type"]
     for factor in factors:
         first, second = (factor, shard) if operand else (shard, factor)
-        sizes = call.attempt(labels.sizes, first.shape, second.shape, times)
-        dtype = call.dtype(checked, labels, sizes, first, second, preferred)
+        sizes = labels.sizes(first.shape, second.shape, times)
+        dtype = dtype_of(checked, labels, sizes, first, second, preferred)
         products.append(Product(other, labels.out, dtype))
     # So that derivatives have the types of the factors.
-    shard, *factors = typed_alike([shard, *factors], call.axes)
-    encoded = call.wire(wire, shard, *factors)
+    shard, *factors = typed_alike([shard, *factors], checked.axes)
+    encoded = checked_wire(wire, axis_name, shard, *factors)
     results = gather_and_multiply(
         checked, Gather(gather, moving_labels, tuple(products), encoded), shard, factors
     )
@@ -157,16 +156,17 @@ def einsum_reduce_scatter(
     >>> print(ranks(product, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
-    call = FactorsCall("einsum_reduce_scatter", spec, axis_name, scatter=scatter)
-    checked, labels = Options.of(call, options), call.labels(spec)
-    call.check_label(scatter, labels.out, "the result")
-    x, w = call.array(x), call.array(w)
-    sizes, n = call.attempt(labels.sizes, x.shape, w.shape, {}), call.rank_count()
+    checked, labels = Options.of(axis_name, options), Labels.of(spec)
+    check_label(scatter, labels.out, "the result")
+    x, w = as_array(x), as_array(w)
+    sizes, n = labels.sizes(x.shape, w.shape, {}), rank_count(axis_name)
     if sizes[scatter] % n:
-        words = f"label {scatter!r} of {spec!r} has size {sizes[scatter]}, not divisible by {n}"
-        raise call.refusal(ValueError, words, "pad it to a multiple")
-    dtype = call.dtype(checked, labels, sizes, x, w, options["preferred_element_type"])
-    x, w = typed_alike([x, w], call.axes)
+        raise ValueError(
+            f"label {scatter!r} of {spec!r} has size {sizes[scatter]}, not divisible by {n}; pad "
+            "it to a multiple"
+        )
+    dtype = dtype_of(checked, labels, sizes, x, w, options["preferred_element_type"])
+    x, w = typed_alike([x, w], checked.axes)
     terms = ((labels.x, labels.w),)
     return multiply_and_scatter(checked, Scatter(scatter, labels.out, terms, dtype), [(x, w)])
 
@@ -197,18 +197,18 @@ def all_gather_matmul(
     >>> print(ranks(matmul, (P("x"), P(None, "x")), P(None, "x"))(x, w)[:, 0])
     [ 1.  5.  9. 13.]
     """
-    call = Call("all_gather_matmul", axis_name, arguments={"dimension": dimension}, operands="x, w")
-    spec = _matrix_spec(call, x)
+    spec = _matrix_spec(x)
     labels = Labels.of(spec)
     moving = labels.w if operand else labels.x
-    dimension = call.integer("dimension")
+    dimension = integer("dimension", dimension)
     if dimension not in (-1, -2) or len(moving) < -dimension:
-        words = f"dimension {dimension} is not one of the last two of a matrix"
-        raise call.refusal(ValueError, words, "pass -2 or -1; use all_gather_einsum for the others")
-    with renamed(call):
-        return all_gather_einsum(
-            spec, x, w, axis_name, gather=moving[dimension], operand=operand, wire=wire, **options
+        raise ValueError(
+            f"dimension {dimension} is not one of the last two of a matrix; pass -2 or -1; use "
+            "all_gather_einsum for the others"
         )
+    return all_gather_einsum(
+        spec, x, w, axis_name, gather=moving[dimension], operand=operand, wire=wire, **options
+    )
 
 
 @with_options()
@@ -232,19 +232,16 @@ def matmul_reduce_scatter(
     >>> print(ranks(matmul, (P(None, "x"), P("x")))(x, w).T)
     [[ 6. 22. 38. 54.]]
     """
-    arguments = {"scatter_dimension": scatter_dimension}
-    call = Call("matmul_reduce_scatter", axis_name, arguments=arguments, operands="x, w")
-    spec = _matrix_spec(call, x)
+    spec = _matrix_spec(x)
     out = Labels.of(spec).out
-    dim = call.integer("scatter_dimension", len(out))
-    with renamed(call):
-        return einsum_reduce_scatter(spec, x, w, axis_name, scatter=out[dim], **options)
+    dim = integer("scatter_dimension", scatter_dimension, len(out))
+    return einsum_reduce_scatter(spec, x, w, axis_name, scatter=out[dim], **options)
 
 
-def _matrix_spec(call: Call, x: Arrays) -> str:
+def _matrix_spec(x: Arrays) -> str:
     """The spec of x @ w; for a pytree x, that of its first leaf."""
     leaves = jax.tree.leaves(x)
-    ndim = call.attempt(jax.typeof, leaves[0] if leaves else x).ndim
+    ndim = jax.typeof(leaves[0] if leaves else x).ndim
     if not ndim:
-        raise call.refusal(ValueError, "x has 0 dimensions", "pass a matrix, or several")
+        raise ValueError("x has 0 dimensions; pass a matrix, or several")
     return matrix_spec(ndim)

@@ -28,14 +28,17 @@ class Labels:
     out: str
 
     @staticmethod
-    def of(spec: str) -> "Labels":
+    def of(spec: Any) -> "Labels":
         """Read a spec.
 
         Raises:
+            TypeError: it is no string.
             ValueError: it does not have two factors; or its derivatives would not be products of
                 two factors. For that, every label must be in two of the three (x, w and the
                 result), or in all three, and at most once in each.
         """
+        if not isinstance(spec, str):
+            raise TypeError(f"the spec is {spec!r}, no string; write 'mk,kf->mf'")
         factors, arrow, out = spec.replace(" ", "").partition("->")
         x, comma, w = factors.partition(",")
         if not arrow or not comma or "," in w:

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import choice
-from ringcoll.collectives.call import Call
+from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.public import public
 from ringcoll.costs.model import Model
@@ -115,16 +115,16 @@ class Options:
     saves: bool = False  # whether the gathered factor is kept for the gradient
 
     @staticmethod
-    def of(call: Call, given: GatherOptions | MatmulOptions) -> "Options":
+    def of(axis_name: AxisName, given: GatherOptions | MatmulOptions) -> "Options":
         """The options that were given to a call, checked."""
-        algorithm = choice.algorithm_of(call, given["algorithm"])
+        axes = axes_of(axis_name)
+        algorithm = choice.algorithm_of(given["algorithm"], axes)
         residuals = given.get("residuals", "save")
         if residuals not in ("regather", "save"):
-            words = f"residuals={residuals!r}"
-            raise call.refusal(ValueError, words, "choose from regather, save")
+            raise ValueError(f"residuals={residuals!r}; choose from regather, save")
         accumulate_dtype = given["accumulate_dtype"]
-        wide = None if accumulate_dtype is None else wide_dtype(call, accumulate_dtype)
-        return Options(call.axes, algorithm, given["precision"], wide, residuals == "save")
+        wide = None if accumulate_dtype is None else wide_dtype(accumulate_dtype)
+        return Options(axes, algorithm, given["precision"], wide, residuals == "save")
 
     def sizes(self) -> tuple[int, ...]:
         """The sizes of the axes, without axes of one rank."""

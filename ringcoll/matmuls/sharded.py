@@ -6,7 +6,6 @@ from typing import Any, Unpack
 from jax import Array
 from jax.sharding import PartitionSpec
 
-from ringcoll.collectives.refusals import refused, renamed
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_matmul, matmul_reduce_scatter
 from ringcoll.matmuls.options import GatherOptions, with_options
@@ -56,30 +55,22 @@ the other, under the product |
     >>> print(matmul(jnp.arange(16.0).reshape(4, 4), jnp.ones((4, 1))).T)
     [[ 6. 22. 38. 54.]]
     """
-
-    call = f"sharded_matmul(a, b, {a_spec}, {b_spec}, {out_spec})"
-
-    def refusal(kind: type[Exception], words: str, cure: str = "") -> Exception:
-        return refused(kind, call, words, cure)
-
     for name, x in (("a", a), ("b", b)):
         ndim = getattr(x, "ndim", None)
         if ndim is None:
-            raise refusal(TypeError, f"{name} is {x!r}, no array", "pass this rank's shard")
+            raise TypeError(f"{name} is {x!r}, no array; pass this rank's shard")
         if ndim != 2:
-            cure = "reshape it to a matrix, or call all_gather_einsum or einsum_reduce_scatter"
-            raise refusal(ValueError, f"{name} has {ndim} dimensions, and a matrix has 2", cure)
-    (a_i, a_j), (b_j, b_k), (c_i, c_k) = (
-        _axes(spec, refusal) for spec in (a_spec, b_spec, out_spec)
-    )
+            raise ValueError(
+                f"{name} has {ndim} dimensions, and a matrix has 2; reshape it to a matrix, or "
+                "call all_gather_einsum or einsum_reduce_scatter"
+            )
+    (a_i, a_j), (b_j, b_k), (c_i, c_k) = map(_axes, (a_spec, b_spec, out_spec))
     if set(c_i) & set(c_k):
-        words = "a rank would hold blocks of a diagonal only"
-        raise refusal(ValueError, words, "shard one of I and K")
+        raise ValueError("a rank would hold blocks of a diagonal only; shard one of I and K")
     needed: list[tuple[Callable[..., Array], Axes, dict[str, Any]]] = []
     if a_j != b_j:
         if a_j and b_j:
-            words = f"J is sharded over {a_j} in a and {b_j} in b"
-            raise refusal(ValueError, words, "reshard one")
+            raise ValueError(f"J is sharded over {a_j} in a and {b_j} in b; reshard one")
         which = {"operand": 0, "dimension": -1} if a_j else {"operand": 1, "dimension": -2}
         needed.append((all_gather_matmul, a_j or b_j, which))
     if a_j == b_j != ():
@@ -98,33 +89,32 @@ the other, under the product |
         if have == want:
             continue
         if want:
-            words = f"{name} is sharded over {have or 'nothing'}, the result's over {want}"
-            raise refusal(ValueError, words)
+            raise ValueError(
+                f"{name} is sharded over {have or 'nothing'}, the result's over {want}"
+            )
         needed.append((all_gather_matmul, have, which))
     if len(needed) > 1:
         names = ", ".join(f"{f.__name__} over {axes}" for f, axes, _ in needed)
-        words = f"it needs more than one collective ({names})"
-        raise refusal(ValueError, words, "call one of them before")
+        raise ValueError(f"it needs more than one collective ({names}); call one of them before")
     ((function, axes, own),) = needed or [(all_gather_matmul, (), {})]  # of one rank
     if function is not all_gather_matmul:
         del options["residuals"]
-    with renamed(call):
-        return function(a, b, axes, **own, **options)
+    return function(a, b, axes, **own, **options)
 
 
-def _axes(spec: PartitionSpec, refusal: Any) -> tuple[Axes, Axes]:
+def _axes(spec: PartitionSpec) -> tuple[Axes, Axes]:
     """The axes over which the rows and the columns are sharded."""
     if not isinstance(spec, PartitionSpec):
-        raise refusal(TypeError, f"{spec!r} is not a spec", "write P('x', None)")
+        raise TypeError(f"{spec!r} is not a spec; write P('x', None)")
     if PartitionSpec.UNCONSTRAINED in spec:
-        raise refusal(ValueError, f"{spec} leaves a dimension open", "say how it is sharded")
+        raise ValueError(f"{spec} leaves a dimension open; say how it is sharded")
     entries = (*spec, None, None)[: max(2, len(spec))]
     if len(entries) > 2:
-        raise refusal(ValueError, f"{spec} is not the spec of a matrix")
+        raise ValueError(f"{spec} is not the spec of a matrix")
     rows, columns = (
         () if entry is None else entry if isinstance(entry, tuple) else (entry,)
         for entry in entries
     )
     if len({*rows, *columns}) < len(rows) + len(columns):
-        raise refusal(ValueError, f"{spec} names an axis twice")
+        raise ValueError(f"{spec} names an axis twice")
     return rows, columns

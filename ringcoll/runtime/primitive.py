@@ -54,6 +54,10 @@ class Collective:
     primitive: ClassVar[Primitive]
     #: Whether it works element by element, so that several operands may share messages.
     packs: ClassVar[bool] = False
+    #: Whether it needs no communication for constants.
+    folds_constants: ClassVar[bool] = False
+    #: Whether it combines numbers, so that lax refuses random keys.
+    adds_numbers: ClassVar[bool] = False
     #: Whether booleans are counted as int32, as lax does in a sum.
     bools_as_int32: ClassVar[bool] = False
     #: Whether, if not `tiled`, the result has one more dimension; `dims` then count in the result.

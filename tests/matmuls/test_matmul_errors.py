@@ -53,7 +53,7 @@ def keys(x):
 #: For each error: a part of its message, and a call that raises it.
 REFUSED = {
     NameError: {
-        "axis_name='typo', dimension=-2): unbound axis name": gather(axis_name="typo"),
+        "axis_name='typo', operand=0, dimension=-2): unbound axis name": gather(axis_name="typo"),
         "unbound axis name: typo; the axes here are 'x', 'y'": sharded(P("typo"), P(), P()),
     },
     ValueError: {
