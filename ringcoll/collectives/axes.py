@@ -56,9 +56,7 @@ def check_ranks(axes: Sequence[Hashable], grouped: Grouped | None) -> None:
             )
     check_groups(grouped, rank_count(axes))
     if len(set(map(len, grouped or ()))) > 1:
-        raise ValueError(
-            "axis_index_groups are of several sizes; give all groups equally many ranks"
-        )
+        raise ValueError("axis_index_groups are of several sizes; pass groups of one size")
 
 
 def check_groups(grouped: Grouped | None, n: int) -> None:

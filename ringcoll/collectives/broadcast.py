@@ -150,9 +150,6 @@ def pbroadcast(
     else:
         rank = integer("source", source)
         if not -n <= rank < n:
-            raise ValueError(
-                f"source={rank} is not a rank of the axis; there are {n} ranks: count from 0, or "
-                "from the last with -1"
-            )
+            raise ValueError(f"source={rank} is not a rank; pass 0 to {n - 1}, or -1 for the last")
         broadcast = Pbroadcast(axes=axes, source=rank % n)
     return bind_leaves(x, axis_name, broadcast, algorithm=algorithm)

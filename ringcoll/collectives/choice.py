@@ -105,10 +105,7 @@ def algorithm_of(
     """
     check_ranks(axes, groups)
     if isinstance(algorithm, Table):
-        raise ValueError(
-            "algorithm: a Table is only for collectives; pass a name, a Schedule, or a function "
-            "that makes one"
-        )
+        raise ValueError("algorithm: a Table is only for collectives; pass a name or a Schedule")
     return resolve_algorithm(algorithm, collective, axes, groups)
 
 

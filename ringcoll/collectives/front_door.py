@@ -1,7 +1,7 @@
 """From a public call to primitives: check the arguments, and bind a primitive for every leaf.
 
 When a primitive is bound, lax gives the type of its result, before anything is sent. If lax refuses
-the call, its error is raised. Calls that only lax can handle go to lax (see `_is_for_lax`). Small
+the call, its error is raised. Calls that only lax can handle go to lax (see `is_for_lax`). Small
 leaves of a pytree are bound together, so that they share messages.
 """
 
@@ -24,7 +24,7 @@ from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.public import REFUSALS, integer
 from ringcoll.collectives.tree_order import Tree, check_order
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.value_types import typed_alike, varying
+from ringcoll.runtime.value_types import varying
 
 Pytree = Any
 _algorithm_of = partial(choice.resolve_algorithm, takes_table=True)
@@ -82,7 +82,7 @@ def bind_leaves(
             settings["accumulate_dtype"] = wide_dtype(accumulate_dtype, *types)
         if order is not None:
             check_order(order, wire, collective.axes, collective.groups)
-        for_lax = [force_builtin or _is_for_lax(collective, leaf, algorithm) for leaf in leaves]
+        for_lax = [force_builtin or is_for_lax(collective, leaf, algorithm) for leaf in leaves]
         if isinstance(collective, ScheduledCollective):
             by_tree = order is not None
             settings |= dict.fromkeys(collective.tree_fields, by_tree)
@@ -119,30 +119,6 @@ def bind_leaves(
         _check_leaves(leaves, axis_name, collectives)
         raise
     return jax.tree.unflatten(structure, [results[i] for i in range(len(leaves))])
-
-
-def bind_operands(
-    xs: Sequence[Any],
-    axis_name: AxisName,
-    collective: ScheduledCollective,
-    *,
-    algorithm: Algorithm,
-    wire: wires.WireLike | None,
-) -> Array:
-    """The result of a collective whose operands have different roles.
-
-    lax's types are checked before anything is sent. If only lax can do the call, lax does it.
-    """
-    if collective.groups is not None:
-        check_groups(collective.groups, rank_count(axis_name))
-    if any(_is_for_lax(collective, x, algorithm) for x in xs):
-        return collective.by_lax(*xs)
-    request = algorithm, collective.collective, collective.axes, collective.groups
-    collective = replace(collective, algorithm=_algorithm_of(*request))
-    if wire is not None:
-        wires.check_operands(xs[:1], [False])
-        collective = replace(collective, wire=wires.as_wire(wire))
-    return collective(*typed_alike(list(map(jnp.asarray, xs)), collective.axes))[0]
 
 
 def check_by_lax(axis_name: AxisName, collective: Collective, *avals: Any) -> None:
@@ -210,7 +186,7 @@ def is_small(x: Array) -> bool:
     return alone and x.size * x.dtype.itemsize <= PACK_UP_TO
 
 
-def _is_for_lax(collective: Collective, leaf: Any, algorithm: Algorithm) -> bool:
+def is_for_lax(collective: Collective, leaf: Any, algorithm: Algorithm) -> bool:
     """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""
     if collective.folds_constants and not isinstance(leaf, jax.core.Tracer):
         return True
@@ -222,10 +198,7 @@ def _is_for_lax(collective: Collective, leaf: Any, algorithm: Algorithm) -> bool
     if collective.groups is None or len(set(map(len, collective.groups))) <= 1:
         return False
     if not isinstance(algorithm, Table) and algorithm not in ("auto", LAX):
-        raise ValueError(
-            f"algorithm={algorithm!r} needs axis_index_groups of one size; pass algorithm='lax', "
-            "or groups of one size"
-        )
+        raise ValueError(f"algorithm={algorithm!r} needs groups of one size; pass those, or 'lax'")
     return True
 
 

@@ -347,8 +347,7 @@ def _checked_rows(name: str, tree: Any, dim: int, rows: int | None = None) -> tu
     rows = counts[0] if rows is None else rows
     if wrong := [count for count in counts if count != rows]:
         raise ValueError(
-            f"{name} has {wrong[0]} rows along dim, in place of {rows}; give all arrays equally "
-            "many"
+            f"{name} has {wrong[0]} rows along dim, in place of {rows}; make them equal"
         )
     return rows, sum(map(nbytes, leaves))
 

@@ -72,18 +72,13 @@ def pshuffle(
             f"`perm` is not a list of ranks: {error}; pass the ranks 0..n-1 in their new order"
         ) from error
     if not is_permutation:
-        raise ValueError(
-            f"`perm` does not represent a permutation: {perm}; name each of 0..n-1 exactly once"
-        )
+        raise ValueError(f"`perm` does not represent a permutation: {perm}; name each rank once")
     return _permute(x, axis_name, tuple((int(source), to) for to, source in enumerate(perm)))
 
 
 def _refuse(algorithm: Any) -> None:
     if algorithm is not None:
-        raise TypeError(
-            f"algorithm={algorithm!r}: a permutation is one hop, which no algorithm divides; leave "
-            "it out"
-        )
+        raise TypeError(f"algorithm={algorithm!r}: a permutation is one hop; leave it out")
 
 
 def _permute(x: Pytree, axis_name: AxisName, perm: Pairs) -> Pytree:
@@ -108,10 +103,7 @@ def _among(perm: Pairs, n: int) -> Pairs:
             "once and receive once at most"
         )
     if unknown := [rank for pair in perm for rank in pair if not -n <= rank < n]:
-        raise IndexError(
-            f"{unknown[0]} in `perm` is not a rank; there are {n} ranks: count from 0, or from the "
-            "last with -1"
-        )
+        raise IndexError(f"{unknown[0]} in `perm` is not a rank; there are {n}, counted from 0")
     return pairs
 
 

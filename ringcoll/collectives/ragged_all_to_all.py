@@ -16,17 +16,18 @@ from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.collectives import rows
 from ringcoll.collectives.all_to_all import AllToAll
-from ringcoll.collectives.axes import AxisName, Grouped, Groups, as_tuples, axes_of, rank_count
+from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of, check_ranks, rank_count
 from ringcoll.collectives.by_schedule import ScheduledCollective, named
-from ringcoll.collectives.front_door import bind_operands, check_by_lax
+from ringcoll.collectives.choice import resolve_algorithm
+from ringcoll.collectives.front_door import check_by_lax, is_for_lax
 from ringcoll.collectives.public import integer, public
-from ringcoll.collectives.wires import WireLike
+from ringcoll.collectives.wires import WireLike, as_wire, check_operands
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.scopes import watched
 from ringcoll.runtime.slicing import LONG
-from ringcoll.runtime.value_types import varying, zeros
+from ringcoll.runtime.value_types import typed_alike, varying, zeros
 
 _INTEGERS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 
@@ -249,30 +250,31 @@ def ragged_all_to_all(
     collective = RaggedAllToAll(axes=axes, groups=groups)
     types = list(map(jax.typeof, xs))
     check_by_lax(axis_name, collective, *types)
-    _check(*types, axes=axes, groups=groups)
+    check_ranks(axes, groups)
+    _check(*types, n=rank_count(axes) if groups is None else len(groups[0]))
     if max_send is not None:
         if integer("max_send", max_send) < 1:
             raise ValueError(f"max_send={max_send}; pass 1 or more")
         collective = replace(collective, max_send=integer("max_send", max_send))
-    return bind_operands(xs, axis_name, collective, algorithm=algorithm, wire=wire)
+    if any(is_for_lax(collective, x, algorithm) for x in xs):
+        return collective.by_lax(*xs)
+    request = algorithm, collective.collective, axes, groups
+    collective = replace(collective, algorithm=resolve_algorithm(*request, takes_table=True))
+    if wire is not None:
+        check_operands([operand], [False])
+        collective = replace(collective, wire=as_wire(wire))
+    return collective(*typed_alike(list(map(jnp.asarray, xs)), axes))[0]
 
 
-def _check(
-    operand: Any, output: Any, *integers: Any, axes: AxisName, groups: Grouped | None
-) -> None:
+def _check(operand: Any, output: Any, *integers: Any, n: int) -> None:
     """Refuse types that lax accepts but with which the call could not be lowered."""
-    if len({len(group) for group in groups or ()}) > 1:
-        raise ValueError("axis_index_groups differ in size; pass groups of one size")
     if () in (operand.shape, output.shape) or operand.shape[1:] != output.shape[1:]:
         raise ValueError(
             f"operand and output are {operand.shape} and {output.shape}; let them differ only in "
             "their first dimension"
         )
     if operand.dtype != output.dtype:
-        raise TypeError(
-            f"operand is {operand.dtype} and output is {output.dtype}; cast one of them"
-        )
-    n = len(groups[0]) if groups else rank_count(axes)
+        raise TypeError(f"operand is {operand.dtype} and output is {output.dtype}; cast one")
     sizes = [x.shape[0] for x in integers]
     if len(set(sizes)) > 1 or sizes[0] % n:
         lengths = ", ".join(f"{name}: {size}" for name, size in zip(_INTEGERS, sizes, strict=True))

@@ -53,15 +53,12 @@ def check_order(order: Any, wire: Any, axes: Sequence[Hashable], grouped: Groupe
         raise TypeError(f"order={order!r} is not an order; pass ringcoll.Tree(8), or leave it out")
     if wire is not None:
         raise ValueError(
-            f"order={order} with a wire: bits of codes depend on the number of ranks; leave order "
-            "out, or the wire"
+            f"order={order} with a wire: its codes depend on n; leave order out, or the wire"
         )
     if any(isinstance(axis, int) for axis in axes) or not axes:
         raise ValueError(f"order={order} over {axes}; name an axis of the mesh or of a vmap")
     if grouped and len(set(map(len, grouped))) > 1:
-        raise ValueError(
-            f"order={order} needs axis_index_groups of one size; pass groups of one size"
-        )
+        raise ValueError(f"order={order} needs groups of one size; pass those, or leave it out")
     ranks = len(grouped[0]) if grouped else rank_count(tuple(axes))
     if order.leaves % ranks:
         raise ValueError(

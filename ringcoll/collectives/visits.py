@@ -100,9 +100,7 @@ class Wanted:
         """The dimension of the rows of x, counted from the first."""
         dim = self._of.dim if dim is None else dim
         if not -x.ndim <= dim < x.ndim:
-            raise ValueError(
-                f"{type_in_words(x)} has no dimension {dim}; pass its dimension of rows as dim"
-            )
+            raise ValueError(f"{type_in_words(x)} has no dimension {dim}; pass that of its rows")
         return dim % x.ndim
 
     def _places(self, whole: Array, dim: int) -> list[tuple[Any, int]]:
@@ -190,7 +188,7 @@ class Arrived(Wanted):
         """
         if len(of_parts) != len(self.rows):
             raise ValueError(
-                f"{len(of_parts)} results of {len(self.rows)} parts; join one for each part"
+                f"{len(of_parts)} results of {len(self.rows)} parts; join one for each"
             )
         for of_part, (_, count) in zip(of_parts, self.rows, strict=True):
             _checked(of_part, self._of.dim, count)
@@ -225,9 +223,7 @@ def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arri
 
     def visit_all(carry: Carry, arrived: Arrived) -> Carry:
         if arrived._of.lanes > 1:
-            raise CutShards(
-                "ringcoll.per_shard: shards arrived in parts; loop over arrived.parts()"
-            )
+            raise CutShards("per_shard: shards arrived in parts; loop over arrived.parts()")
         for part in arrived.parts():
             carry = visit(carry, part)
         return carry
