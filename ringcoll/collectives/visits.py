@@ -7,7 +7,6 @@ choice of a plan, and the collective matmuls are too.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -19,6 +18,7 @@ from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.by_schedule import built, named
+from ringcoll.collectives.placing import blocks_of
 from ringcoll.collectives.public import public
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import engine, turns
@@ -282,14 +282,9 @@ class Rounds:
 
     def blocks(self, x: Any, ranks: Ranks) -> list[Any]:
         """The blocks of an exchange: number d is for the rank that is d ahead."""
-        size = _rows(x, self.dim) // ranks.size
-
-        def sliced(x: Array, to: int) -> Array:
-            dim = self.dim % x.ndim
-            start = start_of(ranks.origin(to, forward=True), size, 0, x.shape[dim])
-            return dynamic_slice_in_dim(x, start, size, dim, allow_negative_indices=False)
-
-        return [jax.tree.map(partial(sliced, to=d), x) for d in range(ranks.size)]
+        leaves, tree = jax.tree.flatten(x)
+        of_leaves = [blocks_of(leaf, self.dim % leaf.ndim, ranks) for leaf in leaves]
+        return [jax.tree.unflatten(tree, blocks) for blocks in zip(*of_leaves, strict=True)]
 
     def gather(
         self, x: Any, visit: Callable[[Carry, Arrived], Carry], carry: Carry, *, adds: bool = False
@@ -375,15 +370,7 @@ class Rounds:
         size = _rows(x, self.dim) // Ranks.over(self.axes, self.groups).size
         with named(self.name, self.algorithm, "all_to_all"):
             if self.algorithm == LAX:
-                value = all_to_all(
-                    x,
-                    self.axes,
-                    self.dim,
-                    self.dim,
-                    axis_index_groups=self.groups,
-                    tiled=True,
-                    algorithm=self.collective,
-                )
+                value = all_to_all(x, self.axes, self.dim, self.dim, **self._of_collective())
                 every = _Shards(self.ranks(), self.dim, size)
                 return visit(carry, every.arrived_all(value))
             schedule, ranks = built("all_to_all", self.algorithm, self.axes, self.groups)
@@ -403,27 +390,18 @@ class Rounds:
 
     def _gathered(self, x: Any) -> Arrived:
         """The shards of all ranks, by the collective."""
-        value = all_gather(
-            x,
-            self.axes,
-            axis=self.dim,
-            axis_index_groups=self.groups,
-            tiled=True,
-            algorithm=self.collective,
-            wire=self.wire,
-        )
+        options = self._of_collective()
+        value = all_gather(x, self.axes, axis=self.dim, wire=self.wire, **options)
         return _Shards(self.ranks(), self.dim, _rows(x, self.dim)).arrived_all(value)
 
     def _scattered(self, every: Any, size: int) -> Any:
         """This rank's shard of a sum, by the collective."""
-        return psum_scatter(
-            _checked(every, self.dim, self.ranks().size * size),
-            self.axes,
-            scatter_dimension=self.dim,
-            axis_index_groups=self.groups,
-            tiled=True,
-            algorithm=self.collective,
-        )
+        every = _checked(every, self.dim, self.ranks().size * size)
+        options = self._of_collective()
+        return psum_scatter(every, self.axes, scatter_dimension=self.dim, **options)
+
+    def _of_collective(self) -> dict[str, Any]:
+        return {"axis_index_groups": self.groups, "tiled": True, "algorithm": self.collective}
 
 
 class _Shards(NamedTuple):
