@@ -9,6 +9,7 @@ import pytest
 from cases import MAIN
 from support import data, make_mesh, per_rank
 
+import ringcoll
 from ringcoll import algorithms, lax
 from ringcoll.collectives import all_gather
 
@@ -233,3 +234,38 @@ def test_over_a_vmapped_axis_groups_are_refused():
 
     with pytest.raises(NotImplementedError, match=r"over the vmapped axis 'v'.*use a mesh axis"):
         jax.vmap(total, axis_name="v")(jnp.ones((4, 3)))
+
+
+def raises(error):
+    def raising(*_, **__):
+        raise error
+
+    return raising
+
+
+def visited(x, visit):
+    return ringcoll.gather(x, "x", visit, jnp.zeros(2), algorithm="ring")
+
+
+# What is raised in a function of the user, and by what; it names itself, or nothing.
+FROM_VISITS = {
+    "mine": lambda x: visited(x, raises(ValueError("mine"))),
+    "'mine'": lambda x: visited(x, jax.checkpoint(raises(KeyError("mine")))),
+    "produced": lambda x: ringcoll.reduce(raises(TypeError("produced")), "x"),
+    "ringcoll.psum(x, axis_name='z'): unbound axis name: z; the axes here are 'x'": (
+        lambda x: visited(x, lambda carry, arrived: carry + lax.psum(arrived.value, "z"))
+    ),
+    "ringcoll.Wanted.take: dimension 0 of float32[5] is no multiple of 3 x 3": (
+        lambda x: ringcoll.tour(x, "x", lambda c, a: (c, a.take(jnp.ones(5))), jnp.zeros(2))
+    ),
+}
+
+
+@pytest.mark.parametrize("words", FROM_VISITS)
+def test_what_a_users_function_raises_is_not_changed(words):
+    assert str(attempt(FROM_VISITS[words])).partition("\n")[0].startswith(words)
+
+
+def test_a_fault_of_ours_is_not_called_one_of_the_call(monkeypatch):
+    monkeypatch.setattr(all_gather, "bind_leaves", raises(AssertionError("a fault")))
+    assert str(attempt(lambda x: lax.all_gather(x, "x"))) == "a fault"
