@@ -100,7 +100,7 @@ UNUSED = {
     "fsdp.linear: it does not use 'scale'": lambda: fsdp.linear(
         {"kernel": ones(8, 5), "scale": ones(5)}, X, "x"
     ),
-    "moe: it does not use 'bias'": lambda: moe(bias=ones(2, 5)),
+    "it does not use 'bias'": lambda: moe(bias=ones(2, 5)),
 }
 PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
 WHOLE = {"w": ones(8)}
