@@ -318,6 +318,24 @@ def test_an_option_arrives_where_it_is_used(name, option):
     assert message.startswith(f"ringcoll.layers.tensor_parallel.{name.partition(',')[0]}: ")
 
 
+def theirs(*_, **__):
+    raise ValueError("theirs")
+
+
+#: Calls of a function of the user that raises.
+OF_USERS = {
+    "kernel of attention": partial(attend, kernel=theirs),
+    "activation of moe": partial(moe, activation=theirs),
+    "kernel of moe": partial(moe, kernel=theirs, algorithm="ring"),
+    "attend of heads": partial(tp.attention, HEADS, EVEN, "x", attend=theirs),
+}
+
+
+@pytest.mark.parametrize("name", OF_USERS)
+def test_what_a_function_of_the_user_raises_is_not_changed(name):
+    assert message_of(OF_USERS[name], ValueError) == "theirs"
+
+
 @pytest.mark.parametrize("kernel", [None, lambda rows, weights, sizes: rows @ weights[0]])
 def test_experts_are_refused_beside_an_explicit_axis(kernel):
     """With JAX's ragged_dot, or with tokens that are sharded over it."""
