@@ -38,21 +38,20 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.axes import AxisName, axes_of, rank_count
 from ringcoll.collectives.front_door import Pytree
+from ringcoll.collectives.public import public
 from ringcoll.collectives.wires import WireLike, as_wire
-from ringcoll.layers.linear import kernel_and_bias, rank_count, with_bias
+from ringcoll.layers.linear import kernel_and_bias, with_bias
 from ringcoll.layers.parameters import (
     axes_in,
     check_axes,
     check_bound,
     check_specs,
-    errors_of,
     is_float,
     is_parameter,
     map_with_specs,
     mesh_or_ambient,
-    refusal,
     shard,
 )
 from ringcoll.layers.replicas import SumOptions, narrowed, shared
@@ -66,6 +65,7 @@ __all__ = ["MIN_SIZE", "gather", "linear", "shard", "specs"]
 MIN_SIZE = 1 << 12
 
 
+@public("layers.fsdp.", arguments=False)
 def specs(
     params: Pytree,
     axis_name: AxisName,
@@ -99,9 +99,9 @@ def specs(
     >>> fsdp.specs(params, "x", mesh=mesh, min_size=8)
     {'kernel': P(None, 'x'), 'scale': P()}
     """
-    mesh = mesh_or_ambient("fsdp.specs", mesh)
+    mesh = mesh_or_ambient(mesh)
     axes = axes_of(axis_name)
-    check_axes("fsdp.specs", "axis_name is", axes, mesh.shape)
+    check_axes("axis_name is", axes, mesh.shape)
     ranks = prod(mesh.shape[axis] for axis in axes)
     entry = axes[0] if len(axes) == 1 else axes
 
@@ -109,8 +109,10 @@ def specs(
         shape = np.shape(leaf)
         entries = [*base_spec, *[None] * (len(shape) - len(base_spec))]
         if any(axis in axes for there in entries for axis in axes_in(there)):
-            words = f"{name}: base has it sharded over {axis_name!r} already: {base_spec}"
-            raise refusal(ValueError, "fsdp.specs", words, "leave that axis out of base")
+            raise ValueError(
+                f"{name}: base has it sharded over {axis_name!r} already: {base_spec}; leave that "
+                "axis out of base"
+            )
         sizes = {
             d: shape[d]
             for d in range(leading, len(shape))
@@ -124,9 +126,9 @@ def specs(
 
     if base is None:
         base = jax.tree.map(lambda _: PartitionSpec(), params)
-    of_leaves = map_with_specs("fsdp.specs", spec, params, base)
+    of_leaves = map_with_specs(spec, params, base)
     result = jax.tree.unflatten(jax.tree.structure(params), of_leaves)
-    check_specs("fsdp.specs", params, result, mesh)
+    check_specs(params, result, mesh)
     return result
 
 
@@ -187,11 +189,11 @@ def gather(
     >>> print(ranks(layer, (specs, P("x")))(params, jnp.arange(4.0)))
     [ 1. 29. 57. 85.]
     """
-    axes, algorithm = axes_of(axis_name), options["algorithm"]
     codes, gradient_codes = (w if w is None else as_wire(w) for w in (wire, gradient_wire))
-    check_bound("fsdp.gather", axis_name)
-    check_bound("fsdp.gather", replicas, "replicas")
-    dims = map_with_specs("fsdp.gather", partial(_gathered_dim, axes), params, specs)
+    check_bound(axis_name)
+    check_bound(replicas, "replicas")
+    axes, algorithm = axes_of(axis_name), options["algorithm"]
+    dims = map_with_specs(partial(_gathered_dim, axes), params, specs)
     leaves, structure = jax.tree.flatten(params)
     # A gradient is rounded to the dtype of its parameter after it is summed, and not before.
     leaves = [
@@ -227,8 +229,7 @@ def gather(
         gathered.defvjp(lambda x: (gathered(x), None), scattered)
         return gathered(leaf)
 
-    with errors_of("fsdp.gather"):
-        return jax.tree.unflatten(structure, list(map(whole, leaves, dims)))
+    return jax.tree.unflatten(structure, list(map(whole, leaves, dims)))
 
 
 def _gathered_dim(
@@ -239,22 +240,25 @@ def _gathered_dim(
     gathered = None
     for dim, entry in enumerate(spec):
         sharding_axes = axes_in(entry)
-        check_axes("fsdp.gather", f"{name}: its spec {spec} names", sharding_axes, known)
+        check_axes(f"{name}: its spec {spec} names", sharding_axes, known)
         if sharding_axes == axes and axes:
             gathered = dim
         elif set(sharding_axes) & set(axes):
-            words = f"{name}: its spec {spec} has {entry!r}, and the gather is over {axes}"
-            cure = "pass axis_name as the spec has it, or shard another dimension"
-            raise refusal(ValueError, "fsdp.gather", words, cure)
+            raise ValueError(
+                f"{name}: its spec {spec} has {entry!r}, and the gather is over {axes}; pass "
+                "axis_name as the spec has it, or shard another dimension"
+            )
     if gathered is None:
         return None
     if not is_parameter(leaf):
-        words = f"{name}: its spec {spec} shards it, and it is {leaf.dtype}"
-        raise refusal(TypeError, "fsdp.gather", words, "leave this leaf whole")
+        raise TypeError(
+            f"{name}: its spec {spec} shards it, and it is {leaf.dtype}; leave this leaf whole"
+        )
     if is_checked() and not {*axes} <= jax.typeof(leaf).mat.varying:
-        words = f"{name}: its spec {spec} shards it, but it is the same on all ranks here"
-        cure = "pass the specs that jax.shard_map has in in_specs"
-        raise refusal(ValueError, "fsdp.gather", words, cure)
+        raise ValueError(
+            f"{name}: its spec {spec} shards it, but it is the same on all ranks here; pass the "
+            "specs that jax.shard_map has in in_specs"
+        )
     return gathered
 
 
@@ -287,22 +291,16 @@ def linear(
     >>> print(ranks(linear, (specs, P("x")))(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    kernel, bias = kernel_and_bias("fsdp.linear", params)
-    check_bound("fsdp.linear", axis_name)
-    check_bound("fsdp.linear", replicas, "replicas")
+    kernel, bias = kernel_and_bias(params)
+    check_bound(axis_name)
+    check_bound(replicas, "replicas")
     n, features = rank_count(axis_name), x.shape[-1]
     if kernel.ndim != 2 or kernel.shape[0] not in (features, features // n):
-        words = f"x is {x.shape}, the kernel {kernel.shape} on each of {n} ranks"
-        cure = "pass a kernel of [d, f/n] or [d/n, f], where d are the features of x"
-        raise refusal(ValueError, "fsdp.linear", words, cure)
-    matrix = shared(kernel, replicas).astype(x.dtype)
-    with errors_of("fsdp.linear"):
-        y = all_gather_matmul(
-            x,
-            matrix,
-            axis_name,
-            operand=1,
-            dimension=-1 if kernel.shape[0] == features else -2,
-            **options,
+        raise ValueError(
+            f"x is {x.shape}, the kernel {kernel.shape} on each of {n} ranks; pass a kernel of "
+            "[d, f/n] or [d/n, f], where d are the features of x"
         )
-    return with_bias("fsdp.linear", y, shared(bias, (*axes_of(axis_name), *axes_of(replicas))))
+    matrix = shared(kernel, replicas).astype(x.dtype)
+    dimension = -1 if kernel.shape[0] == features else -2
+    y = all_gather_matmul(x, matrix, axis_name, operand=1, dimension=dimension, **options)
+    return with_bias(y, shared(bias, (*axes_of(axis_name), *axes_of(replicas))))

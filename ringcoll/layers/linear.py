@@ -10,10 +10,10 @@ from string import ascii_lowercase, ascii_uppercase
 from typing import Any, Unpack
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.layers.parameters import check_alike, check_bound, errors_of, parameters, refusal
+from ringcoll.collectives.axes import AxisName, axes_of, rank_count
+from ringcoll.layers.parameters import check_alike, check_bound, parameters
 from ringcoll.layers.replicas import shared
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_einsum, einsum_reduce_scatter
@@ -52,8 +52,7 @@ def column_linear(
      [ 1.  5.  9. 13.]
      [ 1.  5.  9. 13.]]
     """
-    linear = [("kernel", params)]
-    (y,) = column_linears("tensor_parallel.column_linear", linear, x, axis_name, **options)
+    (y,) = column_linears([("kernel", params)], x, axis_name, **options)
     return y
 
 
@@ -84,20 +83,18 @@ def row_linear(
     [[ 7. 23. 39. 55.]
      [ 7. 23. 39. 55.]]
     """
-    linear = "kernel", params
-    return row_linear_of("tensor_parallel.row_linear", linear, x, axis_name, **options)
+    return row_linear_of(("kernel", params), x, axis_name, **options)
 
 
-def kernel_and_bias(function: str, linear: Any) -> tuple[Any, Array | None]:
+def kernel_and_bias(linear: Any) -> tuple[Any, Array | None]:
     """The kernel of a linear layer, and its bias or None. An array is a kernel without a bias."""
     kernel, bias = linear, None
     if not hasattr(linear, "dtype"):
-        kernel, bias = parameters(function, linear, "kernel", optional=("bias",)).values()
+        kernel, bias = parameters(linear, "kernel", optional=("bias",)).values()
     return jnp.asarray(kernel), None if bias is None else jnp.asarray(bias)
 
 
 def column_linears(
-    function: str,
     linears: Sequence[tuple[str, Any]],
     x: Array,
     axis_name: AxisName,
@@ -106,23 +103,22 @@ def column_linears(
     **options: Unpack[GatherOptions],
 ) -> list[Array]:
     """`column_linear` of several layers, by name; they share one gather of x."""
-    named = [(name, *kernel_and_bias(function, linear)) for name, linear in linears]
+    named = [(name, *kernel_and_bias(linear)) for name, linear in linears]
     for name, kernel, _ in named:
-        check_alike(function, x=x, **{name: kernel})
+        check_alike(x=x, **{name: kernel})
         if kernel.ndim < 2 or x.shape[-1] != kernel.shape[0]:
-            words = f"x is {x.shape}, {name} is {kernel.shape}"
-            cure = "the last dimension of x and the first of a kernel, not sharded, must be equal"
-            raise refusal(ValueError, function, words, cure)
+            raise ValueError(
+                f"x is {x.shape}, {name} is {kernel.shape}; the last dimension of x and the first "
+                "of a kernel, not sharded, must be equal"
+            )
     if x.ndim < 2:
-        cure = "give it a dimension of tokens before that of features"
-        raise refusal(ValueError, function, f"x is {x.shape}", cure)
-    check_bound(function, axis_name)
+        raise ValueError(f"x is {x.shape}; give it a dimension of tokens before that of features")
+    check_bound(axis_name)
     factors = [kernel for _, kernel, _ in named]
     if sequence_parallel:  # kernels of heads keep their shapes; a TPU would copy them for others
         tokens, features = ascii_lowercase[: x.ndim - 1], ascii_uppercase[: factors[0].ndim - 1]
         spec = f"{tokens}z,z{features}->{tokens}{features}"
-        with errors_of(function):
-            products = all_gather_einsum(spec, x, factors, axis_name, gather=tokens[-1], **options)
+        products = all_gather_einsum(spec, x, factors, axis_name, gather=tokens[-1], **options)
     else:  # nothing is gathered, so the options of a gather do not apply
         copy = shared(x, axis_name, algorithm=options["algorithm"])
         exact: dict[str, Any] = {
@@ -133,12 +129,11 @@ def column_linears(
     results = []
     for y, (_, kernel, bias) in zip(products, named, strict=True):
         shape = (*y.shape[: x.ndim - 1], *kernel.shape[1:])
-        results.append(with_bias(function, y.reshape(shape), bias))
+        results.append(with_bias(y.reshape(shape), bias))
     return results
 
 
 def row_linear_of(
-    function: str,
     linear: tuple[str, Any],
     x: Array,
     axis_name: AxisName,
@@ -149,52 +144,50 @@ def row_linear_of(
 ) -> Array:
     """`row_linear` of a layer with a name. It ignores `residuals`: it keeps only its operands."""
     name, params = linear
-    kernel, bias = kernel_and_bias(function, params)
-    check_alike(function, x=x, **{name: kernel})
+    kernel, bias = kernel_and_bias(params)
+    check_alike(x=x, **{name: kernel})
     inner = kernel.ndim - 1
     if kernel.ndim < 2 or x.ndim <= inner or x.shape[-inner:] != kernel.shape[:-1]:
-        words = f"x is {x.shape}, {name} is {kernel.shape}"
-        cure = "the last dimensions of x must be those of the kernel without its last one"
-        raise refusal(ValueError, function, words, cure)
-    check_bound(function, axis_name)
+        raise ValueError(
+            f"x is {x.shape}, {name} is {kernel.shape}; the last dimensions of x must be those of "
+            "the kernel without its last one"
+        )
+    check_bound(axis_name)
     x = x.reshape(*x.shape[:-inner], prod(kernel.shape[:-1]))
     matrix = kernel.reshape(-1, kernel.shape[-1])
     multiply: Callable[..., Array] = matmul_all_reduce
     if sequence_parallel:
-        check_sequence(function, x.shape[-2], axis_name)
+        check_sequence(x.shape[-2], axis_name)
         spec = matrix_spec(x.ndim)
         sequence = spec[-2]
         multiply = partial(einsum_reduce_scatter, spec, scatter=sequence)
-    with errors_of(function):
-        y = multiply(x, matrix, axis_name, **options)
+    y = multiply(x, matrix, axis_name, **options)
     sharded = axes_of(axis_name) if sequence_parallel else ()
-    return with_bias(function, y, shared(bias, sharded))
+    return with_bias(y, shared(bias, sharded))
 
 
-def check_sequence(function: str, size: int, axis_name: AxisName) -> None:
+def check_sequence(size: int, axis_name: AxisName) -> None:
     """Refuse a sequence that cannot be cut into one part for each rank."""
     ranks = rank_count(axis_name)
     if size % ranks:
-        words = f"the sequence of {size} is not divisible by the {ranks} ranks of {axis_name!r}"
-        raise refusal(ValueError, function, words, "pad it, or pass sequence_parallel=False")
+        raise ValueError(
+            f"the sequence of {size} is not divisible by the {ranks} ranks of {axis_name!r}; pad "
+            "it, or pass sequence_parallel=False"
+        )
 
 
-def rank_count(axis_name: AxisName) -> int:
-    """How many ranks there are over one axis or several."""
-    return prod(map(lax.axis_size, axes_of(axis_name)))
-
-
-def with_bias(function: str, y: Array, bias: Array | None) -> Array:
+def with_bias(y: Array, bias: Array | None) -> Array:
     """y + bias, in the dtype of y."""
     if bias is None:
         return y
-    check_bias(function, y.shape, bias)
+    check_bias(y.shape, bias)
     return y + bias.astype(y.dtype).reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
 
 
-def check_bias(function: str, shape: tuple[int, ...], bias: Array) -> None:
+def check_bias(shape: tuple[int, ...], bias: Array) -> None:
     """Refuse a bias that does not fit a result of this shape."""
     if bias.shape != shape[len(shape) - bias.ndim :]:
-        words = f"the bias is {bias.shape}, the result without it {shape}"
-        cure = "pass one number for each feature; a bias is sharded as the columns of its kernel"
-        raise refusal(ValueError, function, words, cure)
+        raise ValueError(
+            f"the bias is {bias.shape}, the result without it {shape}; pass one number for each "
+            "feature; a bias is sharded as the columns of its kernel"
+        )

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.layers.parameters import parameters, refusal
+from ringcoll.collectives.public import public
+from ringcoll.layers.parameters import parameters
 from ringcoll.layers.replicas import shared
 
 
+@public("layers.tensor_parallel.", arguments=False)
 def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
     """x divided by the root of the mean of its squares, times scale; in float32 or wider.
 
@@ -36,13 +38,13 @@ def rms_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float 
     [[1. 1. 1. 1.]
      [1. 1. 1. 1.]]
     """
-    found = parameters("tensor_parallel.rms_norm", params, "scale")
-    scale = _parameter("tensor_parallel.rms_norm", "scale", found["scale"], x, axis_name)
+    scale = _parameter("scale", parameters(params, "scale")["scale"], x, axis_name)
     wide = x.astype(scale.dtype)
     mean = jnp.mean(wide * wide, axis=-1, keepdims=True)
     return (wide * lax.rsqrt(mean + epsilon) * scale).astype(x.dtype)
 
 
+@public("layers.tensor_parallel.", arguments=False)
 def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: float = 1e-6) -> Array:
     """(x - mean) / standard deviation * scale + bias.
 
@@ -58,23 +60,24 @@ def layer_norm(params: Any, x: Array, axis_name: AxisName = (), *, epsilon: floa
     [[4. 4. 4. 4.]
      [6. 6. 6. 6.]]
     """
-    found = parameters("tensor_parallel.layer_norm", params, "scale", optional=("bias",))
-    scale = _parameter("tensor_parallel.layer_norm", "scale", found["scale"], x, axis_name)
+    found = parameters(params, "scale", optional=("bias",))
+    scale = _parameter("scale", found["scale"], x, axis_name)
     wide = x.astype(scale.dtype)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     variance = jnp.mean(wide * wide, axis=-1, keepdims=True)
     y = wide * lax.rsqrt(variance + epsilon) * scale
     if found["bias"] is not None:
-        y = y + _parameter("tensor_parallel.layer_norm", "bias", found["bias"], x, axis_name)
+        y = y + _parameter("bias", found["bias"], x, axis_name)
     return y.astype(x.dtype)
 
 
-def _parameter(function: str, name: str, value: Any, x: Array, axis_name: AxisName) -> Array:
+def _parameter(name: str, value: Any, x: Array, axis_name: AxisName) -> Array:
     """A number for each feature, in float32 or wider, with as many dimensions as x."""
     value = jnp.asarray(value)
     if value.shape != x.shape[-1:]:
-        words = f"{name} is {value.shape}, x is {x.shape}"
-        raise refusal(ValueError, function, words, "pass one number for each feature")
+        raise ValueError(
+            f"{name} is {value.shape}, x is {x.shape}; pass one number for each feature"
+        )
     sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     value = shared(value.astype(wide), sharded)

@@ -1,24 +1,23 @@
-"""Find parameters by name, check specs against them, and write the errors of layers."""
+"""Find parameters by name, and check them and their specs."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import all_leaves, keystr, tree_leaves_with_path
 
-from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.axes import AxisName, rank_count
 from ringcoll.collectives.front_door import Pytree
-from ringcoll.collectives.refusals import bound_axes, kind_of, refused, renamed
+from ringcoll.collectives.public import bound_axes, public
 
 
-def parameters(function: str, params: Any, *names: str, optional: Sequence[str] = ()) -> Any:
+def parameters(params: Any, *names: str, optional: Sequence[str] = ()) -> Any:
     """params["name"] of a mapping, params.name of anything else; an optional one may be None.
 
     It refuses parameters of other names, unless an object computes one of these by a property.
@@ -29,7 +28,7 @@ def parameters(function: str, params: Any, *names: str, optional: Sequence[str] 
     found = {name: read(name) for name in (*names, *optional)}
     if missing := [name for name in names if found[name] is None]:
         has = ", ".join(members) if is_mapping else type(params).__name__
-        raise refusal(KeyError, function, f"no {missing[0]!r} in the parameters ({has})", "add it")
+        raise KeyError(f"no {missing[0]!r} in the parameters ({has}); add it")
     if all_leaves([members]):  # an object that is no pytree
         members = getattr(params, "__dict__", {})
     given, used = (Counter(map(id, jax.tree.leaves(tree))) for tree in (members, found))
@@ -37,8 +36,8 @@ def parameters(function: str, params: Any, *names: str, optional: Sequence[str] 
         is_used = used[id(leaf)] == given[id(leaf)] or keystr(path[:1], simple=True) in found
         is_number = getattr(leaf, "weak_type", False) and not leaf.ndim  # of Python: an epsilon
         if is_parameter(leaf) and not (is_used or is_number):
-            words = f"it does not use {keystr(path, simple=True, separator='/')!r}"
-            raise refusal(ValueError, function, words, f"pass only {', '.join(found)}")
+            name = keystr(path, simple=True, separator="/")
+            raise ValueError(f"it does not use {name!r}; pass only {', '.join(found)}")
     return found
 
 
@@ -53,24 +52,13 @@ def is_parameter(leaf: Any) -> bool:
     return is_float(leaf) or (jnp.issubdtype(dtype, jnp.integer) and dtype.itemsize == 1)
 
 
-def refusal(kind: type[Exception], function: str, words: str, cure: str) -> Exception:
-    """The error of a layer: its message has the function, what is wrong, and the cure."""
-    return refused(kind, f"layers.{function}", words, cure)
-
-
-def errors_of(function: str) -> AbstractContextManager[None]:
-    """Errors of collectives and matmuls that are called inside name this layer."""
-    return renamed(f"layers.{function}")
-
-
-def check_bound(function: str, axis_name: AxisName, argument: str = "axis_name") -> None:
+def check_bound(axis_name: AxisName, argument: str = "axis_name") -> None:
     """Raise lax's error if an axis is unbound or not hashable."""
-    for axis in axes_of(axis_name):
-        try:
-            lax.axis_size(axis)
-        except (NameError, TypeError) as error:
-            words = f"{argument}={axis_name!r}: {error}"
-            raise refusal(kind_of(error), function, words, bound_axes()) from error
+    try:
+        rank_count(axis_name)
+    except (NameError, TypeError) as error:
+        kind = NameError if isinstance(error, NameError) else TypeError
+        raise kind(f"{argument}={axis_name!r}: {error}; {bound_axes()}") from error
 
 
 def axes_in(entry: Any) -> tuple[Hashable, ...]:
@@ -80,17 +68,18 @@ def axes_in(entry: Any) -> tuple[Hashable, ...]:
     return tuple(entry) if isinstance(entry, tuple) else (entry,)
 
 
-def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree) -> list[Any]:
+def map_with_specs(call: Callable, params: Pytree, specs: Pytree) -> list[Any]:
     """`call(name, leaf, spec)` for every leaf; it raises an error if the trees do not fit."""
 
     def checked(path: Any, leaf: Any, spec: Any) -> Any:
         name = keystr(path, simple=True, separator="/")
         if not isinstance(spec, PartitionSpec):
-            words = f"the spec of {name} is {spec!r}"
-            raise refusal(TypeError, function, words, "pass a jax.sharding.PartitionSpec")
+            raise TypeError(f"the spec of {name} is {spec!r}; pass a jax.sharding.PartitionSpec")
         if len(spec) > np.ndim(leaf):
-            words = f"{name} has {np.ndim(leaf)} dimensions, its spec {spec} is of {len(spec)}"
-            raise refusal(ValueError, function, words, "make the specs from these parameters")
+            raise ValueError(
+                f"{name} has {np.ndim(leaf)} dimensions, its spec {spec} is of {len(spec)}; "
+                "make the specs from these parameters"
+            )
         return call(name, leaf, spec)
 
     of_leaves: list[Any] = []
@@ -98,64 +87,56 @@ def map_with_specs(function: str, call: Callable, params: Pytree, specs: Pytree)
     try:
         jax.tree.map(lambda _, spec: of_leaves.append(spec), params, specs, **whole)
     except ValueError as error:
-        words = f"the specs do not match the parameters ({error})"
-        cure = "make the specs from these parameters"
-        raise refusal(ValueError, function, words, cure) from error
+        raise ValueError(
+            f"the specs do not match the parameters ({error}); make the specs from these parameters"
+        ) from error
     pairs = zip(tree_leaves_with_path(params, **whole), of_leaves, strict=True)
     return [checked(*at, spec) for at, spec in pairs if at[1] is not None]
 
 
-def check_axes(
-    function: str, what: str, axes: Iterable[Hashable], known: Iterable[Hashable]
-) -> None:
+def check_axes(what: str, axes: Iterable[Hashable], known: Iterable[Hashable]) -> None:
     """Refuse an axis that the mesh does not have."""
     for axis in axes:
         if axis not in known:
-            cure = f"choose from {', '.join(map(repr, known))}"
-            raise refusal(ValueError, function, f"{what} {axis!r}, no axis of the mesh", cure)
+            names = ", ".join(map(repr, known))
+            raise ValueError(f"{what} {axis!r}, no axis of the mesh; choose from {names}")
 
 
-def mesh_or_ambient(function: str, mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh:
+def mesh_or_ambient(mesh: Mesh | AbstractMesh | None) -> Mesh | AbstractMesh:
     """The mesh, or that of `jax.set_mesh` if `mesh` is None."""
     mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
     if not mesh.axis_names:
-        raise refusal(ValueError, function, "there is no mesh", "pass mesh=, or jax.set_mesh")
+        raise ValueError("there is no mesh; pass mesh=, or jax.set_mesh")
     return mesh
 
 
-def check_specs(
-    function: str, params: Pytree, specs: Pytree, mesh: Mesh | AbstractMesh | None
-) -> None:
+def check_specs(params: Pytree, specs: Pytree, mesh: Mesh | AbstractMesh | None) -> None:
     """Refuse specs that cannot shard these parameters over this mesh.
 
     It refuses them if a spec is not a `PartitionSpec`, the trees differ, a spec names an axis twice
     or one that the mesh does not have, or the ranks do not divide a dimension.
     """
-    sizes = mesh_or_ambient(function, mesh).shape
+    sizes = mesh_or_ambient(mesh).shape
 
     def check(name: str, leaf: Any, spec: PartitionSpec) -> None:
         named = [axis for entry in spec for axis in axes_in(entry)]
-        check_axes(function, f"{name}: its spec {spec} names", named, sizes)
+        check_axes(f"{name}: its spec {spec} names", named, sizes)
         if len(set(named)) < len(named):
-            words = f"{name}: its spec {spec} names an axis twice"
-            raise refusal(ValueError, function, words, "name each axis once")
+            raise ValueError(f"{name}: its spec {spec} names an axis twice; name each axis once")
         for dim, entry in enumerate(spec):
             ranks = prod(sizes[axis] for axis in axes_in(entry))
             if np.shape(leaf)[dim] % ranks:
-                words = (
+                raise ValueError(
                     f"{name}: dimension {dim} of its shape {np.shape(leaf)} is not divisible by "
-                    f"the {ranks} ranks of {entry!r}"
+                    f"the {ranks} ranks of {entry!r}; use a size that divides, fewer ranks, or "
+                    "leave that dimension whole (in tensor_parallel only that of an embedding, or "
+                    "of keys with attention(kv_heads=))"
                 )
-                cure = (
-                    "use a size that divides, fewer ranks, or leave that dimension whole (in "
-                    "tensor_parallel only that of an embedding, or of keys with "
-                    "attention(kv_heads=))"
-                )
-                raise refusal(ValueError, function, words, cure)
 
-    map_with_specs(function, check, params, specs)
+    map_with_specs(check, params, specs)
 
 
+@public("layers.fsdp.", arguments=False)
 def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
     """Put each parameter on the devices that its spec names.
 
@@ -175,33 +156,32 @@ def shard(params: Pytree, specs: Pytree, mesh: Mesh | None = None) -> Pytree:
     >>> [shard.data.tolist() for shard in params["w"].addressable_shards]
     [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
     """
-    check_specs("fsdp.shard", params, specs, mesh)
+    check_specs(params, specs, mesh)
 
     def placed(_: str, leaf: Any, spec: PartitionSpec) -> Any:
         sharding = spec if mesh is None else NamedSharding(mesh, spec)
         return jax.device_put(leaf, sharding) if hasattr(leaf, "dtype") else leaf
 
-    leaves = map_with_specs("fsdp.shard", placed, params, specs)
+    leaves = map_with_specs(placed, params, specs)
     return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
-def array_of(function: str, name: str, value: Any) -> Array:
+def array_of(name: str, value: Any) -> Array:
     """An argument as an array, or a refusal."""
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError) as error:
-        words = f"{name}={value!r} is not an array"
-        raise refusal(TypeError, function, words, "pass an array") from error
+        raise TypeError(f"{name}={value!r} is not an array; pass an array") from error
 
 
-def check_alike(function: str, **arrays: Any) -> None:
+def check_alike(**arrays: Any) -> None:
     """Refuse arrays of several dtypes: after promotion, more bytes would be sent."""
     for name, x in arrays.items():
         if not hasattr(x, "ndim"):
-            words = f"{name} is a {type(x).__name__}, no array"
-            raise refusal(TypeError, function, words, "pass an array")
+            raise TypeError(f"{name} is a {type(x).__name__}, no array; pass an array")
     dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:
-        words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
-        cure = "cast them to one dtype (fsdp.gather(..., dtype=) casts parameters)"
-        raise refusal(TypeError, function, words, cure)
+        found = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
+        raise TypeError(
+            f"{found}; cast them to one dtype (fsdp.gather(..., dtype=) casts parameters)"
+        )

@@ -4,9 +4,11 @@ import jax
 from jax import Array, lax
 
 from ringcoll.collectives.axes import AxisName, axes_of
+from ringcoll.collectives.public import public
 from ringcoll.layers.parameters import check_bound
 
 
+@public("layers.", arguments=False)
 def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:
     """A different key for each rank of an axis, and the same along all other axes.
 
@@ -25,6 +27,6 @@ def fold_rng_over_axis(key: Array, axis_name: AxisName) -> Array:
     >>> len(set(ranks(noise, P())(jax.random.key(0)).tolist()))  # a different number on every rank
     4
     """
-    check_bound("fold_rng_over_axis", axis_name)
+    check_bound(axis_name)
     axes = axes_of(axis_name)
     return jax.random.fold_in(key, lax.axis_index(axes)) if axes else key

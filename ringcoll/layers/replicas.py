@@ -15,7 +15,7 @@ from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.wires import Wire
-from ringcoll.layers.parameters import check_bound, is_float, refusal
+from ringcoll.layers.parameters import check_bound, is_float
 from ringcoll.matmuls.options import with_options
 from ringcoll.runtime.value_types import is_checked, varying
 
@@ -57,10 +57,12 @@ def copied(tree: Pytree, axis_name: AxisName, **options: Unpack[SumOptions]) -> 
     >>> print(ranks(gradient, (P(), P("x")), P())(jnp.ones(1), jnp.arange(4.0)))  # 0 + 1 + 2 + 3
     [6.]
     """
-    check_bound("copied", axis_name)
+    check_bound(axis_name)
     if axes_of(axis_name) and not is_checked():
-        cure = "leave it out, and sum a gradient that is taken inside by psum"
-        raise refusal(ValueError, "copied", "shard_map has check_vma=False", cure)
+        raise ValueError(
+            "shard_map has check_vma=False; leave it out, and sum a gradient that is taken inside "
+            "by psum"
+        )
     return shared(tree, axis_name, **options)
 
 

@@ -39,9 +39,10 @@ from jax.tree_util import keystr
 
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.front_door import Pytree
+from ringcoll.collectives.public import public
 from ringcoll.layers.linear import column_linear, row_linear
 from ringcoll.layers.norms import layer_norm, rms_norm
-from ringcoll.layers.parameters import refusal, shard
+from ringcoll.layers.parameters import shard
 from ringcoll.layers.replicas import copied, copied_beside
 from ringcoll.layers.transformer import attention, gated_mlp, mlp, rotary
 from ringcoll.layers.vocabulary import cross_entropy, embed, unembed
@@ -76,6 +77,7 @@ COLUMNS: Mapping[str, int] = MappingProxyType(
 ROWS: Mapping[str, int] = MappingProxyType({"out": -3, "down": -2, "embedding": -2})
 
 
+@public("layers.tensor_parallel.", arguments=False)
 def partition_specs(
     params: Pytree,
     axis_name: AxisName,
@@ -117,9 +119,10 @@ def partition_specs(
             return PartitionSpec()
         dim, ndim = dims[known], len(leaf.shape)
         if ndim < -dim:
-            words = f"{'/'.join(names)} has {ndim} dimensions, and dimension {dim} is to be sharded"
-            cure = "heads and experts need a dimension: pass [d, heads, head_dim], [experts, d, f]"
-            raise refusal(ValueError, "tensor_parallel.partition_specs", words, cure)
+            raise ValueError(
+                f"{'/'.join(names)} has {ndim} dimensions, and dimension {dim} is to be sharded; "
+                "heads and experts need a dimension: pass [d, heads, head_dim], [experts, d, f]"
+            )
         return PartitionSpec(*[axis_name if d == ndim + dim else None for d in range(ndim)])
 
     return jax.tree_util.tree_map_with_path(spec, params)

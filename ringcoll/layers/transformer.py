@@ -10,19 +10,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
 
-from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.layers.linear import (
-    check_bias,
-    column_linears,
-    kernel_and_bias,
-    rank_count,
-    row_linear_of,
-)
-from ringcoll.layers.parameters import check_alike, check_bound, parameters, refusal
+from ringcoll.collectives.axes import AxisName, axes_of, rank_count
+from ringcoll.collectives.public import public
+from ringcoll.layers.linear import check_bias, column_linears, kernel_and_bias, row_linear_of
+from ringcoll.layers.parameters import check_alike, check_bound, parameters
 from ringcoll.matmuls.options import LayerOptions, with_options
-
-#: The path of `attention` in errors.
-ATTENTION = "tensor_parallel.attention"
 
 Activation = Callable[[Array], Array]
 #: (query: [b, s, heads, k]; key, value: [b, s, groups, k]) -> [b, s, heads, k]
@@ -54,10 +46,10 @@ def mlp(
     [[ 4. 20. 36. 52.]
      [ 4. 20. 36. 52.]]
     """
-    up, down = parameters("tensor_parallel.mlp", params, "up", "down").items()
-    (hidden,) = column_linears("tensor_parallel.mlp", [up], x, axis_name, **options)
+    up, down = parameters(params, "up", "down").items()
+    (hidden,) = column_linears([up], x, axis_name, **options)
     hidden = activation(hidden).astype(x.dtype)  # `preferred_element_type` may have widened it
-    return row_linear_of("tensor_parallel.mlp", down, hidden, axis_name, **options)
+    return row_linear_of(down, hidden, axis_name, **options)
 
 
 @with_options("layers.tensor_parallel.")
@@ -88,10 +80,10 @@ def gated_mlp(
     [[  4. 100. 324. 676.]
      [  4. 100. 324. 676.]]
     """
-    *linears, down = parameters("tensor_parallel.gated_mlp", params, "gate", "up", "down").items()
-    gate, up = column_linears("tensor_parallel.gated_mlp", linears, x, axis_name, **options)
+    *linears, down = parameters(params, "gate", "up", "down").items()
+    gate, up = column_linears(linears, x, axis_name, **options)
     hidden = (activation(gate) * up).astype(x.dtype)  # as in `mlp`
-    return row_linear_of("tensor_parallel.gated_mlp", down, hidden, axis_name, **options)
+    return row_linear_of(down, hidden, axis_name, **options)
 
 
 @with_options("layers.tensor_parallel.")
@@ -143,37 +135,38 @@ def attention(
     >>> jax.eval_shape(ranks(attend, specs, specs[1]), params, jnp.ones((1, 4, 8))).shape
     (1, 4, 8)
     """
-    *of_heads, out = parameters(ATTENTION, params, "query", "key", "value", "out").items()
-    linears = {name: kernel_and_bias(ATTENTION, linear) for name, linear in of_heads}
+    *of_heads, out = parameters(params, "query", "key", "value", "out").items()
+    linears = {name: kernel_and_bias(linear) for name, linear in of_heads}
     kernels = {name: kernel for name, (kernel, _) in linears.items()}
-    check_alike(ATTENTION, x=x, **kernels)
-    check_bound(ATTENTION, axis_name)
+    check_alike(x=x, **kernels)
+    check_bound(axis_name)
     of_query, of_key, of_value = (kernel.shape for kernel in kernels.values())
-    words = f"x is {x.shape}; on a rank: query {of_query}, key {of_key}, value {of_value}"
+    shapes = f"x is {x.shape}; on a rank: query {of_query}, key {of_key}, value {of_value}"
     if x.ndim not in (2, 3) or {len(of_query), len(of_key), len(of_value)} != {3}:
-        cure = "pass x: [b, s, d] and kernels [d, heads, head_dim]"
-        raise refusal(ValueError, ATTENTION, words, cure)
+        raise ValueError(f"{shapes}; pass x: [b, s, d] and kernels [d, heads, head_dim]")
     if of_value != of_key or of_query[-1] != of_key[-1]:
-        cure = "keys must have as many heads as values, and heads of one width"
-        raise refusal(ValueError, ATTENTION, words, cure)
+        raise ValueError(
+            f"{shapes}; keys must have as many heads as values, and heads of one width"
+        )
     own = _heads_of_own_queries(kv_heads, **kernels, axis_name=axis_name)
     if own is not None:
         for name in "key", "value":
             linears[name] = _with_heads(own, *linears[name])
     named = [(name, {"kernel": kernel, "bias": bias}) for name, (kernel, bias) in linears.items()]
-    query, key, value = column_linears(ATTENTION, named, x, axis_name, **options)
+    query, key, value = column_linears(named, x, axis_name, **options)
     if rotary_base is not None:
         length = query.shape[-3]
         where = jnp.arange(length) if positions is None else jnp.asarray(positions)
         if where.shape not in ((length,), (*query.shape[:-3], length)):
-            words = f"positions are {where.shape}, and the whole sequence has {length}"
-            cure = "pass [s] or [b, s], of the whole sequence on every rank"
-            raise refusal(ValueError, ATTENTION, words, cure)
+            raise ValueError(
+                f"positions are {where.shape}, and the whole sequence has {length}; pass [s] or "
+                "[b, s], of the whole sequence on every rank"
+            )
         query, key = (rotary(part, where, rotary_base) for part in (query, key))
     if attend is None:
         attend = partial(jax.nn.dot_product_attention, is_causal=causal)
     mixed = attend(query, key, value).astype(x.dtype)  # as in `mlp`
-    return row_linear_of(ATTENTION, out, mixed, axis_name, **options)
+    return row_linear_of(out, mixed, axis_name, **options)
 
 
 def _heads_of_own_queries(
@@ -203,9 +196,11 @@ def _heads_of_own_queries(
     if cuts and groups == 1:
         return None  # a rank's only head, however the heads are cut
     if len(cuts) != 1:
-        has = f"each of {ranks} ranks has {heads} heads of queries and {groups} of keys"
-        cure = "pass kv_heads= of the whole model; a rank has all of them, or an equal part"
-        raise refusal(ValueError, ATTENTION, f"kv_heads={kv_heads}, and {has}", cure)
+        raise ValueError(
+            f"kv_heads={kv_heads}, and each of {ranks} ranks has {heads} heads of queries and "
+            f"{groups} of keys; pass kv_heads= of the whole model; a rank has all of them, or an "
+            "equal part"
+        )
     (cut,) = cuts
     if cut == axes:
         return None
@@ -218,11 +213,12 @@ def _heads_of_own_queries(
 def _with_heads(own: Array, kernel: Array, bias: Array | None) -> tuple[Array, Array | None]:
     """Some heads of a linear layer. A bias of one number for each feature is that of all heads."""
     if bias is not None:
-        check_bias(ATTENTION, kernel.shape, bias)
+        check_bias(kernel.shape, bias)
         bias = bias if bias.ndim < 2 else jnp.take(bias, own, axis=-2)
     return jnp.take(kernel, own, axis=-2), bias
 
 
+@public("layers.tensor_parallel.", arguments=False)
 def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:
     """x with each pair (x[i], x[i + k/2]) rotated by an angle that grows with its position.
 
@@ -242,9 +238,8 @@ def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:
     """
     size = x.shape[-1]
     if size % 2:
-        words = f"heads of {size} dimensions have no pairs"
-        raise refusal(
-            ValueError, "tensor_parallel.rotary", words, "use an even head_dim, or rotary_base=None"
+        raise ValueError(
+            f"heads of {size} dimensions have no pairs; use an even head_dim, or rotary_base=None"
         )
     wide = jnp.promote_types(x.dtype, jnp.float32)
     frequencies = base ** -(jnp.arange(0, size, 2, dtype=wide) / size)

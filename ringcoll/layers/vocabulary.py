@@ -12,13 +12,15 @@ from jax.sharding import PartitionSpec
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_gather import psum_scatter
 from ringcoll.collectives.all_reduce import pmax, psum
-from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.layers.linear import check_sequence, column_linears, rank_count
-from ringcoll.layers.parameters import check_bound, errors_of, parameters, refusal
+from ringcoll.collectives.axes import AxisName, axes_of, rank_count
+from ringcoll.collectives.public import public
+from ringcoll.layers.linear import check_sequence, column_linears
+from ringcoll.layers.parameters import check_bound, parameters
 from ringcoll.matmuls.options import LayerOptions, with_options
 from ringcoll.runtime.value_types import sharded_dims, zeros
 
 
+@public("layers.tensor_parallel.", arguments=False)
 def embed(
     params: Any,
     tokens: Array,
@@ -50,19 +52,18 @@ def embed(
     [[14.  0.  6.  6.]
      [15.  1.  7.  7.]]
     """
-    table = jnp.asarray(parameters("tensor_parallel.embed", params, "embedding")["embedding"])
-    tokens = _integers("tensor_parallel.embed", "tokens", tokens)
-    check_bound("tensor_parallel.embed", axis_name)
+    table = jnp.asarray(parameters(params, "embedding")["embedding"])
+    tokens = _integers("tokens", tokens)
+    check_bound(axis_name)
     mine, row, is_in = _own(tokens, table.shape[0], axis_name)
     none = lax.neg(jnp.zeros((), table.dtype))  # -0.0 + x is x, also if that is -0.0
     rows = jnp.where(mine[..., None], _rows(table, row), none)
     rows = jnp.where(is_in[..., None], rows, jnp.nan)
-    with errors_of("tensor_parallel.embed"):
-        if not sequence_parallel:
-            return psum(rows, axis_name, algorithm=algorithm)
-        check_sequence("tensor_parallel.embed", tokens.shape[-1], axis_name)
-        axes, dim = axes_of(axis_name), tokens.ndim - 1
-        return psum_scatter(rows, axes, scatter_dimension=dim, tiled=True, algorithm=algorithm)
+    if not sequence_parallel:
+        return psum(rows, axis_name, algorithm=algorithm)
+    check_sequence(tokens.shape[-1], axis_name)
+    axes, dim = axes_of(axis_name), tokens.ndim - 1
+    return psum_scatter(rows, axes, scatter_dimension=dim, tiled=True, algorithm=algorithm)
 
 
 def _rows(table: Array, row: Array) -> Array:
@@ -94,11 +95,12 @@ def unembed(params: Any, x: Array, axis_name: AxisName, **options: Unpack[LayerO
     >>> print(logits(params, jnp.arange(8.0).reshape(4, 2))[:, 0])
     [ 1.  5.  9. 13.]
     """
-    linear = [*parameters("tensor_parallel.unembed", params, "unembedding").items()]
-    (logits,) = column_linears("tensor_parallel.unembed", linear, x, axis_name, **options)
+    linear = [*parameters(params, "unembedding").items()]
+    (logits,) = column_linears(linear, x, axis_name, **options)
     return logits
 
 
+@public("layers.tensor_parallel.", arguments=False)
 def cross_entropy(
     logits: Array, labels: Array, axis_name: AxisName, *, algorithm: Algorithm = "auto"
 ) -> Array:
@@ -124,21 +126,20 @@ def cross_entropy(
     >>> print(ranks(loss, (P(None, "x"), P()), P())(logits, labels) / jnp.log(4))
     [1. 1.]
     """
-    labels = _integers("tensor_parallel.cross_entropy", "labels", labels)
+    labels = _integers("labels", labels)
     if logits.shape[:-1] != labels.shape:
-        words = f"the labels are {labels.shape}, the logits {logits.shape}"
-        cure = "pass a label for each row of logits"
-        raise refusal(ValueError, "tensor_parallel.cross_entropy", words, cure)
-    check_bound("tensor_parallel.cross_entropy", axis_name)
+        raise ValueError(
+            f"the labels are {labels.shape}, the logits {logits.shape}; pass a label for each row "
+            "of logits"
+        )
+    check_bound(axis_name)
     wide = jnp.promote_types(logits.dtype, jnp.float32)
     local = lax.stop_gradient(logits.max(-1).astype(wide))
-    with errors_of("tensor_parallel.cross_entropy"):
-        top = pmax(local, axis_name, algorithm=algorithm)
+    top = pmax(local, axis_name, algorithm=algorithm)
     mine, place, is_in = _own(labels, logits.shape[-1], axis_name)
     at_label = jnp.take_along_axis(logits, place[..., None], -1)[..., 0].astype(wide)
     sums = (_sum_of_exps(logits, top), jnp.where(mine, at_label - top, -0.0))
-    with errors_of("tensor_parallel.cross_entropy"):
-        total, label = psum(sums, axis_name, algorithm=algorithm)
+    total, label = psum(sums, axis_name, algorithm=algorithm)
     return jnp.where(is_in, jnp.log(total) - label, jnp.nan)
 
 
@@ -155,9 +156,9 @@ def _own(ids: Array, size: int, axis_name: AxisName) -> tuple[Array, Array, Arra
     return mine, jnp.where(mine, place, 0), (ids >= 0) & (ids < rank_count(axis_name) * size)
 
 
-def _integers(function: str, name: str, ids: Array) -> Array:
+def _integers(name: str, ids: Array) -> Array:
     """The ids as signed integers, wide enough for any vocabulary."""
     ids = jnp.asarray(ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise refusal(TypeError, function, f"the {name} are of {ids.dtype}", "pass integers")
+        raise TypeError(f"the {name} are of {ids.dtype}; pass integers")
     return ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)

@@ -100,7 +100,7 @@ UNUSED = {
     "fsdp.linear: it does not use 'scale'": lambda: fsdp.linear(
         {"kernel": ones(8, 5), "scale": ones(5)}, X, "x"
     ),
-    "moe: it does not use 'bias'": lambda: moe(bias=ones(2, 5)),
+    "it does not use 'bias'": lambda: moe(bias=ones(2, 5)),
 }
 PARAMS = {"attention": {"query": np.ones((8, 6, 4))}, "up": np.ones((8, 12))}
 WHOLE = {"w": ones(8)}
@@ -316,6 +316,24 @@ def test_an_option_arrives_where_it_is_used(name, option):
     message = message_of(lambda: LINEAR[name]("x", **{option: value}), kind)
     assert words in message
     assert message.startswith(f"ringcoll.layers.tensor_parallel.{name.partition(',')[0]}: ")
+
+
+def theirs(*_, **__):
+    raise ValueError("theirs")
+
+
+#: Calls of a function of the user that raises.
+OF_USERS = {
+    "kernel of attention": partial(attend, kernel=theirs),
+    "activation of moe": partial(moe, activation=theirs),
+    "kernel of moe": partial(moe, kernel=theirs, algorithm="ring"),
+    "attend of heads": partial(tp.attention, HEADS, EVEN, "x", attend=theirs),
+}
+
+
+@pytest.mark.parametrize("name", OF_USERS)
+def test_what_a_function_of_the_user_raises_is_not_changed(name):
+    assert message_of(OF_USERS[name], ValueError) == "theirs"
 
 
 @pytest.mark.parametrize("kernel", [None, lambda rows, weights, sizes: rows @ weights[0]])

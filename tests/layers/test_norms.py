@@ -129,7 +129,8 @@ def check_copied(case):
 
     mapped = over_ranks(case, call, (P(), own), own)
     if not case["check_vma"]:  # the edge of `shard_map` would sum the sums
-        with pytest.raises(ValueError, match="copied: shard_map has check_vma=False; leave it out"):
+        words = f"{case['function']}: shard_map has check_vma=False; leave it out"
+        with pytest.raises(ValueError, match=words):
             jax.eval_shape(mapped, tree, of_ranks)
         return
     traced = jax.jit(mapped).trace(tree, of_ranks)

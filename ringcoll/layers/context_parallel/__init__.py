@@ -24,8 +24,7 @@ to rank, as in "ring" and "bidirectional_ring" on one axis. With other schedules
 gradients that wait to be sent.
 """
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from math import prod
 from typing import Any
 
@@ -41,14 +40,13 @@ from ringcoll.choose.table import Algorithm, Table
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.all_to_all import all_to_all
-from ringcoll.collectives.axes import AxisName
-from ringcoll.collectives.call import Call
+from ringcoll.collectives.axes import AxisName, axes_of, rank_count
+from ringcoll.collectives.public import integer, public
 from ringcoll.layers.context_parallel.auto import ULYSSES, Attention, fastest
 from ringcoll.layers.context_parallel.layouts import check_layout, positions
 from ringcoll.layers.context_parallel.overlapped import attend
 from ringcoll.layers.context_parallel.tiles import NOWHERE, Mask
 from ringcoll.layers.context_parallel.visits import AttentionOptions, BlockMask, Kernel
-from ringcoll.layers.parameters import refusal
 from ringcoll.runtime.scopes import noted_when_lowered
 from ringcoll.runtime.value_types import device_kind, explicit_spec, typed_alike
 
@@ -59,6 +57,7 @@ __all__ = ["ULYSSES", "BlockMask", "arrange", "attention", "position_ids", "rest
 OF_SUMS = "psum_scatter"
 
 
+@public("layers.context_parallel.")
 def attention(
     q: Array,
     k: Array,
@@ -114,18 +113,15 @@ def attention(
     >>> ranks(attend, (spec, spec, spec), spec)(x, x, jnp.cumsum(x, 1))[0, :, 0, 0]
     Array([1. , 1.5, 2. , 2.5, 3. , 3.5, 4. , 4.5], dtype=float32)
     """
-    arguments = {"causal": causal, "layout": layout, "window": window}
-    call = Call(
-        "layers.context_parallel.attention", axis_name, arguments=arguments, operands="q, k, v"
-    )
-    _check_arrays(call, q, k, v, segment_ids)
-    sizes = tuple(call.attempt(lax.axis_size, axis) for axis in call.axes)
+    axes = axes_of(axis_name)
+    _check_arrays(q, k, v, segment_ids)
+    sizes = tuple(map(lax.axis_size, axes))
     if isinstance(causal, jax.core.Tracer):
-        raise call.refusal(TypeError, "causal is traced", "pass True or False")
-    mask = Mask(bool(causal), _window(call, window))
-    scale = _scale(call, scale, q.shape[3])
-    check_layout(call.refusal, layout, prod(sizes), prod(sizes) * q.shape[1])
-    per_axis, plan = _per_axis(call, algorithm), None
+        raise TypeError("causal is traced; pass True or False")
+    mask = Mask(bool(causal), _window(window))
+    scale = _scale(scale, q.shape[3])
+    check_layout(layout, prod(sizes), prod(sizes) * q.shape[1])
+    per_axis, plan = _per_axis(axes, algorithm), None
     if per_axis is None:
         (batch, length, heads, d), groups = q.shape, k.shape[2]
         shape = batch, length, heads, groups, (d, v.shape[3]), q.dtype.itemsize
@@ -135,11 +131,11 @@ def attention(
         )
     exchanged = tuple(i for i, name in enumerate(per_axis) if name == ULYSSES)
     gathers = [name for name in per_axis if name != ULYSSES]
-    gathered = tuple(axis for i, axis in enumerate(call.axes) if i not in exchanged)
+    gathered = tuple(axis for i, axis in enumerate(axes) if i not in exchanged)
     gather = gathers[0] if gathers else "ring"  # a ring of one rank, which has no rounds
-    algorithm = call.attempt(choice.resolve_algorithm, gather, OF_SUMS, gathered)
+    algorithm = choice.resolve_algorithm(gather, OF_SUMS, gathered)
     told = plan or Plan(algorithm if gathers else ULYSSES, why=NAMED, exchanged=exchanged)
-    q, k, v = noted_when_lowered("attention", call.axes, (q, k, v), lambda *_: told)
+    q, k, v = noted_when_lowered("attention", axes, (q, k, v), lambda *_: told)
 
     if jax.sharding.get_abstract_mesh().explicit_axes:  # a device has whole sequences of its own
         batch, heads = (jax.typeof(x).sharding.spec[dim] for x, dim in ((q, 0), (k, 2)))
@@ -147,17 +143,19 @@ def attention(
         if segment_ids is not None:
             segment_ids = jax.reshard(segment_ids, PartitionSpec(batch))
 
-    across, n = tuple(call.axes[i] for i in exchanged), prod(sizes[i] for i in exchanged)
+    across, n = tuple(axes[i] for i in exchanged), prod(sizes[i] for i in exchanged)
     ids = [] if segment_ids is None else [_ids(segment_ids, gathered, across, n)]
-    q, k, v, *ids = typed_alike([q, k, v, *ids], call.axes)
+    q, k, v, *ids = typed_alike([q, k, v, *ids], axes)
     heads, groups = q.shape[2], k.shape[2]
     kv = jnp.concatenate([k, v], -1)
     if across:
         if heads % n or groups % n:
-            words = f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}"
-            raise call.refusal(ValueError, words, "make both multiples of the ranks, or gather")
+            raise ValueError(
+                f"{heads} heads of queries and {groups} of keys over {n} ranks by {ULYSSES!r}; "
+                "make both multiples of the ranks, or gather"
+            )
         q, kv = (all_to_all(x, across, 2, 1, tiled=True) for x in (q, kv))
-    kernel = kernel and _checked(call, kernel)
+    kernel = kernel and _checked(kernel)
     where = layout, sizes, exchanged
     options = AttentionOptions(gathered, algorithm, mask, *where, scale, kernel)
     batch, length, heads, d = q.shape
@@ -168,6 +166,7 @@ def attention(
     return all_to_all(out, across, 1, 2, tiled=True) if across else out
 
 
+@public("layers.context_parallel.")
 def arrange(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     """A whole sequence in the order of a layout: rank r has part r of n equal parts.
 
@@ -184,9 +183,10 @@ def arrange(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     >>> print(cp.arrange(jnp.arange(8), 2, "zigzag", dim=0))
     [0 1 6 7 2 3 4 5]
     """
-    return _reorder(x, _order("arrange", jnp.shape(x), n, layout, dim), dim)
+    return _reorder(x, _order(jnp.shape(x), n, layout, dim), dim)
 
 
+@public("layers.context_parallel.")
 def restore(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     """Bring a sequence from the order of a layout back into the order of its positions.
 
@@ -200,7 +200,7 @@ def restore(x: ArrayLike, n: int, layout: str, dim: int = 1) -> Array:
     >>> print(cp.restore(cp.arrange(jnp.arange(8), 4, "striped", dim=0), 4, "striped", dim=0))
     [0 1 2 3 4 5 6 7]
     """
-    order = _order("restore", jnp.shape(x), n, layout, dim)
+    order = _order(jnp.shape(x), n, layout, dim)
     return _reorder(x, np.argsort(order), dim)
 
 
@@ -211,6 +211,7 @@ def _reorder(x: ArrayLike, order: np.ndarray, dim: int) -> Array:
     return x.at[index].get(out_sharding=explicit_spec(x))
 
 
+@public("layers.context_parallel.")
 def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -> Array:
     """The positions that this rank has: `[length]`, for `rotary`. `length` is s/n.
 
@@ -228,98 +229,95 @@ def position_ids(axis_name: AxisName, length: int, layout: str = "contiguous") -
     >>> print(ranks(lambda: cp.position_ids("x", 2, "zigzag"), ())())
     [0 7 1 6 2 5 3 4]
     """
-    arguments = {"length": length, "layout": layout}
-    call = Call("layers.context_parallel.position_ids", axis_name, arguments=arguments, operands="")
-    n = call.attempt(call.rank_count)
-    check_layout(call.refusal, layout, n, n * call.integer("length"))
+    n = rank_count(axis_name)
+    check_layout(layout, n, n * integer("length", length))
     table = jnp.asarray(positions(layout, n, length))
-    return table[lax.axis_index(call.axes)]
+    return table[lax.axis_index(axes_of(axis_name))]
 
 
-def _order(function: str, shape: Sequence[int], n: int, layout: str, dim: int) -> np.ndarray:
+def _order(shape: Sequence[int], n: int, layout: str, dim: int) -> np.ndarray:
     """The positions of a whole sequence in the order of a layout."""
-    where = f"context_parallel.{function}"
-    for name, value in {"n": n, "dim": dim}.items():
-        if not hasattr(value, "__index__"):
-            words = f"{name}={value!r} is not an integer"
-            raise refusal(TypeError, where, words, "pass a Python int")
+    n, dim = integer("n", n), integer("dim", dim)
     if not -len(shape) <= dim < len(shape):
-        raise refusal(ValueError, where, f"dim={dim} of {len(shape)} dimensions", "pass one")
-    check_layout(partial(refusal, function=where), layout, n, shape[dim])
+        raise ValueError(f"dim={dim} of {len(shape)} dimensions; pass one")
+    check_layout(layout, n, shape[dim])
     return positions(layout, n, shape[dim] // n).reshape(-1)
 
 
-def _check_arrays(call: Call, q: Any, k: Any, v: Any, ids: Any) -> None:
+def _check_arrays(q: Any, k: Any, v: Any, ids: Any) -> None:
     """Refuse operands that do not fit each other."""
     named = {"q": q, "k": k, "v": v}
-    types = {name: call.attempt(jax.typeof, x) for name, x in named.items()}
+    types = {name: jax.typeof(x) for name, x in named.items()}
     shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in types.items())
     query, key, value = types.values()
     if any(x.ndim != 4 for x in types.values()):
-        raise call.refusal(ValueError, shapes, "pass [batch, sequence, heads, width]")
+        raise ValueError(f"{shapes}; pass [batch, sequence, heads, width]")
     if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
-        raise call.refusal(ValueError, shapes, "batch and sequence must be the same on a rank")
+        raise ValueError(f"{shapes}; batch and sequence must be the same on a rank")
     if key.shape[2] != value.shape[2] or not key.shape[2] or query.shape[2] % key.shape[2]:
-        cure = "heads of queries must be a multiple of those of keys and values"
-        raise call.refusal(ValueError, shapes, cure)
+        raise ValueError(
+            f"{shapes}; heads of queries must be a multiple of those of keys and values"
+        )
     if query.shape[3] != key.shape[3]:
-        raise call.refusal(ValueError, shapes, "queries and keys must be of one width")
+        raise ValueError(f"{shapes}; queries and keys must be of one width")
     dtypes = {name: x.dtype for name, x in types.items()}
     is_float = jnp.issubdtype(query.dtype, jnp.floating) and query.dtype.itemsize > 1
     if len(set(dtypes.values())) > 1 or not is_float:
-        words = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
-        raise call.refusal(TypeError, words, "pass floats of one dtype, of 2 bytes or more")
+        found = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
+        raise TypeError(f"{found}; pass floats of one dtype, of 2 bytes or more")
     if ids is None:
         return
-    typed = call.attempt(jax.typeof, ids)
+    typed = jax.typeof(ids)
     if not jnp.issubdtype(typed.dtype, jnp.integer):
-        raise call.refusal(TypeError, f"segment_ids are {typed.dtype.name}", "pass integers")
+        raise TypeError(f"segment_ids are {typed.dtype.name}; pass integers")
     if typed.shape != query.shape[:2]:
-        words = f"segment_ids are {list(typed.shape)}"
-        raise call.refusal(ValueError, words, f"pass {list(query.shape[:2])}, as the sequence")
+        raise ValueError(
+            f"segment_ids are {list(typed.shape)}; pass {list(query.shape[:2])}, as the sequence"
+        )
 
 
-def _window(call: Call, window: Any) -> int | None:
+def _window(window: Any) -> int | None:
     if window is None:
         return None
-    width = call.integer("window")
+    width = integer("window", window)
     if width < 1:
-        raise call.refusal(ValueError, f"window={width}", "pass 1 or more, or None")
+        raise ValueError(f"window={width}; pass 1 or more, or None")
     return min(width, int(NOWHERE))  # a wider window would not fit an int32
 
 
-def _scale(call: Call, scale: Any, width: int) -> float:
+def _scale(scale: Any, width: int) -> float:
     if scale is None:
         return float(max(width, 1) ** -0.5)
     try:
         return float(scale)
     except (TypeError, ValueError) as error:  # also if it is traced
-        words = f"scale={scale!r} is not a number"
-        raise call.refusal(
-            TypeError, words, "pass a Python float, or multiply q by the number"
+        raise TypeError(
+            f"scale={scale!r} is not a number; pass a Python float, or multiply q by the number"
         ) from error
 
 
-def _per_axis(call: Call, algorithm: Any) -> tuple[Algorithm, ...] | None:
+def _per_axis(axes: tuple[Hashable, ...], algorithm: Any) -> tuple[Algorithm, ...] | None:
     """The algorithm of each axis, with at most one gather; None for "auto"."""
     if isinstance(algorithm, tuple | list):
-        if len(algorithm) != len(call.axes):
-            words = f"algorithm={algorithm!r} for {len(call.axes)} axes"
-            raise call.refusal(ValueError, words, "pass one for each axis")
+        if len(algorithm) != len(axes):
+            raise ValueError(
+                f"algorithm={algorithm!r} for {len(axes)} axes; pass one for each axis"
+            )
         gathers = {name for name in algorithm if name != ULYSSES}
         if len(gathers) > 1 or "auto" in gathers:
-            words, cure = f"algorithm={algorithm!r}", f"name one gather, and {ULYSSES!r}"
-            raise call.refusal(ValueError, words, cure)
+            raise ValueError(f"algorithm={algorithm!r}; name one gather, and {ULYSSES!r}")
         return tuple(algorithm)
     if isinstance(algorithm, Table):
-        cure = f"pass a name, a Schedule, {ULYSSES!r}, or one for each axis"
-        raise call.refusal(ValueError, "algorithm: a Table is only for collectives", cure)
+        raise ValueError(
+            "algorithm: a Table is only for collectives; pass a name, a Schedule, "
+            f"{ULYSSES!r}, or one for each axis"
+        )
     if algorithm == "auto":  # unless `ringcoll.algorithm` names one for all calls
-        algorithm = call.attempt(choice.resolve_algorithm, algorithm, OF_SUMS, call.axes)
-    return None if algorithm == "auto" else (algorithm,) * len(call.axes)
+        algorithm = choice.resolve_algorithm(algorithm, OF_SUMS, axes)
+    return None if algorithm == "auto" else (algorithm,) * len(axes)
 
 
-def _checked(call: Call, kernel: Kernel) -> Kernel:
+def _checked(kernel: Kernel) -> Kernel:
     """The kernel with a check that its results fit its operands."""
 
     def checked(q: Array, k: Array, v: Array, **masking: Any) -> tuple[Array, Array]:
@@ -327,8 +325,10 @@ def _checked(call: Call, kernel: Kernel) -> Kernel:
         wanted = [(*q.shape[:3], v.shape[3]), q.shape[:3]]
         if (shapes := [jnp.shape(x) for x in jax.tree.leaves(results)]) != wanted:
             returned = ", ".join(str([*shape]) for shape in shapes) or "nothing"
-            cure = f"of {[*q.shape]}, return (out, lse) of {[*wanted[0]]} and {[*wanted[1]]}"
-            raise call.refusal(ValueError, f"the kernel returned {returned}", cure)
+            raise ValueError(
+                f"the kernel returned {returned}; of {[*q.shape]}, return (out, lse) of "
+                f"{[*wanted[0]]} and {[*wanted[1]]}"
+            )
         out, lse = jax.tree.leaves(results)
         return out, lse
 

@@ -36,13 +36,13 @@ def positions(layout: str, n: int, length: int) -> np.ndarray:
     return LAYOUTS[layout](n, length).astype(np.int32)
 
 
-def check_layout(refusal: Callable[..., Exception], layout: Any, n: int, length: int) -> None:
+def check_layout(layout: Any, n: int, length: int) -> None:
     """Refuse an unknown layout, and a sequence of `length` that cannot be cut over n ranks."""
     if layout not in tuple(LAYOUTS):  # in a tuple, so that it need not be hashable
-        words = f"layout={layout!r}"
-        raise refusal(ValueError, words=words, cure=f"choose from {', '.join(LAYOUTS)}")
+        raise ValueError(f"layout={layout!r}; choose from {', '.join(LAYOUTS)}")
     multiple = max(n, 1) * PARTS[layout]
     if n < 1 or length < 0 or length % multiple:
-        words = f"{length} positions over n={n} ranks, layout={layout!r}"
-        cure = f"pad the sequence to a multiple of {multiple}"
-        raise refusal(ValueError, words=words, cure=cure)
+        raise ValueError(
+            f"{length} positions over n={n} ranks, layout={layout!r}; pad the sequence to a "
+            f"multiple of {multiple}"
+        )

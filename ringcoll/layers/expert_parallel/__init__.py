@@ -33,9 +33,9 @@ from jax.sharding import PartitionSpec
 
 from ringcoll.choose.plan import NAMED, Plan
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.axes import AxisName
-from ringcoll.collectives.call import Call
+from ringcoll.collectives.axes import AxisName, axes_of, rank_count
 from ringcoll.collectives.front_door import Pytree
+from ringcoll.collectives.public import integer, public
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.layers.expert_parallel.auto import GATHER, RAGGED, RINGS, Mixture, fastest
 from ringcoll.layers.expert_parallel.experts import (
@@ -50,8 +50,7 @@ from ringcoll.layers.expert_parallel.experts import (
 )
 from ringcoll.layers.expert_parallel.ring import by_ring
 from ringcoll.layers.expert_parallel.routing import Routing, route
-from ringcoll.layers.linear import rank_count
-from ringcoll.layers.parameters import array_of, errors_of, shard
+from ringcoll.layers.parameters import array_of, shard
 from ringcoll.layers.replicas import shared
 from ringcoll.layers.tensor_parallel import partition_specs as by_name
 from ringcoll.runtime.scopes import noted_when_lowered
@@ -59,8 +58,6 @@ from ringcoll.runtime.value_types import device_kind, sharded_dims, typed_alike
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
 
-#: The path of `moe` in errors.
-MOE = "expert_parallel.moe"
 #: What `algorithm` may be.
 ALGORITHMS = ("auto", GATHER, *RINGS, RAGGED)
 
@@ -72,6 +69,7 @@ class Routed(NamedTuple):
     balance_loss: Array
 
 
+@public("layers.expert_parallel.")
 def moe(
     x: Array,
     router: Array,
@@ -157,19 +155,19 @@ def moe(
     [[  3.  75. 243. 507.]
      [  3.  75. 243. 507.]] 1.0
     """
-    arguments = {"top_k": top_k} | ({} if max_send is None else {"max_send": max_send})
-    call = Call(f"layers.{MOE}", axis_name, arguments=arguments, operands="x, router, experts")
-    axes, n = call.axes, call.attempt(call.rank_count)
-    x, router = array_of(MOE, "x", x), array_of(MOE, "router", router)
+    axes, n = axes_of(axis_name), rank_count(axis_name)
+    x, router = array_of("x", x), array_of("router", router)
     others = jax.sharding.get_abstract_mesh().explicit_axes
     if others and (kernel is None or sharded_dims(x)):
-        words = f"beside the explicit axes {others}, JAX has no ragged_dot, and x must be whole"
-        raise call.refusal(NotImplementedError, words, "give jax.shard_map(axis_names=) these too")
-    top_k = _checked(call, x, router, algorithm, n)
-    if max_send is not None and (max_send := call.integer("max_send")) < 1:
-        raise call.refusal(ValueError, f"max_send={max_send}", "pass 1 or more, or None")
+        raise NotImplementedError(
+            f"beside the explicit axes {others}, JAX has no ragged_dot, and x must be whole; "
+            "give jax.shard_map(axis_names=) these too"
+        )
+    top_k = _checked(x, router, axis_name, top_k, algorithm)
+    if max_send is not None and (max_send := integer("max_send", max_send)) < 1:
+        raise ValueError(f"max_send={max_send}; pass 1 or more, or None")
     options = {"activation": activation, "precision": precision, "kernel": kernel}
-    own = experts_of(MOE, experts, x, router.shape[1], n, **options)
+    own = experts_of(experts, x, router.shape[1], n, **options)
     x, router = shared((x, router), axes)
     tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
@@ -190,27 +188,27 @@ def moe(
     return Routed(y.reshape(x.shape), routing.balance_loss)
 
 
-def _checked(call: Call, x: Array, router: Array, algorithm: Any, n: int) -> int:
+def _checked(x: Array, router: Array, axis_name: AxisName, top_k: int, algorithm: Any) -> int:
     """Check the arguments of `moe`; return the number of experts of a token."""
     for name, array in {"x": x, "router": router}.items():
         if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
-            words = f"{name} is {array.dtype.name}"
-            raise call.refusal(TypeError, words, "pass real floats, of 2 bytes or more")
+            raise TypeError(f"{name} is {array.dtype.name}; pass real floats, of 2 bytes or more")
     if x.ndim < 2 or router.ndim != 2 or x.shape[-1] != router.shape[0]:
-        words = f"x is {list(x.shape)}, the router {list(router.shape)}"
-        raise call.refusal(ValueError, words, "pass x: [..., t, d] and router: [d, experts]")
-    total = router.shape[1]
+        raise ValueError(
+            f"x is {list(x.shape)}, the router {list(router.shape)}; pass x: [..., t, d] and "
+            "router: [d, experts]"
+        )
+    total, n = router.shape[1], rank_count(axis_name)
     if total % n or not total:
-        words = f"{total} experts are not divisible by the {n} ranks of {call.axis_name!r}"
-        cure = "use a multiple of the ranks; a router has a column for each expert"
-        raise call.refusal(ValueError, words, cure)
-    number = call.integer("top_k")
+        raise ValueError(
+            f"{total} experts are not divisible by the {n} ranks of {axis_name!r}; use a multiple "
+            "of the ranks; a router has a column for each expert"
+        )
+    number = integer("top_k", top_k)
     if not 1 <= number <= total:
-        words = f"top_k={number} of {total} experts"
-        raise call.refusal(ValueError, words, f"pass 1 to {total}")
+        raise ValueError(f"top_k={number} of {total} experts; pass 1 to {total}")
     if algorithm not in ALGORITHMS:
-        words = f"algorithm={algorithm!r}"
-        raise call.refusal(ValueError, words, f"choose from {', '.join(ALGORITHMS)}")
+        raise ValueError(f"algorithm={algorithm!r}; choose from {', '.join(ALGORITHMS)}")
     return number
 
 
@@ -264,6 +262,7 @@ def _before(sizes: Array, dim: int) -> Array:
     return lax.cumsum(sizes, dim) - sizes
 
 
+@public("layers.expert_parallel.", arguments=False)
 def partition_specs(
     params: Pytree, axis_name: AxisName, *, features: AxisName | None = None
 ) -> Pytree:
@@ -283,9 +282,8 @@ def partition_specs(
     {'down': P('x', 'model', None), 'router': P(), 'up': P('x', None, 'model')}
     """
     experts, columns = {"gate": -3, "up": -3, "down": -3}, {"gate": -1, "up": -1, "down": -2}
-    with errors_of("expert_parallel.partition_specs"):
-        by_expert = by_name(params, axis_name, columns=experts, rows={})
-        by_feature = by_name(params, features, columns=columns, rows={})
+    by_expert = by_name(params, axis_name, columns=experts, rows={})
+    by_feature = by_name(params, features, columns=columns, rows={})
 
     def both(one: PartitionSpec, other: PartitionSpec) -> PartitionSpec:
         return PartitionSpec(*[a or b for a, b in zip(one, other, strict=True)])

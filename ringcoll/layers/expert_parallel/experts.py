@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.custom_batching import custom_vmap
 from jax.tree_util import register_dataclass
 
-from ringcoll.layers.parameters import array_of, check_alike, parameters, refusal
+from ringcoll.layers.parameters import array_of, check_alike, parameters
 from ringcoll.runtime.value_types import typed_alike
 
 #: (rows sorted by expert `[r, d]`, weights `[e, d, f]`, rows of each expert `[e]`) -> `[r, f]`
@@ -92,13 +92,11 @@ class Experts:
         return jnp.where(fits, sum_rows(len(x), rows, of_rows, tokens), jnp.nan)
 
 
-def experts_of(
-    function: str, params: Any, x: Array, total: int, ranks: int, **options: Any
-) -> Experts:
+def experts_of(params: Any, x: Array, total: int, ranks: int, **options: Any) -> Experts:
     """Find this rank's experts by name. They must fit the tokens and the `total` experts."""
-    *found, _ = parameters(function, params, "gate", "up", "down", optional=("router",)).items()
-    weights = {name: array_of(function, name, weight) for name, weight in found}
-    check_alike(function, x=x, **weights)
+    *found, _ = parameters(params, "gate", "up", "down", optional=("router",)).items()
+    weights = {name: array_of(name, weight) for name, weight in found}
+    check_alike(x=x, **weights)
     shapes = ", ".join(f"{name} {list(w.shape)}" for name, w in weights.items())
     gate, up, down = weights.values()
     d, count = x.shape[-1], total // ranks
@@ -107,14 +105,19 @@ def experts_of(
         or up.shape != gate.shape
         or down.shape != (*gate.shape[:1], *gate.shape[:0:-1])
     ):
-        cure = "pass gate, up: [experts, d, f] and down: [experts, f, d]"
-        raise refusal(ValueError, function, f"on a rank: {shapes}", cure)
+        raise ValueError(
+            f"on a rank: {shapes}; pass gate, up: [experts, d, f] and down: [experts, f, d]"
+        )
     if gate.shape[1] != d:
-        words = f"x has {d} features, and the experts take {gate.shape[1]}"
-        raise refusal(ValueError, function, words, "pass x: [..., t, d] and gate: [experts, d, f]")
+        raise ValueError(
+            f"x has {d} features, and the experts take {gate.shape[1]}; pass x: [..., t, d] and "
+            "gate: [experts, d, f]"
+        )
     if gate.shape[0] != count:
-        words = f"a rank has {gate.shape[0]} experts, not {count} ({total} over {ranks} ranks)"
-        raise refusal(ValueError, function, words, "shard the experts by partition_specs")
+        raise ValueError(
+            f"a rank has {gate.shape[0]} experts, not {count} ({total} over {ranks} ranks); shard "
+            "the experts by partition_specs"
+        )
     return Experts(gate, up, down, **options)
 
 

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.all_reduce import psum
-from ringcoll.collectives.axes import AxisName
+from ringcoll.collectives.axes import AxisName, rank_count
 from ringcoll.layers.expert_parallel.experts import count_each
-from ringcoll.layers.linear import rank_count
 
 
 class Routing(NamedTuple):
