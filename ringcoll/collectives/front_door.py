@@ -70,8 +70,8 @@ def bind_leaves(
     if dims:
         added = collective.adds_dim and not collective.tiled
         for i, t in enumerate(types):
-            own = [integer(name, dim, t.ndim + added) for name, dim in dims]
-            collectives[i] = replace(collective, dims=tuple(own))
+            numbers = (integer(name, dim, t.ndim + added) for name, dim in dims)
+            collectives[i] = replace(collective, dims=tuple(numbers))
     try:
         # A single leaf is bound as it was given. The bind itself traces lax's collective, but with
         # a tuple of axes. lax may refuse a list of axes, so a list is checked here.

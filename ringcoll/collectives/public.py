@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: The exceptions that a body or lax raises for a wrong call. Others are faults of ours.
 REFUSALS = (NameError, TypeError, LookupError, ValueError, NotImplementedError)
 #: The modules whose functions may be on the way from a public function to an error of the call.
-_NOT_THE_USERS = sys.stdlib_module_names | {"ringcoll", "jax", "jaxlib", "numpy"}
+_NOT_THE_USERS = sys.stdlib_module_names | {"ringcoll", "jax", "jaxlib", "numpy", "opt_einsum"}
 #: Types of values that a message shows, also in lists; other arguments are shown by their names.
 _PLAIN = str, int, float, PartitionSpec, type(None)
 

@@ -245,7 +245,7 @@ def ragged_all_to_all(
     >>> print(ranks(send)(jnp.array([3, 1, 4, 1])))
     [ 1 -1  3 -1  1 -1  4 -1]
     """
-    xs = operand, output, input_offsets, send_sizes, output_offsets, recv_sizes
+    xs: Any = operand, output, input_offsets, send_sizes, output_offsets, recv_sizes
     axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
     collective = RaggedAllToAll(axes=axes, groups=groups)
     types = list(map(jax.typeof, xs))
