@@ -182,6 +182,4 @@ def check_alike(**arrays: Any) -> None:
     dtypes = {name: jnp.dtype(x.dtype) for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:
         found = ", ".join(f"{name} is {dtype.name}" for name, dtype in dtypes.items())
-        raise TypeError(
-            f"{found}; cast them to one dtype (fsdp.gather(..., dtype=) casts parameters)"
-        )
+        raise TypeError(f"{found}; cast them to one dtype, as fsdp.gather(dtype=) does")

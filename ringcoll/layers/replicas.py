@@ -59,10 +59,7 @@ def copied(tree: Pytree, axis_name: AxisName, **options: Unpack[SumOptions]) -> 
     """
     check_bound(axis_name)
     if axes_of(axis_name) and not is_checked():
-        raise ValueError(
-            "shard_map has check_vma=False; leave it out, and sum a gradient that is taken inside "
-            "by psum"
-        )
+        raise ValueError("shard_map has check_vma=False; leave it out, and psum a gradient inside")
     return shared(tree, axis_name, **options)
 
 

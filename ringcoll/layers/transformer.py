@@ -145,9 +145,7 @@ def attention(
     if x.ndim not in (2, 3) or {len(of_query), len(of_key), len(of_value)} != {3}:
         raise ValueError(f"{shapes}; pass x: [b, s, d] and kernels [d, heads, head_dim]")
     if of_value != of_key or of_query[-1] != of_key[-1]:
-        raise ValueError(
-            f"{shapes}; keys must have as many heads as values, and heads of one width"
-        )
+        raise ValueError(f"{shapes}; use as many keys as values, and heads of one width")
     own = _heads_of_own_queries(kv_heads, **kernels, axis_name=axis_name)
     if own is not None:
         for name in "key", "value":
@@ -238,9 +236,7 @@ def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:
     """
     size = x.shape[-1]
     if size % 2:
-        raise ValueError(
-            f"heads of {size} dimensions have no pairs; use an even head_dim, or rotary_base=None"
-        )
+        raise ValueError(f"heads of {size} dimensions have no pairs; use an even head_dim")
     wide = jnp.promote_types(x.dtype, jnp.float32)
     frequencies = base ** -(jnp.arange(0, size, 2, dtype=wide) / size)
     angles = jnp.multiply.outer(jnp.asarray(positions).astype(wide), frequencies)  # [s, k/2]

@@ -255,9 +255,7 @@ def _check_arrays(q: Any, k: Any, v: Any, ids: Any) -> None:
     if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
         raise ValueError(f"{shapes}; batch and sequence must be the same on a rank")
     if key.shape[2] != value.shape[2] or not key.shape[2] or query.shape[2] % key.shape[2]:
-        raise ValueError(
-            f"{shapes}; heads of queries must be a multiple of those of keys and values"
-        )
+        raise ValueError(f"{shapes}; make heads of queries a multiple of those of keys")
     if query.shape[3] != key.shape[3]:
         raise ValueError(f"{shapes}; queries and keys must be of one width")
     dtypes = {name: x.dtype for name, x in types.items()}
@@ -271,9 +269,7 @@ def _check_arrays(q: Any, k: Any, v: Any, ids: Any) -> None:
     if not jnp.issubdtype(typed.dtype, jnp.integer):
         raise TypeError(f"segment_ids are {typed.dtype.name}; pass integers")
     if typed.shape != query.shape[:2]:
-        raise ValueError(
-            f"segment_ids are {list(typed.shape)}; pass {list(query.shape[:2])}, as the sequence"
-        )
+        raise ValueError(f"segment_ids are {list(typed.shape)}; pass {list(query.shape[:2])}")
 
 
 def _window(window: Any) -> int | None:
@@ -308,10 +304,7 @@ def _per_axis(axes: tuple[Hashable, ...], algorithm: Any) -> tuple[Algorithm, ..
             raise ValueError(f"algorithm={algorithm!r}; name one gather, and {ULYSSES!r}")
         return tuple(algorithm)
     if isinstance(algorithm, Table):
-        raise ValueError(
-            "algorithm: a Table is only for collectives; pass a name, a Schedule, "
-            f"{ULYSSES!r}, or one for each axis"
-        )
+        raise ValueError("algorithm: a Table is only for collectives; pass a name for each axis")
     if algorithm == "auto":  # unless `ringcoll.algorithm` names one for all calls
         algorithm = choice.resolve_algorithm(algorithm, OF_SUMS, axes)
     return None if algorithm == "auto" else (algorithm,) * len(axes)

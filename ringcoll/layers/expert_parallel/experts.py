@@ -105,13 +105,10 @@ def experts_of(params: Any, x: Array, total: int, ranks: int, **options: Any) ->
         or up.shape != gate.shape
         or down.shape != (*gate.shape[:1], *gate.shape[:0:-1])
     ):
-        raise ValueError(
-            f"on a rank: {shapes}; pass gate, up: [experts, d, f] and down: [experts, f, d]"
-        )
+        raise ValueError(f"{shapes}; pass gate, up: [experts, d, f], down: [experts, f, d]")
     if gate.shape[1] != d:
         raise ValueError(
-            f"x has {d} features, and the experts take {gate.shape[1]}; pass x: [..., t, d] and "
-            "gate: [experts, d, f]"
+            f"x has {d} features, and the experts take {gate.shape[1]}; make them equal"
         )
     if gate.shape[0] != count:
         raise ValueError(
