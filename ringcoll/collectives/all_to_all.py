@@ -12,14 +12,14 @@ from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import Pytree, bind_leaves
-from ringcoll.collectives.placing import WRITTEN_AS_BITS, blocks_of
+from ringcoll.collectives.placing import WRITTEN_AS_BITS
 from ringcoll.collectives.public import public
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in, engine
 from ringcoll.runtime.contributions import Shard
 from ringcoll.runtime.hop import Ranks, as_bits, moved
-from ringcoll.runtime.slicing import dynamic_update_slice_in_dim, start_of
+from ringcoll.runtime.slicing import dynamic_slice_in_dim, dynamic_update_slice_in_dim, start_of
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.runtime.wire import encoded_once
 from ringcoll.schedules.schedule import AllToAllSchedule
@@ -63,7 +63,11 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
         sent = x if self.wire else bits
         size = x.shape[split] // schedule.size
-        blocks = blocks_of(sent, split, ranks)
+        blocks = []
+        for d in range(schedule.size):
+            start = start_of(ranks.origin(d, forward=True), size, 0, x.shape[split])
+            block = dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
+            blocks.append(block)
         shape = [size if d == split else s for d, s in enumerate(x.shape)]
         width = shape[concat]
         shape[concat] *= schedule.size

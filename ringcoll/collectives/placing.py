@@ -111,17 +111,6 @@ def reduce_along(
     return concatenated(mine, cut.dim)
 
 
-def blocks_of(x: Array, dim: int, ranks: Ranks) -> list[Array]:
-    """The blocks of an exchange: number d is for the rank that is d ahead."""
-    size = x.shape[dim] // ranks.size
-    starts = (
-        start_of(ranks.origin(d, forward=True), size, 0, x.shape[dim]) for d in range(ranks.size)
-    )
-    return [
-        dynamic_slice_in_dim(x, start, size, dim, allow_negative_indices=False) for start in starts
-    ]
-
-
 def exchanged_along(x: Array, dim: int, by: Any) -> Array:
     """Reduce-scatter: the built-in all-to-all sends raw blocks, and their owner adds by the tree.
 

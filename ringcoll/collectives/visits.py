@@ -7,6 +7,7 @@ choice of a plan, and the collective matmuls are too.
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -18,7 +19,6 @@ from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.by_schedule import built, named
-from ringcoll.collectives.placing import blocks_of
 from ringcoll.collectives.public import public
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import engine, turns
@@ -282,9 +282,14 @@ class Rounds:
 
     def blocks(self, x: Any, ranks: Ranks) -> list[Any]:
         """The blocks of an exchange: number d is for the rank that is d ahead."""
-        leaves, tree = jax.tree.flatten(x)
-        of_leaves = [blocks_of(leaf, self.dim % leaf.ndim, ranks) for leaf in leaves]
-        return [jax.tree.unflatten(tree, blocks) for blocks in zip(*of_leaves, strict=True)]
+        size = _rows(x, self.dim) // ranks.size
+
+        def sliced(x: Array, to: int) -> Array:
+            dim = self.dim % x.ndim
+            start = start_of(ranks.origin(to, forward=True), size, 0, x.shape[dim])
+            return dynamic_slice_in_dim(x, start, size, dim, allow_negative_indices=False)
+
+        return [jax.tree.map(partial(sliced, to=d), x) for d in range(ranks.size)]
 
     def gather(
         self, x: Any, visit: Callable[[Carry, Arrived], Carry], carry: Carry, *, adds: bool = False
