@@ -42,7 +42,7 @@ def compile_for(
             without, if a `shard_map` of the function names that mesh.
         profile: whether to get the static profile too, in a separate process (slow; needs the
             package flatbuffers of the extra tpu). If that fails, as it does for GPUs, the report
-            says so and uses the compiler's estimates.
+            says so below its first line, and uses the compiler's estimates.
         compiler_options: as `lowered.compile` takes them.
 
     Returns:
@@ -120,6 +120,7 @@ def _with_profile(
             "order": [number[device.id] for device in mesh.devices.flat],
             "shape": mesh.devices.shape,
             "axes": mesh.axis_names,
+            "types": [kind.name for kind in mesh.axis_types],
             "options": options,
         }
         (folder / "request").write_text(json.dumps(request), encoding="utf-8")

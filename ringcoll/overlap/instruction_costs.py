@@ -14,6 +14,7 @@ from ringcoll.overlap.work import flops, is_free, traffic, width
 SOURCES: Mapping[str, str] = {
     "profile": "the cycles of the static profile of the generated code",
     "estimate": "the compiler's estimated_cycles of a matmul",
+    "share": "the share of its FLOP/s that large matmuls reach",
     "measured": "measured matmuls of other shapes: a start, and a rate of FLOP/s",
     "roofline": "bytes over the bandwidth of the memory or FLOPs over FLOP/s, where that is "
     "longer than the cycles or there are none",
@@ -41,6 +42,9 @@ def source_in_words(source: str, chip: Chip | Gpu) -> str:
         if source == "measured":
             return f"{SOURCES[source]} (median error {chip.error})"
         return "bytes over the bandwidth of the memory"
+    if source == "share":
+        share = f"{SOURCES[source]}: {chip.matmul_share:.0%}"
+        return f"{share} (the text has no cycles: it was written before there was code)"
     if source != "estimate":
         return SOURCES[source]
     error = "how far off is not measured on this chip"
@@ -118,7 +122,21 @@ class Costs:
             return "profile", cycles
         # For other instructions the estimate is a ranking score, 7 to 35 times too high.
         estimate = instruction.number("estimated_cycles") if work else None
-        return ("estimate", estimate) if estimate else ("", 0)
+        if estimate:
+            return "estimate", estimate
+        if work and not self._profile and not self._has_estimates:
+            return "share", work / self._chip.flops / self._chip.matmul_share * self._chip.clock
+        return "", 0
+
+    @cached_property
+    def _has_estimates(self) -> bool:
+        """Whether the text has the compiler's cycles of any matmul: those that were compiled do."""
+        return any(
+            "estimated_cycles" in instruction.attributes
+            and flops(self._module, computation, instruction)
+            for computation in self._module.computations.values()
+            for instruction in computation.instructions
+        )
 
     @cached_property
     def _alike(self) -> dict[str, int]:

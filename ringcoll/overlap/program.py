@@ -7,6 +7,8 @@ from fnmatch import fnmatchcase
 from importlib import metadata
 from itertools import product
 from math import prod
+from os import PathLike
+from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from jax import tree
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered
 
+from ringcoll.overlap.dumps import find_text, kind_of
 from ringcoll.overlap.hlo import meshes_in
 from ringcoll.placement.network import Network
 from ringcoll.placement.topology import network
@@ -24,10 +27,10 @@ class Program:
     """A compiled program.
 
     kind is the `device.device_kind`; temporaries and program_bytes are bytes, None if unknown;
-    profile is cycles by name of instruction; notes are for readers of the report; versions are
-    those of the packages that compiled it; meshes are those that it is known to use, each as the
-    sizes of its axes by name: "" is no name, and "axis_0" the partitioner's. JAX orders the devices
-    of all of them alike.
+    profile is cycles by name of instruction; notes stand in the first lines of the report; versions
+    are those of the packages that compiled it; meshes are those that it is known to use, each as
+    the sizes of its axes by name: "" is no name, and "axis_0" the partitioner's. JAX orders the
+    devices of all of them alike.
     """
 
     text: str
@@ -62,6 +65,8 @@ def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Prog
     """Make a `Program` from the arguments of `report`; `lowered` is the text before compilation.
 
     Raises:
+        HloError: a folder has no scheduled program.
+        OSError: there is no such file.
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
     """
     if mesh is not None and not isinstance(mesh, Mesh):
@@ -69,7 +74,10 @@ def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Prog
     meshes = [mesh] if mesh is not None else []
     if isinstance(compiled, Lowered):
         lowered, compiled = compiled.as_text(), compiled.compile()
-    if isinstance(compiled, Program):
+    if isinstance(compiled, PathLike) or (isinstance(compiled, str) and exists(compiled)):
+        text, notes = find_text(Path(compiled))
+        program = Program(text.read_text(encoding="utf-8"), kind_of(text), notes=notes)
+    elif isinstance(compiled, Program):
         program = compiled
     elif isinstance(compiled, str):
         program = Program(compiled)
@@ -78,8 +86,8 @@ def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Prog
         meshes += meshes_of(shardings(compiled))
     else:
         raise TypeError(
-            f"overlap: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
-            f"got {type(compiled).__module__}.{type(compiled).__name__}"
+            "overlap: compiled must be what jax.jit(f).lower(...).compile() returns, its text, or a "
+            f"file or folder of texts, got {type(compiled).__module__}.{type(compiled).__name__}"
         )
     known = [*(one.shape for one in meshes), *program.meshes, *meshes_in(lowered)]
     program = replace(program, meshes=tuple(known))
