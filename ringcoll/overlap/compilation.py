@@ -89,6 +89,8 @@ def compile_for(
     if not profile:
         return program
     try:
+        if len({*mesh.axis_types}) > 1:  # else the export cannot be written: results are undecided
+            jitted = jax.jit(jitted, out_shardings=compiled.output_shardings)
         return _with_profile(program, topology, mesh, jitted, operands, options)
     except Exception as error:
         first = f"{type(error).__name__}: {error}".partition("\n")[0]

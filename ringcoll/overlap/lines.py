@@ -19,9 +19,10 @@ _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
 #: Installed packages whose lines are nobody's model: JAX, and libraries that models are made of.
-_LIBRARIES = frozenset(
-    "jax jaxlib ringcoll flax equinox haiku optax penzai haliax keras jraph chex einops jaxtyping "
-    "beartype typeguard lineax optimistix diffrax quax qwix aqt tokamax".split()
+_LIBRARIES = (
+    *("jax", "jaxlib", "ringcoll", "flax", "equinox", "haiku", "optax", "penzai", "haliax"),
+    *("keras", "jraph", "chex", "einops", "jaxtyping", "beartype", "typeguard", "lineax"),
+    *("optimistix", "diffrax", "quax", "qwix", "aqt", "tokamax"),
 )
 #: The function of `jax.lax` that makes an operation, by the operation's name.
 CALLS = {"reduce_scatter": "psum_scatter"} | {

@@ -86,8 +86,8 @@ def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Prog
         meshes += meshes_of(shardings(compiled))
     else:
         raise TypeError(
-            "overlap: compiled must be what jax.jit(f).lower(...).compile() returns, its text, or a "
-            f"file or folder of texts, got {type(compiled).__module__}.{type(compiled).__name__}"
+            "overlap: compiled must be what jax.jit(f).lower(...).compile() returns, its text, or "
+            f"a path of it, got {type(compiled).__module__}.{type(compiled).__name__}"
         )
     known = [*(one.shape for one in meshes), *program.meshes, *meshes_in(lowered)]
     program = replace(program, meshes=tuple(known))
