@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from statistics import mean
 from types import MappingProxyType
 
 from ringcoll.costs.machines import DEVICES, MACHINES, Device, find
@@ -33,15 +32,14 @@ class Chip:
 
 #: The share of its FLOP/s that a large matmul in bf16 reached on a chip, as others measured it:
 #: 32768^3 in 438 ms by the clock of the host, 8192^3 in 1.329 ms, 32768^3 in 73.6 ms. (Sources:
-#: AI-Hypercomputer/accelerator-microbenchmarks and jax-ml/scaling-book. For v5p we found none.)
+#: AI-Hypercomputer/accelerator-microbenchmarks, jax-ml/scaling-book. Of v5p none: their mean.)
 MATMUL_SHARES: Mapping[str, float] = MappingProxyType({"v5e": 0.82, "v6e": 0.90, "tpu7x": 0.83})
 
 
 def _chip(name: str, clock: float) -> Chip:
     model = DEVICES[name]
     rates = (1 / model.beta, 1 / model.delta, 1 / model.memory)
-    share = MATMUL_SHARES.get(name, mean(MATMUL_SHARES.values()))
-    return Chip(name, clock, *rates, model.latency, round(share, 2))
+    return Chip(name, clock, *rates, model.latency, MATMUL_SHARES.get(name, 0.85))
 
 
 class NotMeasured(Exception):

@@ -1,73 +1,53 @@
-"""Find the program in the folder that `--xla_dump_to` names, and the chip it was compiled for."""
+"""Read a text from a file, or from the folder that `--xla_dump_to` names."""
 
-import re
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ringcoll.overlap.hlo import HloError, in_words, parse
 from ringcoll.overlap.timeline import Timeline
 from ringcoll.placement.network import Network
 
-#: The most programs of a folder that are listed.
-LISTED = 12
-#: The beginning of the names of all files of a program.
-_NUMBER = r".*?module_\d+\."
-#: How files beside the text name the `device_kind`: of a TPU, of a GPU.
-_KIND = r'platform_version: "TFRT (TPU[^"\\]*)|device_description_str: "([^"]*)'
 
-
-def find_text(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """The scheduled program with the most FLOPs in a folder, and a note on those beside it.
+def read_dump(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The text of a file or, of the programs in a folder, of that with the most FLOPs; and notes.
 
     Raises:
-        HloError: there is none.
+        HloError: the folder has no scheduled program.
+        OSError: there is no such file.
     """
     if not path.is_dir():
-        return path, ()
-    stages = defaultdict(list)  # a compiler writes a program several times
-    for file in sorted(path.glob("*.txt")):
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            head = re.match(r"HloModule ([^\s,]*).*is_scheduled=true", next(lines, ""))
-        if head:
-            number = re.match(_NUMBER, file.name)
-            stages[number[0] if number else file.name, head[1]].append(file)
-    if not stages:
+        return path.read_text("utf-8"), ()
+    flops = {text: _flops(text) for text in _latest(path)}
+    if not flops:
         raise HloError(
-            f"{path} has no scheduled program: no .txt file in it begins with 'HloModule' and has "
-            "is_scheduled=true there; pass the folder that --xla_dump_to names"
+            f"{path}: no .txt file in it begins with 'HloModule' and is_scheduled=true; pass the "
+            "folder that --xla_dump_to names"
         )
-    work = {text: _flops(text) for text in (max(files, key=_stage) for files in stages.values())}
-    taken, *others = sorted(work, key=lambda text: (work[text], text.stat().st_size), reverse=True)
-    words = [
-        f"{text.name} ({'cannot be read' if work[text] < 0 else f'{work[text]:.3g} FLOP'})"
-        for text in others[:LISTED]
-    ]
-    if len(others) > LISTED:
-        words.append(f"{len(others) - LISTED} with less")
-    beside = f", the program with the most FLOPs; beside it: {', '.join(words)}" if words else ""
-    return taken, (f"read from {taken.name}{beside}",)
+    taken, *others = sorted(flops, key=lambda text: (-flops[text], -text.stat().st_size))
+    work = {text: "unread" if flops[text] < 0 else f"{flops[text]:.3g} FLOP" for text in others}
+    beside = ", ".join(f"{text.name} ({words})" for text, words in work.items())
+    most = f", which has the most FLOPs; beside it {beside}" * bool(others)
+    return taken.read_text("utf-8"), (f"read from {taken.name}{most}",)
 
 
-def _stage(text: Path) -> tuple[int, int]:
-    """How late in a compilation a text was written: code adds cycles, each stage adds something."""
-    return text.read_bytes().count(b"estimated_cycles"), text.stat().st_size
+def _latest(folder: Path) -> Iterator[Path]:
+    """The latest text of each scheduled program; a compiler writes several, at last with cycles."""
+    stages = defaultdict(list)  # by what their names begin with, and the name of the program
+    for file in sorted(folder.glob("*.txt")):
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            head = next(lines, "").split(",")
+        if head[0].startswith("HloModule ") and " is_scheduled=true" in head:
+            title = head[0].split()[1]
+            stages[file.name.partition(f".{title}.")[0], title].append(file)
+    for texts in stages.values():
+        yield max(texts, key=lambda t: (t.read_bytes().count(b"_cycles"), t.stat().st_size))
 
 
 def _flops(text: Path) -> float:
     """The FLOPs of all matmuls that a program runs; -1 if it cannot be read."""
-    try:
-        with in_words():
-            module = parse(text.read_text(encoding="utf-8"))
-            return Timeline(module, Network.ring(module.ranks), None, {}).run().tally["flops",]
-    except HloError:
-        return -1.0
-
-
-def kind_of(text: Path) -> str | None:
-    """The `device_kind` for which a text was compiled, if a file of the dump names it."""
-    number = re.match(_NUMBER, text.name)
-    for name in ("*/topology.textproto", "*gpu_target_config.pbtxt") if number else ():
-        for file in text.parent.glob(f"{number[0]}{name}"):
-            if kind := re.search(_KIND, file.read_text(encoding="utf-8")):
-                return kind[1] or kind[2]
-    return None
+    with suppress(HloError), in_words():
+        module = parse(text.read_text("utf-8"))
+        return Timeline(module, Network.ring(module.ranks), None, {}).run().tally["flops",]
+    return -1.0

@@ -252,7 +252,6 @@ def _statements(text: str) -> Iterator[str]:
 
 
 def _instruction(line: str, match: re.Match[str], types: dict[str, str]) -> Instruction:
-    """The instruction of a line; the text of its type goes into `types`."""
     shape_end = _end(line, match.end())
     types[match[2].lstrip("%")] = line[match.end() : shape_end]
     opcode_end = line.find("(", shape_end)

@@ -18,11 +18,10 @@ Frame = tuple[str, int, str]
 _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
-#: Installed packages whose lines are nobody's model: JAX, and libraries that models are made of.
+#: Packages whose lines are nobody's model: JAX, and libraries that models are made of.
 _LIBRARIES = (
-    *("jax", "jaxlib", "ringcoll", "flax", "equinox", "haiku", "optax", "penzai", "haliax"),
-    *("keras", "jraph", "chex", "einops", "jaxtyping", "beartype", "typeguard", "lineax"),
-    *("optimistix", "diffrax", "quax", "qwix", "aqt", "tokamax"),
+    *("python", "jax", "jaxlib", "ringcoll", "flax", "equinox", "haiku", "optax", "penzai"),
+    *("keras", "haliax", "chex", "einops", "jaxtyping", "beartype", "lineax", "aqt", "qwix"),
 )
 #: The function of `jax.lax` that makes an operation, by the operation's name.
 CALLS = {"reduce_scatter": "psum_scatter"} | {
@@ -40,16 +39,13 @@ CALLS = {"reduce_scatter": "psum_scatter"} | {
 
 
 class Line(NamedTuple):
-    """A line of source, JAX's name of the operation, the function called; "" and 0 if unknown.
-
-    user is the user's own line if that one is in an installed package: "train.py:41".
-    """
+    """A line of source, JAX's name of the operation, the function called; "" and 0 if unknown."""
 
     file: str = ""
     line: int = 0
     op_name: str = ""
     function: str = ""
-    user: str = ""
+    user: str = ""  # the user's own line, if the source is an installed package's
 
     @property
     def source(self) -> str:
@@ -70,10 +66,7 @@ class Line(NamedTuple):
 
     @property
     def short(self) -> str:
-        """What the line calls: "train.py:41 psum, gradient"; only the line if it calls nothing.
-
-        That of an installed model, and the user's: "layers.py:7 psum (train.py:41), gradient".
-        """
+        """What the line calls: "train.py:41 psum, gradient", "layer.py:7 psum (train.py:41)"."""
         # `jax.checkpoint` computes a part of the forward pass again, inside the backward pass.
         _, again, name = self.op_name.rpartition("rematted_computation")
         gradient = "transpose(" in name
@@ -176,7 +169,7 @@ class Lines:
     def _line(self, instruction: Instruction, stack: list[Frame] | None = None) -> Line:
         op_name = instruction.attribute("op_name") or ""
         stack = self._stack_of(instruction) if stack is None else stack
-        models = [frame for frame in stack if not _is_library(frame[0])]
+        models = [frame for frame in stack if _package(frame[0]) not in _LIBRARIES]
         # Code that is in no file, such as <string>, only if there is no other.
         named = [frame for frame in models if not frame[0].startswith("<")]
         if not stack:
@@ -202,18 +195,11 @@ class Lines:
 
 
 def _package(file: str) -> str:
-    """The installed package that a file belongs to; "" if none."""
-    match = re.search(r"[/\\](?:site|dist)-packages[/\\](\w+)", file)
-    return match[1] if match else ""
-
-
-def _is_library(file: str) -> bool:
-    """Whether a file is no model's: Python's own, or that of one of `_LIBRARIES`."""
-    if file == _EXAMPLES:
-        return False
-    if package := _package(file):
-        return package in _LIBRARIES
-    return bool(re.match(rf"{re.escape(str(_PACKAGE))}/|.*/lib/python3\.\d+t?/", file))
+    """The installed package that a file belongs to; "python" if it is Python's own; else ""."""
+    if file.startswith(f"{_PACKAGE}/"):
+        return "ringcoll" * (file != _EXAMPLES)
+    match = re.search(r"(?:site|dist)-packages[/\\](\w+)", file)
+    return match[1] if match else "python" * ("/lib/python3." in file)
 
 
 def _part(head: str, title: str) -> str:

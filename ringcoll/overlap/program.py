@@ -1,5 +1,6 @@
 """A compiled program as a report needs it: its text, its sizes, the places of its ranks."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,8 +8,6 @@ from fnmatch import fnmatchcase
 from importlib import metadata
 from itertools import product
 from math import prod
-from os import PathLike
-from os.path import exists
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from jax import tree
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered
 
-from ringcoll.overlap.dumps import find_text, kind_of
+from ringcoll.overlap.dumps import read_dump
 from ringcoll.overlap.hlo import meshes_in
 from ringcoll.placement.network import Network
 from ringcoll.placement.topology import network
@@ -65,8 +64,7 @@ def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Prog
     """Make a `Program` from the arguments of `report`; `lowered` is the text before compilation.
 
     Raises:
-        HloError: a folder has no scheduled program.
-        OSError: there is no such file.
+        HloError, OSError: as `read_dump`.
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
     """
     if mesh is not None and not isinstance(mesh, Mesh):
@@ -74,9 +72,11 @@ def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Prog
     meshes = [mesh] if mesh is not None else []
     if isinstance(compiled, Lowered):
         lowered, compiled = compiled.as_text(), compiled.compile()
-    if isinstance(compiled, PathLike) or (isinstance(compiled, str) and exists(compiled)):
-        text, notes = find_text(Path(compiled))
-        program = Program(text.read_text(encoding="utf-8"), kind_of(text), notes=notes)
+    elif isinstance(compiled, str) and os.path.exists(compiled):
+        compiled = Path(compiled)
+    if isinstance(compiled, os.PathLike):
+        text, notes = read_dump(Path(compiled))
+        program = Program(text, notes=notes)
     elif isinstance(compiled, Program):
         program = compiled
     elif isinstance(compiled, str):

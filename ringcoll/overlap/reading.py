@@ -33,8 +33,7 @@ def report(
     Args:
         compiled: the result of `jax.jit(f).lower(...).compile()` or of `compile_for`, or a string
             of scheduled HLO; or the result of `lower(...)`, which is compiled first; or the path of
-            a file of scheduled HLO, or of the folder that `--xla_dump_to` names: of its scheduled
-            programs the one with the most FLOPs, and the report lists the others.
+            a text, or of the folder that `--xla_dump_to` names: its program with the most FLOPs.
         mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (The
             ranks of a string are assumed to be a ring, in order; or rings along the axes that it
             names, as those of JAX 0.12 do. Other groups of ranks need the mesh.)
@@ -43,7 +42,6 @@ def report(
 
     Raises:
         HloError: the text is not scheduled HLO, or does not fit the mesh; or a folder has none.
-        OSError: there is no such file.
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
         ValueError: the chip is not known, or was not given; or groups of ranks need the mesh.
 

@@ -37,8 +37,8 @@ class Report:
     given a chip. Then every time is 0, and `exposed_share` counts collectives instead of seconds.
     `communication` is how long the busiest link is busy. `unread` has the names of instructions
     whose communication or number of turns could not be read; the times may leave these out.
-    `versions` are those of the packages that compiled the program; it is empty if only a text was
-    given. `notes` say where a text comes from, or why there is no profile.
+    `versions` are those of the packages that compiled the program, empty if only a text was given;
+    `notes` say where a text comes from, or why there is no profile.
     """
 
     name: str
