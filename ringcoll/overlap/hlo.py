@@ -274,13 +274,12 @@ def _elements(operands: Sequence[str], types: dict[str, str]) -> Iterator[Instru
     """The `get-tuple-element`s that a dumped text writes as operands: %t#0 is element 0 of %t."""
     for operand in operands:
         whole, _, index = operand.rpartition("#")
-        if operand in types or not index.isdecimal():
-            continue
-        yield from _elements((whole,), types)  # %t#0#1 is an element of an element
-        if whole in types:
-            types[operand] = _split(types[whole][1:-1])[int(index)].strip()
-            shapes = tuple(_shapes(types[operand]))
-            yield Instruction(operand, "get-tuple-element", shapes, (whole,), f"index={index}")
+        if index.isdecimal() and operand not in types:
+            yield from _elements((whole,), types)  # %t#0#1 is an element of an element
+            if whole in types:
+                types[operand] = _split(types[whole][1:-1])[int(index)].strip()
+                shapes = tuple(_shapes(types[operand]))
+                yield Instruction(operand, "get-tuple-element", shapes, (whole,), f"index={index}")
 
 
 def _shapes(text: str) -> Iterator[Shape]:
