@@ -7,13 +7,15 @@ python tests/tpu_programs.py exhaustive  those of README's headline, and of laye
 import json
 import sys
 import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import wire_programs
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
@@ -26,6 +28,12 @@ from ringcoll.placement import topology
 
 TOPOLOGY = "v5e:4x2"
 mesh = mesh_on(TOPOLOGY)
+#: Types of the axes of the meshes for which a profile is made; None: as `ringcoll.mesh` has them.
+AXIS_TYPES = {
+    "default": None,
+    "auto": (AxisType.Auto, AxisType.Auto),
+    "mixed": (AxisType.Explicit, AxisType.Auto),
+}
 
 
 def ring(x, w, step):
@@ -195,6 +203,13 @@ def small():
         }
     reports["hops"] = hops
     reports["wire"] = wire_programs.sent(TOPOLOGY)
+    with TemporaryDirectory() as folder:
+        f, operands = jitted(loop, SMALL, COLUMNS, mesh)
+        jax.jit(f).lower(*operands).compile(compiler_options={"xla_dump_to": folder})
+        reports["dumped"] = overlap.report(folder, mesh=mesh).to_dict()
+        for text in Path(folder).glob("*after_codegen.txt"):
+            text.unlink()
+        reports["dumped before code"] = overlap.report(folder, mesh=mesh).to_dict()
     f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
     for name, call in {
         "topology": lambda: ringcoll.mesh("v5e:5x7"),
@@ -233,9 +248,11 @@ def exhaustive():
         reports[f"gated_mlp {algorithm}"] = judged(*gated_mlp(algorithm))
     for algorithm, kept in (("plain", "products"), ("linear", "nothing")):
         reports[f"stack {algorithm}"] = judged(*stacked(algorithm, kept))
-    f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, mesh)
-    profiled = overlap.report(overlap.compile_for(TOPOLOGY, f, *operands, profile=True))
-    reports["profiled"] = {**profiled.to_dict(), "text": str(profiled)}
+    for name, types in AXIS_TYPES.items():
+        axes = ringcoll.mesh(TOPOLOGY, x=8, y=1, axis_types=types)
+        f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, axes)
+        profiled = overlap.report(overlap.compile_for(TOPOLOGY, f, *operands, profile=True))
+        reports[f"profiled {name}"] = {**profiled.to_dict(), "text": str(profiled)}
     return reports
 
 

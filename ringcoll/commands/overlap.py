@@ -5,6 +5,7 @@
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --json > old.json
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --against old.json
     python -m ringcoll overlap new.json --against old.json
+    python -m ringcoll overlap --text DUMP  # a text, or the folder that --xla_dump_to names
 
 `my.module:program` is called with the mesh. It returns a function and its operands, which are
 `jax.ShapeDtypeStruct`s; they, or a `shard_map`, name that mesh. The exit status is 1 if more is
@@ -28,7 +29,7 @@ from ringcoll.overlap.budget import TOTAL, breaches, limits
 from ringcoll.overlap.chips import CHIPS, chip
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
-from ringcoll.overlap.program import Program
+from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
 from ringcoll.overlap.wastes import waste
@@ -77,7 +78,7 @@ def mesh_on(topology: str, axes: Mapping[str, int] = MappingProxyType({})) -> Me
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add_mesh(parser)
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
     known = ", ".join(NAMES)
     what.add_argument("--example", choices=NAMES, metavar="EXAMPLE", help=known)
     what.add_argument(
@@ -127,8 +128,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--details", action="store_true", help="print MB, hops and GFLOP of each line, too"
     )
     parser.add_argument(
-        "--text", type=arguments.File, metavar="FILE", help="write the scheduled program to FILE"
+        "--text",
+        type=lambda path: path if Path(path).exists() else arguments.File(path),
+        metavar="PATH",
+        help="write the scheduled program to PATH; if no program is named, read it from there: a "
+        "file, or the folder that --xla_dump_to names (with --mesh if its groups need one)",
     )
+    parser.add_argument("--chip", choices=CHIPS, help="the chip to price for; of a --text, needed")
     parser.add_argument(
         "--max-exposed",
         type=share,
@@ -155,13 +161,20 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw, and return the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
-    if args.saved and (args.text or args.waste):
-        words = "a saved report has no program; name an --example or a --function"
-        args.error(f"--text, --waste: {words}")
+    compiles = args.example or args.function
+    if not (compiles or args.saved or args.text):
+        args.error("one of the arguments --example --function FILE is required, or --text to read")
+    unused = args.profile or args.option or (args.saved and (args.text or args.waste or args.chip))
+    if unused and not compiles:
+        words = "--profile and --option, and with a saved report --text, --waste and --chip"
+        args.error(f"nothing is compiled; leave out {words}, or name an --example or a --function")
     program, last, before = None, args.saved, args.against
     try:
         shares = limits("--max-exposed", dict(args.max_exposed) or None)
-        if not last:
+        if not (compiles or last):
+            program = program_of(args.text, _mesh(args) if args.mesh else None)
+            last = report(program, chip=args.chip)
+        elif compiles:
             if sys.stderr.isatty():
                 print(f"compiling for {args.topology}: seconds, or minutes", file=sys.stderr)
             chips = _mesh(args)
@@ -185,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
         if args.waste:
             none = "no waste was found" + " in what could be read" * bool(last.unread)
             print("", *(waste(program, allow_unread="*") or [none]), sep="\n")
-    if args.text and program:
+    if args.text and compiles and program:
         arguments.write(args.text, program.text)
     reports = [report for report in (before, last) if report and report.segments] or [last]
     for name, (_, write) in _FILES.items():
@@ -256,7 +269,7 @@ def _compile_and_report(
         if args.function and isinstance(error, TypeError):
             words += "; let --function return operands that fit its function"
         raise ValueError(words) from error
-    return program, report(program)
+    return program, report(program, chip=args.chip)
 
 
 def _read_report(text: str) -> Report:

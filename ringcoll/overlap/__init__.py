@@ -16,9 +16,9 @@ The model:
   waits for counts in each turn. The copy of weights at the start of a program is part of the
   program.
 - Compute takes the cycles of the static profile if there is one; if not, a matmul takes the
-  compiler's estimate. Compute takes at least bytes over the bandwidth of the memory and, for bf16,
-  FLOPs over FLOP/s. If an array is sliced or updated in place, also in nested fusions, only the
-  slice or the update is read and written.
+  compiler's estimate, and in a text without any a measured share of FLOP/s. Compute takes at least
+  bytes over the bandwidth of the memory and, for bf16, FLOPs over FLOP/s. If an array is sliced or
+  updated in place, also in nested fusions, only the slice or the update is read and written.
 - On a GPU in `CHIPS`, whose machine was measured, collectives and permutes take the measured time
   for these bytes and ranks. A matmul takes a start plus FLOPs over the measured FLOP/s. All other
   work takes bytes over the bandwidth of the memory. Transfers run one after the other. Matmuls on

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export, tree
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 from ringcoll.overlap.program import program_of
 from ringcoll.placement.topology import devices
@@ -20,8 +20,9 @@ from ringcoll.placement.topology import devices
 def compile_exported(folder: Path) -> None:
     """Compile the program in a folder, and write its text and sizes there."""
     request = json.loads((folder / "request").read_text(encoding="utf-8"))
-    available = np.array(devices(request["topology"]), object)
-    mesh = Mesh(available[request["order"]].reshape(request["shape"]), request["axes"])
+    available = np.array(devices(request["topology"]), object)[request["order"]]
+    types = tuple(AxisType[name] for name in request["types"])
+    mesh = Mesh(available.reshape(request["shape"]), request["axes"], axis_types=types)
     exported = export.deserialize(bytearray((folder / "exported").read_bytes()))
     leaves = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)

@@ -74,7 +74,7 @@ def _pairs(before: Sequence[LineRows], now: Sequence[LineRows]) -> Iterator[list
     alike: defaultdict[tuple, tuple[list[LineRows], ...]] = defaultdict(lambda: ([], []))
     for side, lines in enumerate((before, now)):
         for line in lines:
-            alike[re.sub(r":\d+", "", line.at, count=1), line.kind][side].append(line)
+            alike[re.sub(r":\d+", "", line.at), line.kind][side].append(line)
     for old, new in alike.values():
         if len(old) != len(new):
             for same in (attrgetter("at"), _figures):

@@ -42,7 +42,7 @@ def compile_for(
             without, if a `shard_map` of the function names that mesh.
         profile: whether to get the static profile too, in a separate process (slow; needs the
             package flatbuffers of the extra tpu). If that fails, as it does for GPUs, the report
-            says so and uses the compiler's estimates.
+            says so below its first line, and uses the compiler's estimates.
         compiler_options: as `lowered.compile` takes them.
 
     Returns:
@@ -89,6 +89,8 @@ def compile_for(
     if not profile:
         return program
     try:
+        if len({*mesh.axis_types}) > 1:  # else the export cannot be written: results are undecided
+            jitted = jax.jit(jitted, out_shardings=compiled.output_shardings)
         return _with_profile(program, topology, mesh, jitted, operands, options)
     except Exception as error:
         first = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -120,6 +122,7 @@ def _with_profile(
             "order": [number[device.id] for device in mesh.devices.flat],
             "shape": mesh.devices.shape,
             "axes": mesh.axis_names,
+            "types": [kind.name for kind in mesh.axis_types],
             "options": options,
         }
         (folder / "request").write_text(json.dumps(request), encoding="utf-8")

@@ -175,7 +175,7 @@ def parse(text: str) -> Module:
     if not heads:
         raise HloError(
             f"the text is not HLO: no line begins with 'HloModule' ({text[:60]!r}...); "
-            "pass compiled.as_text(), or the compiled program itself"
+            "pass compiled.as_text(), the compiled program itself, or a file or folder that exists"
         )
     if len(heads) > 1:
         raise HloError(
@@ -196,16 +196,18 @@ def parse(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry, name = None, ""
     lines: list[Instruction] = []
+    types: dict[str, str] = {}
     taken: set[str] = set()
     whole = text[: text.rfind("\n}") + 2]  # leave out a computation that is cut off
     for line in _statements(whole):
         if match := _HEAD.match(line):
-            name, lines = match[2].lstrip("%"), []
+            name, lines, types = match[2].lstrip("%"), [], {}
             entry = name if match[1] else entry
         elif line.startswith("}"):
             computations[name] = Computation(name, _unique(lines, name, taken))
         elif match := _LINE.match(line):
-            lines.append(_instruction(line, match))
+            instruction = _instruction(line, match, types)
+            lines += [*_elements(instruction.operands, types), instruction]
     if entry is None or entry not in computations or not computations[entry].instructions:
         raise HloError(
             f"HloModule {title} has no ENTRY computation with a name and instructions: the text is "
@@ -249,8 +251,9 @@ def _statements(text: str) -> Iterator[str]:
     yield "".join(parts)
 
 
-def _instruction(line: str, match: re.Match[str]) -> Instruction:
+def _instruction(line: str, match: re.Match[str], types: dict[str, str]) -> Instruction:
     shape_end = _end(line, match.end())
+    types[match[2].lstrip("%")] = line[match.end() : shape_end]
     opcode_end = line.find("(", shape_end)
     if opcode_end < 0:
         raise HloError(f"a line cannot be read: {line[:120]!r}; is the text cut off?")
@@ -265,6 +268,18 @@ def _instruction(line: str, match: re.Match[str]) -> Instruction:
         line[operands_end:].lstrip(", "),
         match[1] is not None,
     )
+
+
+def _elements(operands: Sequence[str], types: dict[str, str]) -> Iterator[Instruction]:
+    """The `get-tuple-element`s that a dumped text writes as operands: %t#0 is element 0 of %t."""
+    for operand in operands:
+        whole, _, index = operand.rpartition("#")
+        if index.isdecimal() and operand not in types:
+            yield from _elements((whole,), types)  # %t#0#1 is an element of an element
+            if whole in types:
+                types[operand] = _split(types[whole][1:-1])[int(index)].strip()
+                shapes = tuple(_shapes(types[operand]))
+                yield Instruction(operand, "get-tuple-element", shapes, (whole,), f"index={index}")
 
 
 def _shapes(text: str) -> Iterator[Shape]:

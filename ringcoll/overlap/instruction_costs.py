@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ringcoll.overlap.chips import Chip, Gpu
+from ringcoll.overlap.chips import MATMUL_SHARES, Chip, Gpu
 from ringcoll.overlap.hlo import Computation, Instruction, Module
 from ringcoll.overlap.work import flops, is_free, traffic, width
 
@@ -14,6 +14,7 @@ from ringcoll.overlap.work import flops, is_free, traffic, width
 SOURCES: Mapping[str, str] = {
     "profile": "the cycles of the static profile of the generated code",
     "estimate": "the compiler's estimated_cycles of a matmul",
+    "share": "FLOPs over a share of the FLOP/s, as the text was written before there were cycles",
     "measured": "measured matmuls of other shapes: a start, and a rate of FLOP/s",
     "roofline": "bytes over the bandwidth of the memory or FLOPs over FLOP/s, where that is "
     "longer than the cycles or there are none",
@@ -41,6 +42,9 @@ def source_in_words(source: str, chip: Chip | Gpu) -> str:
         if source == "measured":
             return f"{SOURCES[source]} (median error {chip.error})"
         return "bytes over the bandwidth of the memory"
+    if source == "share":
+        known = "" if chip.name in MATMUL_SHARES else "nobody measured it: "
+        return f"{SOURCES[source]} ({known}{chip.matmul_share:.0%})"
     if source != "estimate":
         return SOURCES[source]
     error = "how far off is not measured on this chip"
@@ -94,6 +98,9 @@ class Costs:
             matmul = self.matmul(computation, instruction, work)
             return Cost(matmul, "measured", work) if matmul > roof else Cost(roof, "roofline", work)
         source, cycles = self._cycles(computation, instruction, work)
+        if work and not (source or self._profile or self._has_estimates):
+            rate = self._chip.flops * self._chip.matmul_share
+            source, cycles = "share", work / rate * self._chip.clock
         if not (source and _is_narrow(computation, instruction)):
             roof = max(roof, work / self._chip.flops)
         seconds = cycles / self._chip.clock
@@ -119,6 +126,15 @@ class Costs:
         # For other instructions the estimate is a ranking score, 7 to 35 times too high.
         estimate = instruction.number("estimated_cycles") if work else None
         return ("estimate", estimate) if estimate else ("", 0)
+
+    @cached_property
+    def _has_estimates(self) -> bool:
+        """Whether the text has the compiler's cycles of any matmul: those that were compiled do."""
+        return any(
+            "estimated_cycles" in instruction.attributes and flops(self._module, body, instruction)
+            for body in self._module.computations.values()
+            for instruction in body.instructions
+        )
 
     @cached_property
     def _alike(self) -> dict[str, int]:

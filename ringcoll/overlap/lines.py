@@ -18,6 +18,11 @@ Frame = tuple[str, int, str]
 _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
+#: Packages whose lines are nobody's model: JAX, and libraries that models are made of.
+_LIBRARIES = (
+    *("python", "jax", "jaxlib", "ringcoll", "flax", "equinox", "haiku", "optax", "penzai"),
+    *("keras", "haliax", "chex", "einops", "jaxtyping", "beartype", "lineax", "aqt", "qwix"),
+)
 #: The function of `jax.lax` that makes an operation, by the operation's name.
 CALLS = {"reduce_scatter": "psum_scatter"} | {
     name: name
@@ -40,6 +45,7 @@ class Line(NamedTuple):
     line: int = 0
     op_name: str = ""
     function: str = ""
+    user: str = ""  # the user's own line, if the source is an installed package's
 
     @property
     def source(self) -> str:
@@ -60,7 +66,7 @@ class Line(NamedTuple):
 
     @property
     def short(self) -> str:
-        """What the line calls: "train.py:41 psum, gradient"; only the line if it calls nothing."""
+        """What the line calls: "train.py:41 psum, gradient", "layer.py:7 psum (train.py:41)"."""
         # `jax.checkpoint` computes a part of the forward pass again, inside the backward pass.
         _, again, name = self.op_name.rpartition("rematted_computation")
         gradient = "transpose(" in name
@@ -69,7 +75,7 @@ class Line(NamedTuple):
         if not called and not (self.file and gradient):  # a gather's gradient is no gather
             called = CALLS.get(self.operation, "" if self.file else self.operation)
         when = ", gradient" if gradient else ", recomputed" if again else ""
-        return f"{self.place} {called}".strip() + when
+        return f"{self.place} {called}".strip() + f" ({self.user})" * bool(self.user) + when
 
 
 class Lines:
@@ -163,20 +169,18 @@ class Lines:
     def _line(self, instruction: Instruction, stack: list[Frame] | None = None) -> Line:
         op_name = instruction.attribute("op_name") or ""
         stack = self._stack_of(instruction) if stack is None else stack
-        theirs = [
-            frame
-            for frame in stack
-            if frame[0] == _EXAMPLES or not frame[0].startswith(f"{_PACKAGE}/")
-        ]
-        # Without installed packages, and without code that is in no file, such as <string>.
-        users = [f for f in theirs if "site-packages" not in f[0] and not f[0].startswith("<")]
+        models = [frame for frame in stack if _package(frame[0]) not in _LIBRARIES]
+        # Code that is in no file, such as <string>, only if there is no other.
+        named = [frame for frame in models if not frame[0].startswith("<")]
         if not stack:
             return Line(op_name=op_name)
-        file, line, _ = frame = next(iter([*users, *theirs, *stack]))
+        file, line, _ = frame = next(iter([*named, *models, *stack]))
+        own = (Line(*theirs[:2]).place for theirs in named if not _package(theirs[0]))
         # Of the calls inside of this line, the outermost of a public function.
         inside = (function for _, _, function in reversed(stack[: stack.index(frame)]))
         called = (name for name in inside if re.fullmatch(r"[a-zA-Z]\w*", name))
-        return Line(file, line, op_name, next(called, ""))
+        user = next(own, "") if _package(file) else ""
+        return Line(file, line, op_name, next(called, ""), user)
 
     def _stack(self, frame: int) -> Iterator[Frame]:
         """The file, line and function of a frame and of its callers, the innermost first."""
@@ -188,6 +192,14 @@ class Lines:
             if file in self._files:
                 yield self._files[file], int(line), self._functions.get(function, "")
             frame = parent - self._shift
+
+
+def _package(file: str) -> str:
+    """The installed package that a file belongs to; "python" if it is Python's own; else ""."""
+    if file.startswith(f"{_PACKAGE}/"):
+        return "ringcoll" * (file != _EXAMPLES)
+    match = re.search(r"(?:site|dist)-packages[/\\](\w+)", file)
+    return match[1] if match else "python" * ("/lib/python3." in file)
 
 
 def _part(head: str, title: str) -> str:

@@ -1,5 +1,6 @@
 """A compiled program as a report needs it: its text, its sizes, the places of its ranks."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from jax import tree
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Compiled, Lowered
 
+from ringcoll.overlap.dumps import read_dump
 from ringcoll.overlap.hlo import meshes_in
 from ringcoll.placement.network import Network
 from ringcoll.placement.topology import network
@@ -24,10 +26,10 @@ class Program:
     """A compiled program.
 
     kind is the `device.device_kind`; temporaries and program_bytes are bytes, None if unknown;
-    profile is cycles by name of instruction; notes are for readers of the report; versions are
-    those of the packages that compiled it; meshes are those that it is known to use, each as the
-    sizes of its axes by name: "" is no name, and "axis_0" the partitioner's. JAX orders the devices
-    of all of them alike.
+    profile is cycles by name of instruction; notes stand in the first lines of the report; versions
+    are those of the packages that compiled it; meshes are those that it is known to use, each as
+    the sizes of its axes by name: "" is no name, and "axis_0" the partitioner's. JAX orders the
+    devices of all of them alike.
     """
 
     text: str
@@ -62,6 +64,7 @@ def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Prog
     """Make a `Program` from the arguments of `report`; `lowered` is the text before compilation.
 
     Raises:
+        HloError, OSError: as `read_dump`.
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
     """
     if mesh is not None and not isinstance(mesh, Mesh):
@@ -69,7 +72,12 @@ def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Prog
     meshes = [mesh] if mesh is not None else []
     if isinstance(compiled, Lowered):
         lowered, compiled = compiled.as_text(), compiled.compile()
-    if isinstance(compiled, Program):
+    elif isinstance(compiled, str) and os.path.exists(compiled):
+        compiled = Path(compiled)
+    if isinstance(compiled, os.PathLike):
+        text, notes = read_dump(Path(compiled))
+        program = Program(text, notes=notes)
+    elif isinstance(compiled, Program):
         program = compiled
     elif isinstance(compiled, str):
         program = Program(compiled)
@@ -78,8 +86,8 @@ def program_of(compiled: object, mesh: object = None, lowered: str = "") -> Prog
         meshes += meshes_of(shardings(compiled))
     else:
         raise TypeError(
-            f"overlap: compiled must be what jax.jit(f).lower(...).compile() returns, or its text, "
-            f"got {type(compiled).__module__}.{type(compiled).__name__}"
+            "overlap: compiled must be what jax.jit(f).lower(...).compile() returns, its text, or "
+            f"a path of it, got {type(compiled).__module__}.{type(compiled).__name__}"
         )
     known = [*(one.shape for one in meshes), *program.meshes, *meshes_in(lowered)]
     program = replace(program, meshes=tuple(known))

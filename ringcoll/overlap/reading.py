@@ -32,7 +32,8 @@ def report(
 
     Args:
         compiled: the result of `jax.jit(f).lower(...).compile()` or of `compile_for`, or a string
-            of scheduled HLO; or the result of `lower(...)`, which is compiled first.
+            of scheduled HLO; or the result of `lower(...)`, which is compiled first; or the path of
+            a text, or of the folder that `--xla_dump_to` names: its program with the most FLOPs.
         mesh: the mesh that it was compiled for; needed only if its shardings do not name it. (The
             ranks of a string are assumed to be a ring, in order; or rings along the axes that it
             names, as those of JAX 0.12 do. Other groups of ranks need the mesh.)
@@ -40,7 +41,7 @@ def report(
             was compiled for no TPU is priced as if it ran on the chip, and the report says so.
 
     Raises:
-        HloError: the text is not scheduled HLO, or does not fit the mesh.
+        HloError: the text is not scheduled HLO, or does not fit the mesh; or a folder has none.
         TypeError: `compiled` is not a program, or `mesh` is not a mesh.
         ValueError: the chip is not known, or was not given; or groups of ranks need the mesh.
 
@@ -184,11 +185,12 @@ def report_of(reading: Reading) -> Report:
         ),
         unread=tuple(sorted(timeline.unread)),
         versions=program.versions,
+        notes=program.notes,
     )
 
 
 def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str]:
-    program, module, network, chip, timeline, _ = reading
+    _, module, network, chip, timeline, _ = reading
     if chip is None:
         yield (
             "no times: the text of a CPU program has none to trust; of a GPU's nothing says of "
@@ -233,7 +235,6 @@ def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str
         yield f"no devices known: {len(network.places)} ranks taken for {ring}, in their order"
     if not (module.tiled or isinstance(chip, Gpu)):
         yield "XLA:CPU widens what it sends: in a CPU program, bf16 has four bytes, and float8 two"
-    yield from program.notes
     yield from sorted(timeline.notes)
 
 

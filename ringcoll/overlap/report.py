@@ -37,8 +37,8 @@ class Report:
     given a chip. Then every time is 0, and `exposed_share` counts collectives instead of seconds.
     `communication` is how long the busiest link is busy. `unread` has the names of instructions
     whose communication or number of turns could not be read; the times may leave these out.
-    `versions` are those of the packages that compiled the program; it is empty if only a text was
-    given.
+    `versions` are those of the packages that compiled the program, empty if only a text was given;
+    `notes` say where a text comes from, or why there is no profile.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Report:
     segments: tuple[Segment, ...]
     unread: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def timed(self) -> bool:
@@ -161,6 +162,7 @@ class Report:
                 fields["chip"] = Chip(**chip) if "clock" in chip else Gpu(**chip)
             rows = ({**row, "axes": tuple(row["axes"])} for row in fields["rows"])
             fields["rows"] = tuple(Row(**row) for row in rows)
+            fields["notes"] = tuple(fields.get("notes", ()))
             return cls(**fields, segments=())
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
@@ -242,6 +244,7 @@ def _text(report: Report, details: bool = False) -> Iterator[str]:
 def _figures(report: Report, details: bool = False) -> Iterator[str]:
     """What is exposed, where, and the totals."""
     yield f"{report.title}: {report.summary}"
+    yield from wrapped(report.notes)
     yield ""
     lines = by_line(report.rows)
     if not lines:

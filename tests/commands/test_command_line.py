@@ -101,6 +101,11 @@ REFUSED = {
     "overlap": [
         ("", "one of the arguments --example --function FILE is required"),
         ("--example none_such", "argument --example: invalid choice: 'none_such' (choose from"),
+        ("--text README.md", "the text is not HLO: no line begins with 'HloModule'"),
+        ("--text none.txt", "or a file or folder that exists"),
+        ("--text docs", "docs: no .txt file in it begins with 'HloModule' and is_scheduled=true;"),
+        ("--text docs --chip v9", "argument --chip: invalid choice: 'v9' (choose from"),
+        ("--text docs --profile", "nothing is compiled; leave out --profile and --option"),
     ],
     "overlap --example ring_matmul": [
         ("--shape 512x512", "'512x512' does not have three sizes"),

@@ -20,22 +20,32 @@ from ringcoll.overlap.lines import Line, Lines
 from ringcoll.overlap.rows import by_line
 
 OURS = inspect.getfile(ringcoll.all_gather_matmul)
-#: Stacks of calls: train.py, line 41, our function, an installed package's; and line 7 alone.
+#: Stacks of calls: train.py, line 41, our function, an installed model's; line 7 alone; that model
+#: with a library's module, a wrapper of Python's and code of no file inside of it.
 TABLES = f"""
 FileNames
 1 "/home/me/train.py"
 2 "{OURS}"
 3 "/venv/lib/site-packages/other/layer.py"
+4 "/venv/lib/python3.13/site-packages/flax/nnx/nn/linear.py"
+5 "/usr/lib/python3.13/functools.py"
+6 "<string>"
 
 FunctionNames
 1 "step"
 2 "all_gather_matmul"
+3 "Linear.__call__"
+4 "dot_product"
 
 FileLocations
 1 {{file_name_id=1 function_name_id=1 line=41 end_line=41 column=8 end_column=42}}
 2 {{file_name_id=2 function_name_id=2 line=70 end_line=70}}
 3 {{file_name_id=3 line=99}}
 4 {{file_name_id=1 line=7}}
+5 {{file_name_id=4 function_name_id=3 line=50}}
+6 {{file_name_id=5 line=9}}
+7 {{file_name_id=6 line=1}}
+8 {{file_name_id=4 function_name_id=4 line=60}}
 
 StackFrames
 1 {{file_location_id=1 parent_frame_id=1}}
@@ -45,12 +55,18 @@ StackFrames
 5 {{file_location_id=2 parent_frame_id=1}}
 6 {{file_location_id=3 parent_frame_id=1}}
 7 {{file_location_id=2 parent_frame_id=7}}
+8 {{file_location_id=6 parent_frame_id=4}}
+9 {{file_location_id=5 parent_frame_id=9}}
+10 {{file_location_id=7 parent_frame_id=10}}
+11 {{file_location_id=8 parent_frame_id=10}}
+12 {{file_location_id=4 parent_frame_id=4}}
+13 {{file_location_id=5 parent_frame_id=1}}
 
 """
 #: The same as others write it: they count parents like frames, and leave out empty ones.
 PLAIN = TABLES
-for n in (1, 2, 3, 7):
-    PLAIN = PLAIN.replace(f" parent_frame_id={n}", f" parent_frame_id={n - 1}")
+for n in (1, 2, 3, 4, 7, 9, 10):
+    PLAIN = PLAIN.replace(f" parent_frame_id={n}}}", f" parent_frame_id={n - 1}}}")
 PLAIN = PLAIN.replace(" parent_frame_id=0", "")
 
 
@@ -71,16 +87,23 @@ def line_of(text, name="s"):
     [
         (1, "/home/me/train.py:41"),
         (2, "/home/me/train.py:41 all_gather_matmul"),  # not ours
-        (3, "/home/me/train.py:41 all_gather_matmul"),  # nor an installed package's
+        (3, "/venv/lib/site-packages/other/layer.py:99 train.py:41"),  # an installed model's
         (4, "/home/me/train.py:7"),
         (5, f"{OURS}:70"),  # none called it
         (7, "/venv/lib/site-packages/other/layer.py:99 all_gather_matmul"),  # no user's file
-        (8, ""),
+        (8, "/venv/lib/site-packages/other/layer.py:99 train.py:41"),  # not Python's own
+        (9, "/venv/lib/site-packages/other/layer.py:99 train.py:41"),  # not a library's
+        (10, "/venv/lib/site-packages/other/layer.py:99 train.py:41"),  # not that of no file
+        (11, "/venv/lib/site-packages/other/layer.py:99 dot_product train.py:41"),
+        (12, "/home/me/train.py:7"),  # a user's function, which an installed model calls
+        (13, "/venv/lib/python3.13/site-packages/flax/nnx/nn/linear.py:50"),  # none called it
+        (14, ""),
     ],
 )
-def test_a_line_is_the_innermost_frame_of_user_code(tables, frame, source):
+def test_a_line_is_the_innermost_frame_of_a_model_or_a_user(tables, frame, source):
     found = line_of(text(f'op_name="jit(f)/psum" stack_frame_id={frame}', tables))
-    assert (f"{found.source} {found.function}".strip(), found.op_name) == (source, "jit(f)/psum")
+    words = " ".join(filter(None, (found.source, found.function, found.user)))
+    assert (words, found.op_name) == (source, "jit(f)/psum")
 
 
 def test_older_texts_name_the_line_beside_the_instruction():
@@ -101,6 +124,8 @@ def test_older_texts_name_the_line_beside_the_instruction():
         (Line("a/b.py", 1, "f/ringcoll.psum(ring)/all_gather/round 7/ppermute"), "b.py:1 psum"),
         (Line("a/b.py", 1, "transpose(f)/ringcoll.all_gather_einsum(lax)/all_gather", "linear"),
          "b.py:1 linear, gradient"),
+        (Line("a/b.py", 1, "jit(f)/psum", user="c.py:9"), "b.py:1 psum (c.py:9)"),
+        (Line("a/b.py", 1, "transpose(f)/psum", user="c.py:9"), "b.py:1 (c.py:9), gradient"),
     ],
 )  # fmt: skip
 def test_short_labels_of_lines(line, short):

@@ -104,6 +104,16 @@ def test_a_loop_counts_its_turns(programs):
     assert row["wire"] == pytest.approx(256 * 2048 * 2 / 45e9 + 1e-6)
 
 
+def test_a_dump_is_read_as_the_compiled_program(programs):
+    report, early = programs["dumped"], programs["dumped before code"]
+    for name in ("rows", "total", "exposed", "sources"):
+        assert report[name] == programs["loop"][name]
+    assert early["sources"].keys() == {"share", "roofline"}
+    assert early["compute"] == pytest.approx(report["compute"], rel=0.25)
+    assert [row["count"] for row in early["rows"]] == [7]
+    assert early["notes"][0].endswith(".after_optimizations.txt")
+
+
 def test_a_built_in_all_gather_is_exposed_whole(programs):
     report = programs["plain"]
     (row,) = report["rows"]
@@ -129,8 +139,9 @@ def test_times_are_near_the_rates_of_the_chip(programs):
 
 
 @pytest.mark.exhaustive
-def test_a_static_profile_is_taken_first(models):
-    report = models["profiled"]
+@pytest.mark.parametrize("axes", ["default", "auto", "mixed"])
+def test_a_static_profile_is_taken_first(models, axes):
+    report = models[f"profiled {axes}"]
     assert report["sources"].keys() == {"profile"}, report["text"]
     assert report["temporaries"] is not None
     assert report["program_bytes"] > 0
