@@ -106,6 +106,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="use the cycles of the generated code instead of the compiler's estimates (a minute)",
     )
+    parser.add_argument(
+        "--kernel",
+        type=share,
+        action="append",
+        default=[],
+        metavar="NAME=SECONDS",
+        help="what one run of a kernel takes, as you measured it, such as splash*=2e-3; may be "
+        "repeated",
+    )
     add_option(parser)
     for name, (what_it_is, _) in _FILES.items():
         parser.add_argument(f"--{name}", type=arguments.File, metavar="FILE", help=what_it_is)
@@ -155,9 +164,9 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw, and return the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
-    if args.saved and (args.text or args.waste):
+    if args.saved and (args.text or args.waste or args.kernel):
         words = "a saved report has no program; name an --example or a --function"
-        args.error(f"--text, --waste: {words}")
+        args.error(f"--text, --waste, --kernel: {words}")
     program, last, before = None, args.saved, args.against
     try:
         shares = limits("--max-exposed", dict(args.max_exposed) or None)
@@ -256,7 +265,7 @@ def _compile_and_report(
         if args.function and isinstance(error, TypeError):
             words += "; let --function return operands that fit its function"
         raise ValueError(words) from error
-    return program, report(program)
+    return program, report(program, kernels=dict(args.kernel) or None)
 
 
 def _read_report(text: str) -> Report:
@@ -299,6 +308,6 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def share(text: str) -> tuple[str, float]:
-    """Read KIND=SHARE, a limit of `assert_overlapped`, or one share, which limits all kinds."""
+    """Read KIND=SHARE, a limit of `assert_overlapped`; one share for all; or NAME=SECONDS."""
     kind, _, value = text.rpartition("=")
     return kind or TOTAL, float(value)

@@ -22,6 +22,7 @@ class Chip:
     flops: float  # bf16
     hbm: float  # bytes
     hop: float = 1e-6  # seconds of latency for each link that a message passes
+    host: float = 16e9  # bytes, to or from the memory of the host
 
     @property
     def vmem(self) -> float:
@@ -32,7 +33,9 @@ class Chip:
 def _chip(name: str, clock: float) -> Chip:
     model = DEVICES[name]
     rates = (1 / model.beta, 1 / model.delta, 1 / model.memory)
-    return Chip(name, clock, *rates, model.latency)
+    # "How to Scale Your Model" (jax-ml/scaling-book, tpus.md) has 16 GB/s for v4, about 15 for most
+    # and 32 for v6e. That of tpu7x is not published.
+    return Chip(name, clock, *rates, model.latency, 32e9 if name == "v6e" else 16e9)
 
 
 class NotMeasured(Exception):
