@@ -6,8 +6,13 @@ import sys
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel,
+    splash_attention_mask,
+)
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -45,6 +50,37 @@ def kernel(x, w):
     return hop(x) @ w
 
 
+def splash(x, w):
+    """Attention of 4 heads x 1024 x 128, and the gradient of q, k and v."""
+    mask = splash_attention_mask.MultiHeadMask([splash_attention_mask.CausalMask((1024, 1024))] * 4)
+    attend = splash_attention_kernel.make_splash_mha(mask, head_shards=1, q_seq_shards=1)
+    q = jnp.stack([x @ w] * 4)
+
+    def loss(*operands):
+        return (attend(*operands).astype(jnp.float32) ** 2).sum()
+
+    return sum(jax.grad(loss, (0, 1, 2))(q, q, q))
+
+
+def offloaded(x, w):
+    """The inputs of four layers wait on the host for the gradient."""
+    policy = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["x"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+
+    def layer(x, w):
+        return jnp.tanh(checkpoint_name(x, "x") @ w), None
+
+    def loss(x):
+        layers = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+        return lax.scan(layers, x, jnp.stack([w, 2 * w, 3 * w, 4 * w]))[0].sum()
+
+    return jax.grad(loss)(x)
+
+
 def read(topology, function, x, w, specs, out):
     """What a timeline reads in the compiled function of x and w."""
     mesh = mesh_on(topology)
@@ -60,13 +96,20 @@ def read(topology, function, x, w, specs, out):
         "kinds": [wire.kind for wire, _ in timeline.transfers.values()],
         "exposed": timeline.tally["exposed",],
         "unread": sorted(timeline.unread),
+        "host": timeline.tally["host",],
+        "sources": {key[1]: used for key, used in timeline.tally.items() if key[0] == "source"},
+        "unpriced": sorted(timeline.costs.unpriced),
         "notes": sorted(timeline.notes),
     }
 
 
 GATHERED = (P("x"), P(None, "x")), P(None, "x")
 SUMMED = (P(None, "x"), P("x")), P("x")
-found = {"kernel": read("v5e:2x2", kernel, (1024, 512), (512, 512), (P("x"), P()), P("x"))}
+found = {
+    "kernel": read("v5e:2x2", kernel, (1024, 512), (512, 512), (P("x"), P()), P("x")),
+    "splash": read("v6e:2x2", splash, (1024, 256), (256, 128), (P(), P()), P()),
+    "offloaded": read("v6e:2x2", offloaded, (4096, 1024), (1024, 1024), (P(), P()), P()),
+}
 if jax.__version_info__ >= (0, 12):  # older ones cannot write the text of what starts there
     found |= {
         "gathered": read("tpu7x:2x2x1", plain, (8192, 4096), (4096, 8192), *GATHERED),

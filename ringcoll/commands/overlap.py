@@ -107,6 +107,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="use the cycles of the generated code instead of the compiler's estimates (a minute)",
     )
+    parser.add_argument(
+        "--kernel",
+        type=share,
+        action="append",
+        default=[],
+        metavar="NAME=SECONDS",
+        help="what one run of a kernel takes, as you measured it, such as splash*=2e-3; may be "
+        "repeated",
+    )
     add_option(parser)
     for name, (what_it_is, _) in _FILES.items():
         parser.add_argument(f"--{name}", type=arguments.File, metavar="FILE", help=what_it_is)
@@ -164,16 +173,16 @@ def run(args: argparse.Namespace) -> int:
     compiles = args.example or args.function
     if not (compiles or args.saved or args.text):
         args.error("one of the arguments --example --function FILE is required, or --text to read")
-    unused = args.profile or args.option or (args.saved and (args.text or args.waste or args.chip))
-    if unused and not compiles:
-        words = "--profile and --option, and with a saved report --text, --waste and --chip"
+    of_programs = args.text or args.waste or args.chip or args.kernel
+    if (args.profile or args.option or (args.saved and of_programs)) and not compiles:
+        words = "--profile and --option, and with a saved report --text, --waste, --chip, --kernel"
         args.error(f"nothing is compiled; leave out {words}, or name an --example or a --function")
     program, last, before = None, args.saved, args.against
     try:
         shares = limits("--max-exposed", dict(args.max_exposed) or None)
         if not (compiles or last):
             program = program_of(args.text, _mesh(args) if args.mesh else None)
-            last = report(program, chip=args.chip)
+            last = report(program, chip=args.chip, kernels=dict(args.kernel) or None)
         elif compiles:
             if sys.stderr.isatty():
                 print(f"compiling for {args.topology}: seconds, or minutes", file=sys.stderr)
@@ -269,7 +278,7 @@ def _compile_and_report(
         if args.function and isinstance(error, TypeError):
             words += "; let --function return operands that fit its function"
         raise ValueError(words) from error
-    return program, report(program, chip=args.chip)
+    return program, report(program, chip=args.chip, kernels=dict(args.kernel) or None)
 
 
 def _read_report(text: str) -> Report:
@@ -312,6 +321,6 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def share(text: str) -> tuple[str, float]:
-    """Read KIND=SHARE, a limit of `assert_overlapped`, or one share, which limits all kinds."""
+    """Read KIND=SHARE, a limit of `assert_overlapped`; one share for all; or NAME=SECONDS."""
     kind, _, value = text.rpartition("=")
     return kind or TOTAL, float(value)

@@ -19,6 +19,9 @@ The model:
   compiler's estimate, and in a text without any a measured share of FLOP/s. Compute takes at least
   bytes over the bandwidth of the memory and, for bf16, FLOPs over FLOP/s. If an array is sliced or
   updated in place, also in nested fusions, only the slice or the update is read and written.
+- A kernel takes what the caller measured or its `cost_estimate`; an attention kernel of JAX its
+  FLOPs, at a measured share of FLOP/s. Of other kernels only the bytes count; a report names them.
+- Copies to and from the memory of the host are one more queue, at the rate of the chip's PCIe.
 - On a GPU in `CHIPS`, whose machine was measured, collectives and permutes take the measured time
   for these bytes and ranks. A matmul takes a start plus FLOPs over the measured FLOP/s. All other
   work takes bytes over the bandwidth of the memory. Transfers run one after the other. Matmuls on

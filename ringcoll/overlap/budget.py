@@ -57,10 +57,13 @@ def check_reading(min_collectives: object, allow_unread: Sequence[object]) -> No
             raise TypeError(f"overlap: allow_unread: {words}")
 
 
+def _forbidden(names: Iterable[str], allowed: Sequence[str]) -> tuple[str, ...]:
+    return tuple(n for n in sorted(names) if not any(fnmatchcase(n, p) for p in allowed))
+
+
 def unread_in_words(program: str, unread: Iterable[str], allowed: Sequence[str]) -> Iterator[str]:
     """What could not be read, unless it is allowed."""
-    names = tuple(n for n in sorted(unread) if not any(fnmatchcase(n, p) for p in allowed))
-    if names:
+    if names := _forbidden(unread, allowed):
         yield (
             f"{', '.join(names)} of {program} could not be read, so the times may leave out "
             "communication, and counts too. Look at the notes of the report; if you know that "
@@ -69,8 +72,14 @@ def unread_in_words(program: str, unread: Iterable[str], allowed: Sequence[str])
 
 
 def _missing(report: Report, min_collectives: int, allow_unread: Sequence[str]) -> Iterator[str]:
-    """What could not be read, and whether too few collectives send."""
+    """What could not be read or priced, and whether too few collectives send."""
     yield from unread_in_words(report.name, report.unread, allow_unread)
+    if names := _forbidden(report.unpriced, allow_unread):
+        yield (
+            f"{', '.join(names)} of {report.name}: kernels without a price, so the times are too "
+            "short. Pass the seconds of a run as you measured them, such as "
+            f"kernels={{{names[0]!r}: 1e-3}}; if they do not matter, pass allow_unread={names!r}."
+        )
     sending = sum(row.bytes > 0 for row in report.rows)
     if sending < min_collectives:
         yield (
@@ -110,13 +119,20 @@ def _named(kind: str) -> str:
     return "communication" if kind == TOTAL else kind
 
 
-def limits(name: str, given: Limit | None, most: float = 1.0) -> dict[str, float]:
+def limits(
+    name: str,
+    given: Limit | None,
+    most: float = 1.0,
+    known: Sequence[str] = (TOTAL, *COLLECTIVES),
+    what: str = "kind of collective",
+) -> dict[str, float]:
     """Check limits on shares, or on seconds if `most` is above 1, and return them by kind.
 
     Args:
         name: what was given, for error messages.
         given: one limit on all collectives together, or a mapping from kinds.
         most: the largest limit.
+        known, what: the kinds, and what they are.
 
     Raises:
         TypeError: a limit is not a number.
@@ -131,9 +147,9 @@ def limits(name: str, given: Limit | None, most: float = 1.0) -> dict[str, float
             f"{name}={given!r} limits nothing; name {TOTAL!r} or a kind, or pass a number"
         )
     for kind, limit in by_kind.items():
-        if kind not in (TOTAL, *COLLECTIVES):
-            known = ", ".join((TOTAL, *COLLECTIVES))
-            raise ValueError(f"{name}: {kind!r} is no kind of collective; name one of {known}")
+        if kind not in known:
+            there = f"name one of {', '.join(known)}" if known else "there is none"
+            raise ValueError(f"{name}: {kind!r} is no {what}; {there}")
         start = f"{name}{'' if by_kind is not given else f'[{kind!r}]'}={limit!r} is not"
         if not isinstance(limit, Real) or isinstance(limit, bool):
             raise TypeError(

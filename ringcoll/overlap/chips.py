@@ -23,6 +23,7 @@ class Chip:
     hbm: float  # bytes
     hop: float = 1e-6  # seconds of latency for each link that a message passes
     matmul_share: float = 1.0  # of flops, that a large matmul reaches; for texts without cycles
+    host: float = 16e9  # bytes, to or from the memory of the host
 
     @property
     def vmem(self) -> float:
@@ -39,7 +40,10 @@ MATMUL_SHARES: Mapping[str, float] = MappingProxyType({"v5e": 0.82, "v6e": 0.90,
 def _chip(name: str, clock: float) -> Chip:
     model = DEVICES[name]
     rates = (1 / model.beta, 1 / model.delta, 1 / model.memory)
-    return Chip(name, clock, *rates, model.latency, MATMUL_SHARES.get(name, 0.85))
+    # "How to Scale Your Model" (jax-ml/scaling-book, tpus.md) has 16 GB/s for v4, about 15 for most
+    # and 32 for v6e. That of tpu7x is not published.
+    host = 32e9 if name == "v6e" else 16e9
+    return Chip(name, clock, *rates, model.latency, MATMUL_SHARES.get(name, 0.85), host)
 
 
 class NotMeasured(Exception):

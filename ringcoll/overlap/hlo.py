@@ -13,6 +13,8 @@ from math import prod
 
 #: A text that names more ranks is garbled: their places would fill the memory.
 MOST_RANKS = 2**20
+#: The memory space of the host, as XLA's `Layout::kHostMemorySpace`.
+HOST = 5
 
 
 class HloError(ValueError):

@@ -4,18 +4,25 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
+from math import inf
 
-from ringcoll.overlap.chips import MATMUL_SHARES, Chip, Gpu
-from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.chips import MATMUL_SHARES, Chip, Gpu, NotMeasured
+from ringcoll.overlap.hlo import HOST, Computation, Instruction, Module
+from ringcoll.overlap.kernels import ATTENTION_SHARE, is_kernel, work_of
 from ringcoll.overlap.work import flops, is_free, traffic, width
 
 #: The sources of times, best first.
 SOURCES: Mapping[str, str] = {
+    "given": "what was given for kernels",
     "profile": "the cycles of the static profile of the generated code",
     "estimate": "the compiler's estimated_cycles of a matmul",
     "share": "FLOPs over a share of the FLOP/s, as the text was written before there were cycles",
     "measured": "measured matmuls of other shapes: a start, and a rate of FLOP/s",
+    "estimated": "the cost_estimate of kernels: FLOPs over FLOP/s, or bytes over the memory's rate",
+    "attention": f"FLOPs of attention kernels at {ATTENTION_SHARE:.0%} of FLOP/s, as on one v6e-8",
+    "unpriced": "kernels without a price: the bytes of operands and results, which is the least",
     "roofline": "bytes over the bandwidth of the memory or FLOPs over FLOP/s, where that is "
     "longer than the cycles or there are none",
 }
@@ -41,7 +48,7 @@ def source_in_words(source: str, chip: Chip | Gpu) -> str:
     if isinstance(chip, Gpu):
         if source == "measured":
             return f"{SOURCES[source]} (median error {chip.error})"
-        return "bytes over the bandwidth of the memory"
+        return "bytes over the bandwidth of the memory" if source == "roofline" else SOURCES[source]
     if source == "share":
         known = "" if chip.name in MATMUL_SHARES else "nobody measured it: "
         return f"{SOURCES[source]} ({known}{chip.matmul_share:.0%})"
@@ -59,11 +66,16 @@ def source_in_words(source: str, chip: Chip | Gpu) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds, their key in `SOURCES` ("" if nothing is done), and FLOPs of matmuls."""
+    """Seconds, their key in `SOURCES` ("" if nothing is done), and FLOPs of matmuls and kernels.
+
+    A copy waits in a queue, "memory" or "host". note is for readers of the report.
+    """
 
     seconds: float = 0.0
     source: str = ""
     flops: float = 0.0
+    queue: str = ""
+    note: str = ""
 
 
 class Costs:
@@ -74,10 +86,15 @@ class Costs:
         chip: the chip it runs on; None: only FLOPs are counted.
         profile: cycles by name of instruction, from the static profile. They are used for every
             instruction that does the same.
+
+    `given` has seconds of a run of kernels, by patterns of their names; the first that fits counts.
+    `unpriced` has the names of kernels that ran and have no price.
     """
 
     def __init__(self, module: Module, chip: Chip | Gpu | None, profile: Mapping[str, int]) -> None:
         self._module, self._chip, self._profile = module, chip, profile
+        self.given: Mapping[str, float] = {}
+        self.unpriced: set[str] = set()
         self._known: dict[tuple[str, str], Cost] = {}
 
     def of(self, computation: Computation, instruction: Instruction) -> Cost:
@@ -93,7 +110,14 @@ class Costs:
         work = flops(self._module, computation, instruction)
         if self._chip is None:
             return Cost(flops=work)
-        roof = memory_seconds(traffic(self._module, computation, instruction), self._chip)
+        inside = [(computation, instruction), *self._module.within(instruction)]
+        if kernel := next((one for one in inside if is_kernel(one[1])), None):
+            cycles = self._cycles(computation, instruction, work)[1]
+            return self._price_kernel(*kernel, cycles / getattr(self._chip, "clock", inf))
+        moved = traffic(self._module, computation, instruction)
+        roof = memory_seconds(moved, self._chip)
+        if moved[HOST] or instruction.opcode.endswith("-start"):
+            return Cost(roof, queue="host" if moved[HOST] else "memory")
         if isinstance(self._chip, Gpu):
             matmul = self.matmul(computation, instruction, work)
             return Cost(matmul, "measured", work) if matmul > roof else Cost(roof, "roofline", work)
@@ -107,6 +131,22 @@ class Costs:
         # Cycles leave out the wait for the memory: for an addition of large arrays they are a
         # third of its time. And some profiles have only a fifth of the cycles of a matmul.
         return Cost(seconds, source, work) if seconds >= roof else Cost(roof, "roofline", work)
+
+    def _price_kernel(self, computation: Computation, kernel: Instruction, least: float) -> Cost:
+        """The cost of a kernel, at least some seconds."""
+        assert self._chip
+        work = work_of(computation, kernel)
+        for pattern, seconds in self.given.items():
+            if fnmatchcase(kernel.name, pattern):
+                return Cost(seconds, "given", work.flops)
+        roof = memory_seconds(traffic(self._module, computation, kernel), self._chip)
+        if work.source == "unpriced" or isinstance(self._chip, Gpu):
+            self.unpriced.add(kernel.name)
+            return Cost(max(roof, least), "unpriced", work.flops)
+        share = ATTENTION_SHARE if work.source == "attention" else 1.0
+        moving = work.bytes / self._chip.hbm if work.bytes else roof
+        seconds = max(moving, least, work.flops / self._chip.flops / share)
+        return Cost(seconds, work.source, work.flops, note=work.note)
 
     def matmul(self, computation: Computation, instruction: Instruction, work: float) -> float:
         """The seconds of the matmuls of an instruction on a GPU; `work` is their FLOPs."""
@@ -173,4 +213,8 @@ def _is_narrow(computation: Computation, instruction: Instruction) -> bool:
 
 def memory_seconds(moved: Counter[int], chip: Chip | Gpu) -> float:
     """The seconds to move these bytes; they are given by memory space (0 is main memory)."""
-    return max(moved[0] / chip.hbm, sum(n for space, n in moved.items() if space) / chip.vmem)
+    if moved[HOST] and isinstance(chip, Gpu):
+        raise NotMeasured(f"a copy between {chip.name} and the memory of its host")
+    near = sum(n for space, n in moved.items() if space not in (0, HOST))
+    by_host = moved[HOST] / chip.host if isinstance(chip, Chip) else 0.0
+    return max(moved[0] / chip.hbm, near / chip.vmem, by_host)

@@ -16,6 +16,7 @@ from ringcoll.web.svg import DARK, FAINT, Element, dark, document, label, rect, 
 LOOKS = {
     "compute": ("#4477aa", "compute"),
     "memory": ("#ccbb44", "wait for memory"),
+    "host": ("#aa3377", "wait for the host"),
     "exposed": ("#ee6677", "wait for the wire: exposed"),
     "wire": ("#228833", "wire"),
     "skipped": ("#bbbbbb", "more turns of a loop, alike"),
@@ -139,7 +140,7 @@ def _data(view: TimelineView) -> dict[str, Any]:
 
 
 #: Chrome's names of colours, by the row of a segment. For other rows Chrome chooses.
-_COLOURS = {"exposed": "terrible", "memory": "bad", "skipped": "grey"}
+_COLOURS = {"exposed": "terrible", "memory": "bad", "host": "bad", "skipped": "grey"}
 
 
 def as_trace(views: Sequence[TimelineView]) -> str:

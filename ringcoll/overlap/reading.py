@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from fnmatch import filter as matching
 from math import isclose, prod
 from numbers import Real
 from sys import float_info
@@ -13,6 +14,7 @@ from ringcoll.overlap.chips import CHIPS, Chip, Gpu, NotMeasured
 from ringcoll.overlap.chips import chip as named_chip
 from ringcoll.overlap.hlo import Module, in_words, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
+from ringcoll.overlap.kernels import is_kernel
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.program import Program, axes_along, program_of
 from ringcoll.overlap.report import Report
@@ -27,6 +29,7 @@ def report(
     *,
     mesh: object = None,
     chip: str | Chip | Gpu | None = None,
+    kernels: Mapping[str, float] | None = None,
 ) -> Report:
     """Read a compiled program, and report how much of its communication is exposed.
 
@@ -39,18 +42,22 @@ def report(
             names, as those of JAX 0.12 do. Other groups of ranks need the mesh.)
         chip: a key of `CHIPS`, or a `Chip` of your own; needed only for a string. A program that
             was compiled for no TPU is priced as if it ran on the chip, and the report says so.
+        kernels: the seconds that you measured of one run of a kernel, such as {"splash*": 2e-3}, by
+            its name or a pattern (*, ?); the first that fits counts. Other kernels take their
+            `cost_estimate`, or JAX's attention kernels their FLOPs; else see `Report.unpriced`.
 
     Raises:
         HloError: the text is not scheduled HLO, or does not fit the mesh; or a folder has none.
-        TypeError: `compiled` is not a program, or `mesh` is not a mesh.
-        ValueError: the chip is not known, or was not given; or groups of ranks need the mesh.
+        TypeError: `compiled` is not a program, `mesh` not a mesh, or `kernels` not such a mapping.
+        ValueError: the chip is not known, or was not given; groups of ranks need the mesh; or
+            `kernels` names no kernel of the program, or what has no times.
 
     >>> send = ranks(lambda x: ringcoll.ppermute(x, "x", [(0, 1)]))
     >>> found = overlap.report(send.lower(jnp.ones(4)).compile())
     >>> [(row.kind, row.matmuls) for row in found.rows], found.exposed_share  # nothing hides it
     ([('collective-permute', 0)], 1.0)
     """
-    return report_of(read(compiled, mesh, chip))
+    return report_of(read(compiled, mesh, chip, kernels=kernels))
 
 
 class Reading(NamedTuple):
@@ -69,6 +76,7 @@ def read(
     mesh: object,
     chip: str | Chip | Gpu | None,
     allow_unread: str | Iterable[str] | None = None,
+    kernels: Mapping[str, float] | None = None,
 ) -> Reading:
     """Parse a compiled program, or one that is only lowered, and run it in the model.
 
@@ -101,19 +109,34 @@ def read(
     known.sort(key=lambda mesh: -sum(n > 1 for n in mesh.values()))  # the finest first
     program = replace(program, meshes=(*known, {"": module.ranks}))
     network = program.network or Network.ring(*program.meshes[0].values())
+    given = _seconds_of_kernels(kernels, module)
     with in_words():
         try:
-            timeline = Timeline(module, network, chip, program.profile).run()
+            timeline = Timeline(module, network, chip, program.profile)
+            timeline.costs.given = given
+            timeline.run()
         except NotMeasured as what:
             chip, timeline = None, Timeline(module, network, None, program.profile).run()
             timeline.notes.add(f"nobody measured this: {what}")
         reading = Reading(program, module, network, chip, timeline, Lines(program.text, module))
+    if given and chip is None:
+        raise ValueError(
+            f"overlap: kernels: {module.name} has no times; pass a chip, as chip='v5e'"
+        )
     unread = unread_in_words(module.name, timeline.unread, allowed)
     if not needs_chip and (words := [*unread]):
         raise AssertionError("\n".join([*words, *sorted(timeline.notes)]))
     if mesh is None and isinstance(chip, Chip) and not network.stated:
         _check_groups(module, timeline, program.meshes[0])
     return reading
+
+
+def _seconds_of_kernels(given: Mapping[str, float] | None, module: Module) -> dict[str, float]:
+    """Check the seconds that are given for kernels, by patterns of their names."""
+    every = (i for computation in module.computations.values() for i in computation.instructions)
+    there = sorted(i.name for i in every if is_kernel(i))
+    fits = [n for n in given if matching(there, str(n))] if isinstance(given, Mapping) else []
+    return limits("overlap: kernels", given, float_info.max, [*there, *fits], "kernel")
 
 
 def _check_groups(module: Module, timeline: Timeline, mesh: Mapping[str, int]) -> None:
@@ -172,6 +195,7 @@ def report_of(reading: Reading) -> Report:
         total=timeline.now,
         compute=tally["compute",],
         memory=tally["memory",],
+        host=tally["host",],
         exposed=tally["exposed",],
         communication=max((v for k, v in tally.items() if k[0] == "busy"), default=0.0),
         flops=tally["flops",],
@@ -184,6 +208,7 @@ def report_of(reading: Reading) -> Report:
             for segment, line in ((s, line_of[s.label]) for s in timeline.segments)
         ),
         unread=tuple(sorted(timeline.unread)),
+        unpriced=tuple(sorted(timeline.costs.unpriced)),
         versions=program.versions,
         notes=program.notes,
     )
@@ -253,6 +278,7 @@ def assert_overlapped(
     allow_unread: str | Iterable[str] = (),
     mesh: object = None,
     chip: str | Chip | Gpu | None = None,
+    kernels: Mapping[str, float] | None = None,
 ) -> Report:
     """Assert that a compiled program hides its communication: one line in a test suite.
 
@@ -267,16 +293,17 @@ def assert_overlapped(
             times.
         min_collectives: the least number of collectives that must send something; each counts
             once, however often it runs.
-        allow_unread: names that `Report.unread` may contain. Compilers add numbers to names, so *
-            stands for any characters and ? for one character, as in "while*".
-        mesh, chip: as for `report`.
+        allow_unread: names that `Report.unread` and `Report.unpriced` may contain. Compilers add
+            numbers to names, so * stands for any characters and ? for one, as in "while*".
+        mesh, chip, kernels: as for `report`.
 
     Returns:
         The report.
 
     Raises:
         AssertionError: more is exposed; or fewer collectives send something; or something could
-            not be read and `allow_unread` does not name it. The message ends with the report.
+            not be read or priced, and `allow_unread` does not name it. The message ends with the
+            report.
         TypeError: a limit is not a number, or a name is not a string.
         ValueError: a share is not between 0 and 1; seconds are negative, infinite or not a
             number; there is no such kind of collective; or seconds are limited, but the program
@@ -296,7 +323,7 @@ def assert_overlapped(
     seconds = limits(f"{name}_seconds", max_exposed_seconds, float_info.max)
     allowed = (allow_unread,) if isinstance(allow_unread, str) else tuple(allow_unread)
     check_reading(min_collectives, allowed)
-    overlap_report = report(compiled, mesh=mesh, chip=chip)
+    overlap_report = report(compiled, mesh=mesh, chip=chip, kernels=kernels)
     if found := breaches(overlap_report, shares, seconds, min_collectives, allowed):
         raise AssertionError("\n".join([*found, "The report:", str(overlap_report)]))
     return overlap_report

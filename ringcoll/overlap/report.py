@@ -38,7 +38,9 @@ class Report:
     `communication` is how long the busiest link is busy. `unread` has the names of instructions
     whose communication or number of turns could not be read; the times may leave these out.
     `versions` are those of the packages that compiled the program, empty if only a text was given;
-    `notes` say where a text comes from, or why there is no profile.
+    `notes` say where a text comes from, or why there is no profile. `host` is how long the chip
+    waits for copies to or from its host's memory. `unpriced` has the names of kernels whose work is
+    not known; they count with the least that they can take.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Report:
     unread: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    host: float = 0.0
+    unpriced: tuple[str, ...] = ()
 
     @property
     def timed(self) -> bool:
@@ -100,7 +104,9 @@ class Report:
         else:
             part = f"{sum(row.bare for row in self.rows)}"
             whole = f"{sum(row.count for row in self.rows)} collectives"
-        return f"{part} of {whole} exposed ({self.exposed_share:.1%})"
+        host = f", waits for the host {self.host * 1e6:.0f} us" if self.host else ""
+        unpriced = f", without a price: {', '.join(self.unpriced)}" if self.unpriced else ""
+        return f"{part} of {whole} exposed ({self.exposed_share:.1%}){host}{unpriced}"
 
     @property
     def title(self) -> str:
@@ -162,7 +168,8 @@ class Report:
                 fields["chip"] = Chip(**chip) if "clock" in chip else Gpu(**chip)
             rows = ({**row, "axes": tuple(row["axes"])} for row in fields["rows"])
             fields["rows"] = tuple(Row(**row) for row in rows)
-            fields["notes"] = tuple(fields.get("notes", ()))
+            for name in ("notes", "unpriced"):
+                fields[name] = tuple(fields.get(name, ()))
             return cls(**fields, segments=())
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
@@ -286,9 +293,10 @@ def _details(report: Report, line: LineRows) -> str:
 def _totals(report: Report) -> list[str]:
     lines = []
     if report.timed:
+        host = f"waits for the host {report.host * 1e6:.0f} + " if report.host else ""
         lines.append(
             f"total {report.total * 1e6:.0f} us = compute {report.compute * 1e6:.0f} + "
-            f"memory {report.memory * 1e6:.0f} + exposed {report.exposed * 1e6:.0f} us "
+            f"memory {report.memory * 1e6:.0f} + {host}exposed {report.exposed * 1e6:.0f} us "
             f"({report.exposed_share:.1%})"
         )
         bound = max(report.compute, report.communication)

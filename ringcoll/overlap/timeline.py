@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.hlo import Computation, Instruction, Module, loop_part, trip_count
-from ringcoll.overlap.instruction_costs import Cost, Costs, memory_seconds
+from ringcoll.overlap.instruction_costs import Cost, Costs
+from ringcoll.overlap.kernels import is_kernel
 from ringcoll.overlap.transfers import Action, Role, Transfer, rings, role_of, transfer
-from ringcoll.overlap.work import copy_traffic, flops
+from ringcoll.overlap.work import flops
 from ringcoll.placement.network import FAR, Link, Network
 
 #: How many turns of a loop are simulated at least. After that, equal turns are only counted.
@@ -30,10 +31,10 @@ _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-depend
 class Pending:
     """A transfer that is under way, or has come.
 
-    If `wire` is None, it is a copy in the chip's memory or, if flops > 0, a matmul on a second
-    stream of a GPU; then it waits in `queue` for others of its kind. `before` has the sums of
-    compute, flops and matmuls at the time it began. `gathers`: what comes is a gathered array, or
-    a shard of one. `by_send`: a send started it.
+    If `wire` is None, it is a copy in the chip's memory, or between it and the host's or, if flops
+    > 0, a matmul on a second stream of a GPU; then it waits in `queue` for others of its kind.
+    `before` has the sums of compute, flops and matmuls at the time it began. `gathers`: what comes
+    is a gathered array, or a shard of one. `by_send`: a send started it.
     """
 
     name: str
@@ -87,7 +88,7 @@ def _flat(held: Held) -> Iterator[Pending]:
 
 
 class Segment(NamedTuple):
-    """A stretch of the timeline: `row` is compute, memory, exposed, wire or skipped.
+    """A stretch of the timeline: `row` is compute, memory, host, exposed, wire or skipped.
 
     label names an instruction; source and at are its source line, as in `Row`. ways are the
     directions of the links that a transfer occupies, such as "axis 0 +".
@@ -236,6 +237,7 @@ class Timeline:
             self.transfers[instruction.name] = pending.wire, not synchronous
         else:
             pending.flops = flops(self._module, where, instruction)
+            inside = self._module.within(instruction)
             self.tally["flops",] += pending.flops
             self.tally["matmuls",] += pending.flops > 0
             if pending.flops and isinstance(self._chip, Gpu):
@@ -243,14 +245,15 @@ class Timeline:
                 pending.seconds = self.costs.matmul(where, instruction, pending.flops)
                 self.tally["compute",] += pending.seconds
                 self.tally["source", "measured"] += pending.seconds
-            elif not instruction.operands:
+            elif not instruction.operands and not any(is_kernel(i) for _, i in inside):
                 self.notes.add("what runs on sparse cores, except collectives, is taken as free")
             elif self._chip:
                 if instruction.attribute("cross_program_prefetch_index") is not None:
                     # The program before this one may fetch the weights, but that is unknown. In
                     # any case the memory is busy with them once in each run.
                     self.notes.add("fetching weights at the start of a program is charged to it")
-                pending.seconds = memory_seconds(copy_traffic(where, instruction), self._chip)
+                cost = self.costs.of(where, instruction)
+                pending.queue, pending.seconds = cost.queue or "memory", cost.seconds
         self._pending.append(pending)
         if instruction.operands:  # without operands, it begins at the update that brings them
             self._begin(pending)
@@ -316,7 +319,7 @@ class Timeline:
         # A matmul on a second stream of a GPU may run meanwhile; it counts as compute.
         idle = min(end, max(self.now, self._free[_MATMULS]))
         waited = end - idle
-        row = "exposed" if pending.wire else "memory"
+        row = "exposed" if pending.wire else "host" if pending.queue == "host" else "memory"
         self._add_segment(row, idle, end, pending.name)
         self.now = end
         self.tally[row,] += waited
@@ -333,6 +336,11 @@ class Timeline:
         cost = self.costs.of(computation, instruction)
         if cost.source == "roofline" and instruction.opcode == "custom-call":
             self.notes.add("a custom call is priced by the bytes of its operands and results")
+        self.notes |= {cost.note} - {""}
+        if cost.queue:  # a copy without start and done
+            self._pending.append(Pending(instruction.name, None, cost.seconds, queue=cost.queue))
+            self._done(self._pending[-1])
+            return cost
         if cost.source:
             self.tally["source", cost.source] += cost.seconds
         self.tally["compute",] += cost.seconds

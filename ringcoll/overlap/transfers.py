@@ -293,7 +293,7 @@ def _unknown(instruction: Instruction) -> str:
     """What an instruction sends or waits for, if nothing here can price it; "" if there is none."""
     opcode = instruction.opcode
     base, _, last = opcode.rpartition("-")
-    if opcode == "custom-call":
+    if opcode in ("custom-call", "custom-call-start"):
         if instruction.attribute("has_communication") == "true":
             return "a kernel that sends by remote copies of its own"
         if instruction.number("collective_id") is not None:

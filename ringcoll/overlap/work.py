@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from ringcoll.overlap.hlo import Computation, Instruction, Module
+from ringcoll.overlap.kernels import is_kernel, work_of
 from ringcoll.overlap.transfers import COLLECTIVES
 
 #: Opcodes that only name, group or reinterpret values.
@@ -34,7 +35,9 @@ def is_free(instruction: Instruction) -> bool:
 
 
 def flops(module: Module, computation: Computation, instruction: Instruction) -> float:
-    """The floating-point operations of an instruction's matmuls: two per multiply-add."""
+    """The floating-point operations of an instruction's matmuls and kernels: two a multiply-add."""
+    if is_kernel(instruction):
+        return work_of(computation, instruction).flops
     if instruction.opcode == "convolution":
         return 2.0 * _multiply_adds(computation, instruction)
     if instruction.opcode == "dot" or _is_gemm(instruction):
@@ -44,8 +47,11 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
         contracted = instruction.attribute("lhs_contracting_dim(?:ension)?s") or ""
         size = prod(lhs.dims[int(d)] for d in re.findall(r"\d+", contracted))
         return 2.0 * instruction.shapes[0].elements * size
-    inside = module.within(instruction)
-    return sum(flops(module, c, i) for c, i in inside if i.opcode in _MATMULS or _is_gemm(i))
+    return sum(
+        flops(module, where, inner)
+        for where, inner in module.within(instruction)
+        if inner.opcode in _MATMULS or _is_gemm(inner) or is_kernel(inner)
+    )
 
 
 def width(module: Module, computation: Computation, instruction: Instruction) -> float:
@@ -100,6 +106,8 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
     If an array is only sliced, only the slice counts, also in nested fusions. If it is updated in
     place, only the update counts. Buffers that a fusion only passes on or sends do not count.
     """
+    if instruction.opcode.endswith("-start"):
+        return _copy_traffic(computation, instruction)
     moved: Counter[int] = Counter()
     body = _body(module, instruction)
     for number, operand in enumerate(computation.operands(instruction)):
@@ -121,17 +129,20 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
     return moved
 
 
-def copy_traffic(computation: Computation, start: Instruction) -> Counter[int]:
+def _copy_traffic(computation: Computation, start: Instruction) -> Counter[int]:
     """The bytes that an asynchronous copy or slice moves, by memory space.
 
     The result of a copy-start is (copy, source, ...); of any other start, (sources, result, ...).
+    Of an update in place, the result is the whole array, and the second source is the update.
     """
     sources = computation.operands(start)
     place = 0 if start.opcode == "copy-start" else len(sources)
-    moved_array = start.shapes[min(place, len(start.shapes) - 1)]
+    result = start.shapes[min(place, len(start.shapes) - 1)]
+    updates = start.opcode == "dynamic-update-slice-start"
+    source = sources[updates].shapes[0]
     moved: Counter[int] = Counter()
-    for space in (sources[0].shapes[0].space, moved_array.space):
-        moved[space] += round(moved_array.bytes)
+    for space in (source.space, result.space):
+        moved[space] += round(source.bytes if updates else result.bytes)
     return moved
 
 

@@ -191,3 +191,20 @@ def test_a_kernel_with_remote_copies_is_unread_by_name(kinds):
     (name,) = kinds["kernel"]["unread"]
     assert kinds["kernel"]["kinds"] == []
     assert any(name in note and "remote copies" in note for note in kinds["kernel"]["notes"])
+    assert kinds["kernel"]["unpriced"] == [name]
+
+
+@pytest.mark.exhaustive
+def test_attention_of_jax_has_a_price(kinds):
+    """Causal: of two products forward and seven backward, half of the scores."""
+    splash = kinds["splash"]
+    flops = (2 + 3 + 4) / 2 * 2 * 4 * 1024 * 1024 * 128
+    assert splash["sources"]["attention"] == pytest.approx(flops / 0.32 / 918e12, rel=1e-6)
+    assert (splash["unpriced"], splash["unread"], splash["host"]) == ([], [], 0)
+
+
+@pytest.mark.exhaustive
+def test_what_is_kept_on_the_host_is_copied_by_the_layer(kinds):
+    """Of four layers, 8 MiB there and back; less is waited for, as work hides some of it."""
+    layer = 4096 * 1024 * 2 / 32e9
+    assert layer < kinds["offloaded"]["host"] < 8 * layer * 1.001
