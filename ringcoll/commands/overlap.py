@@ -134,6 +134,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print JSON instead of a table and a comparison"
     )
     parser.add_argument(
+        "--compute", action="store_true", help="print the compute of each line, too"
+    )
+    parser.add_argument(
         "--details", action="store_true", help="print MB, hops and GFLOP of each line, too"
     )
     parser.add_argument(
@@ -202,6 +205,8 @@ def run(args: argparse.Namespace) -> int:
         print(last.to_json())
     else:
         print(last.details() if args.details else last)
+        if args.compute:
+            print(f"\n{last.compute_by_line()}")
         if compared:
             print(f"\n{compared}")
         if args.waste:

@@ -2,20 +2,27 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from operator import attrgetter
+from typing import Any
 
-from ringcoll.io.text import bytes_in_words
+from ringcoll.io.text import bytes_in_words, wrapped
 from ringcoll.overlap.report import Report
-from ringcoll.overlap.rows import LineRows, by_line, table_lines
+from ringcoll.overlap.rows import NO_LINE, LineRows, Work, by_line, table_lines
+
+#: The least change of a line's compute that is printed, as a share of the total.
+_LEAST = 1e-3
+#: The most lines behind the change of compute.
+_PLACES = 3
 
 
 def compare(before: Report, now: Report) -> str:
-    """What changed between two reports, by line of source; the last line has the totals.
+    """What changed between two reports: first the total and its parts, then lines of source.
 
     An edit moves lines, so lines of the same file that call the same function are matched in order.
-    If one report has more of these, lines with the same number are matched first.
+    If one report has more of these, lines with the same number are matched first. In a file with
+    another name, lines with the same number that call the same function match.
 
     Args:
         before: a report, such as one that `Report.from_json` read.
@@ -37,6 +44,7 @@ def compare(before: Report, now: Report) -> str:
 def _lines(before: Report, now: Report) -> Iterator[str]:
     scale, unit, shown = (1e6, " us", "{:.1f}") if now.timed else (1.0, "", "{:.0f}")
     changes, same = [], 0
+    works = [*_pairs(before.works, now.works)]
     for pair in _pairs(by_line(before.rows), by_line(now.rows)):
         old, new = (scale * line.sum_of(now.figure) if line else 0.0 for line in pair)
         cells = shown.format(old), shown.format(new)
@@ -51,10 +59,18 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
             changes.append((new - old, (change, *cells, line.kind, name)))
         else:
             same += 1
-    yield f"compared with {before.title}:"
+    for pair in works:
+        old, new = (line.seconds if line else 0.0 for line in pair)
+        if abs(new - old) > _LEAST * max(before.total, now.total):
+            change = "appeared" if not old else "went" if not new else ""
+            cells = shown.format(scale * old), shown.format(scale * new)
+            change = change or ("grew" if new > old else "shrank")
+            name = (pair[1] or pair[0]).at or NO_LINE
+            changes.append((scale * (new - old), (change, *cells, "compute", name)))
+    yield from wrapped([f"compared with {before.title}: {_verdict(before, now, works)}"])
     yield ""
     if changes:
-        heads = "change", f"before{unit}", f"now{unit}", "collective", "line"
+        heads = "change", f"before{unit}", f"now{unit}", "what", "line"
         changes.sort(key=lambda change: -change[0])
         yield from table_lines([heads, *(cells for _, cells in changes)])
         yield ""
@@ -64,18 +80,40 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
     yield f"before: {before.summary}; now: {now.summary}{faster}"
 
 
+def _verdict(before: Report, now: Report, works: Sequence[list[Any]]) -> str:
+    """The change of the total and of its parts, with the lines whose compute changed most."""
+    slower = now.total - before.total
+    scale, unit = (1e3, "ms") if now.total >= 1e-2 else (1e6, "us")
+    by_place = defaultdict[str, float](float)
+    for old, new in works:
+        place = (new or old).at.partition(" ")[0] or NO_LINE
+        by_place[place] += scale * ((new.seconds if new else 0.0) - (old.seconds if old else 0.0))
+    most = sorted(by_place.items(), key=lambda item: -abs(item[1]))[:_PLACES]
+    places, parts, file = [], [], ""
+    for place, change in (item for item in most if abs(item[1]) >= 0.05):
+        own, _, number = place.rpartition(":")
+        places.append(f"{f':{number}' if own and own == file else place} {change:+.1f}")
+        file = own
+    for part in {**before.parts, **now.parts}:
+        change = scale * (now.parts.get(part, 0.0) - before.parts.get(part, 0.0))
+        if abs(change) >= 0.05:
+            of_lines = f" ({', '.join(places)})" if part == "compute" and places else ""
+            parts.append(f"{part} {change:+.1f}{of_lines}")
+    if not parts:
+        return "as fast as before"
+    word = "slower" if slower > 0 else "faster"
+    return f"{word} by {scale * abs(slower):.1f} {unit}: {', '.join(parts)}"
+
+
 def _sent(line: LineRows | None) -> str:
     """How often a line sends, and how much each time: "8 x 2M"."""
     return f"{line.sum_of('count')} x {bytes_in_words(line.mean_of('bytes'))}" if line else ""
 
 
-def _pairs(before: Sequence[LineRows], now: Sequence[LineRows]) -> Iterator[list[LineRows | None]]:
+def _pairs(before: Sequence[Any], now: Sequence[Any]) -> Iterator[list[Any]]:
     """The same line in both reports; None for a report that does not have it."""
-    alike: defaultdict[tuple, tuple[list[LineRows], ...]] = defaultdict(lambda: ([], []))
-    for side, lines in enumerate((before, now)):
-        for line in lines:
-            alike[re.sub(r":\d+", "", line.at), line.kind][side].append(line)
-    for old, new in alike.values():
+    alone: tuple[list[Any], list[Any]] = [], []
+    for old, new in _alike(before, now, lambda line: re.sub(r":\d+", "", line.at)):
         if len(old) != len(new):
             for same in (attrgetter("at"), _figures):
                 for line in list(new):
@@ -83,13 +121,32 @@ def _pairs(before: Sequence[LineRows], now: Sequence[LineRows]) -> Iterator[list
                         old.remove(match)
                         new.remove(line)
                         yield [match, line]
-        yield from map(list, zip_longest(*(sorted(side, key=_number) for side in (old, new))))
+        for pair in map(list, zip_longest(*(sorted(side, key=_number) for side in (old, new)))):
+            if all(pair):
+                yield pair
+            else:
+                alone[pair[0] is None].append(pair[0] or pair[1])
+    for old, new in _alike(*alone, lambda line: re.sub(r"^[^ :]+:", ":", line.at)):
+        yield from map(list, zip_longest(old, new))
 
 
-def _figures(line: LineRows) -> tuple[float, ...]:
+def _alike(
+    before: Sequence[Any], now: Sequence[Any], name: Callable[[Any], str]
+) -> Iterable[tuple[list[Any], list[Any]]]:
+    """The lines of both reports that have the same name and kind."""
+    alike: defaultdict[tuple, tuple[list, list]] = defaultdict(lambda: ([], []))
+    for side, lines in enumerate((before, now)):
+        for line in lines:
+            alike[name(line), line.kind][side].append(line)
+    return alike.values()
+
+
+def _figures(line: LineRows | Work) -> tuple[float, ...]:
+    if isinstance(line, Work):
+        return (round(line.seconds, 9),)
     return tuple(round(line.sum_of(name), 9) for name in ("count", "bytes", "bare", "exposed"))
 
 
-def _number(line: LineRows) -> int:
+def _number(line: LineRows | Work) -> int:
     number = re.search(r":(\d+)", line.at)
     return int(number[1]) if number else 0

@@ -1,5 +1,6 @@
 """Read a compiled program: its report, its collectives, and what tests assert of them."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import filter as matching
@@ -18,7 +19,7 @@ from ringcoll.overlap.kernels import is_kernel
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.program import Program, axes_along, program_of
 from ringcoll.overlap.report import Report
-from ringcoll.overlap.rows import NO_LINE, Row, table_lines
+from ringcoll.overlap.rows import NO_LINE, Row, Work, table_lines
 from ringcoll.overlap.timeline import Timeline
 from ringcoll.overlap.transfers import COLLECTIVES, rings
 from ringcoll.placement.network import Network
@@ -162,7 +163,7 @@ def report_of(reading: Reading) -> Report:
     """The report of a run."""
     program, module, network, chip, timeline, lines = reading
     tally = timeline.tally
-    named = dict.fromkeys([*timeline.transfers, *(s.label for s in timeline.segments)])
+    named = {*timeline.transfers, *(s.label for s in timeline.segments), *(k[0] for k in tally)}
     line_of = {name: lines.of(name) for name in named}
     rows = tuple(
         Row(
@@ -187,11 +188,15 @@ def report_of(reading: Reading) -> Report:
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
     sources = {source: used for source in SOURCES if (used := tally["source", source])}
+    works = defaultdict[tuple[str, str], float](float)
+    for name, seconds in ((k[0], v) for k, v in tally.items() if k[1:] == ("work",)):
+        works[line_of[name].source, line_of[name].short] += seconds
     return Report(
         name=module.name,
         chip=chip,
         ranks=len(network.places),
         rows=rows,
+        works=tuple(Work(works[k], *k) for k in sorted(works, key=lambda k: -works[k])),
         total=timeline.now,
         compute=tally["compute",],
         memory=tally["memory",],

@@ -12,7 +12,7 @@ from ringcoll.io.text import wrapped
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.lines import Line
 from ringcoll.overlap.picture import TimelineView, as_page, as_svg, as_trace
-from ringcoll.overlap.rows import LineRows, Row, by_line, table_lines
+from ringcoll.overlap.rows import NO_LINE, LineRows, Row, Work, by_line, table_lines
 from ringcoll.overlap.timeline import Segment
 
 #: The most lines of source that are printed. If there are more, the most exposed are.
@@ -40,7 +40,8 @@ class Report:
     `versions` are those of the packages that compiled the program, empty if only a text was given;
     `notes` say where a text comes from, or why there is no profile. `host` is how long the chip
     waits for copies to or from its host's memory. `unpriced` has the names of kernels whose work is
-    not known; they count with the least that they can take.
+    not known; they count with the least that they can take. `works` is `compute` by line, the most
+    first.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Report:
     notes: tuple[str, ...] = ()
     host: float = 0.0
     unpriced: tuple[str, ...] = ()
+    works: tuple[Work, ...] = ()
 
     @property
     def timed(self) -> bool:
@@ -104,9 +106,13 @@ class Report:
         else:
             part = f"{sum(row.bare for row in self.rows)}"
             whole = f"{sum(row.count for row in self.rows)} collectives"
-        host = f", waits for the host {self.host * 1e6:.0f} us" if self.host else ""
-        unpriced = f", without a price: {', '.join(self.unpriced)}" if self.unpriced else ""
-        return f"{part} of {whole} exposed ({self.exposed_share:.1%}){host}{unpriced}"
+        return f"{part} of {whole} exposed ({self.exposed_share:.1%})"
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The seconds that make up the total, by name."""
+        host = {"waits for the host": self.host} if self.host else {}
+        return {"compute": self.compute, "memory": self.memory, **host, "exposed": self.exposed}
 
     @property
     def title(self) -> str:
@@ -135,6 +141,14 @@ class Report:
     def details(self) -> str:
         """The text of the report, with MB, hops and GFLOP of each line."""
         return "\n".join(_text(self, details=True))
+
+    def compute_by_line(self) -> str:
+        """A table of the compute of each line, the most first."""
+        rows = [("compute us", "%", "", "line")]
+        for work in self.works[:LINES]:
+            share = f"{100 * self._share(work.seconds):.1f}"
+            rows.append((f"{work.seconds * 1e6:.1f}", share, "", work.at or NO_LINE))
+        return "\n".join(table_lines(rows))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the timeline, if there are times, above the figures."""
@@ -168,6 +182,7 @@ class Report:
                 fields["chip"] = Chip(**chip) if "clock" in chip else Gpu(**chip)
             rows = ({**row, "axes": tuple(row["axes"])} for row in fields["rows"])
             fields["rows"] = tuple(Row(**row) for row in rows)
+            fields["works"] = tuple(Work(**work) for work in fields["works"])
             for name in ("notes", "unpriced"):
                 fields[name] = tuple(fields.get(name, ()))
             return cls(**fields, segments=())
@@ -250,7 +265,8 @@ def _text(report: Report, details: bool = False) -> Iterator[str]:
 
 def _figures(report: Report, details: bool = False) -> Iterator[str]:
     """What is exposed, where, and the totals."""
-    yield f"{report.title}: {report.summary}"
+    first, *totals = _totals(report)
+    yield f"{report.title}: {first}"
     yield from wrapped(report.notes)
     yield ""
     lines = by_line(report.rows)
@@ -266,7 +282,8 @@ def _figures(report: Report, details: bool = False) -> Iterator[str]:
                 yield _details(report, line)
     if more := lines[LINES:]:
         yield f"... and {len(more)} more, with less exposed"
-    yield from ["", *_totals(report)]
+    if totals:
+        yield from ["", *totals]
 
 
 def _cells(report: Report, line: LineRows) -> tuple[str, ...]:
@@ -291,14 +308,12 @@ def _details(report: Report, line: LineRows) -> str:
 
 
 def _totals(report: Report) -> list[str]:
-    lines = []
+    lines = [report.summary]
     if report.timed:
-        host = f"waits for the host {report.host * 1e6:.0f} + " if report.host else ""
-        lines.append(
-            f"total {report.total * 1e6:.0f} us = compute {report.compute * 1e6:.0f} + "
-            f"memory {report.memory * 1e6:.0f} + {host}exposed {report.exposed * 1e6:.0f} us "
-            f"({report.exposed_share:.1%})"
-        )
+        parts = " + ".join(f"{part} {t * 1e6:.0f}" for part, t in report.parts.items())
+        first = f"total {report.total * 1e6:.0f} us = {parts} us ({report.exposed_share:.1%})"
+        unpriced = f", without a price: {', '.join(report.unpriced)}" if report.unpriced else ""
+        lines = [first + unpriced]
         bound = max(report.compute, report.communication)
         lines.append(
             f"the busiest link is busy for {report.communication * 1e6:.0f} us; the total is "

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ringcoll.io.text import WIDTH
 from ringcoll.overlap.lines import CALLS, Line
@@ -51,6 +52,17 @@ class Row:
         if re.search(r"(^|[/(])ringcoll\.", self.op_name):
             return "ringcoll"
         return "the program" if Line(op_name=self.op_name).operation in CALLS else "the partitioner"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The compute of a line, in seconds of the whole program; source and at are as in `Row`."""
+
+    seconds: float
+    source: str = ""
+    at: str = ""
+
+    kind: ClassVar[str] = "compute"
 
 
 @dataclass(frozen=True)

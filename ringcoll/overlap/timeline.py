@@ -243,7 +243,7 @@ class Timeline:
             if pending.flops and isinstance(self._chip, Gpu):
                 pending.queue = _MATMULS
                 pending.seconds = self.costs.matmul(where, instruction, pending.flops)
-                self.tally["compute",] += pending.seconds
+                self._count_compute(instruction, pending.seconds)
                 self.tally["source", "measured"] += pending.seconds
             elif not instruction.operands and not any(is_kernel(i) for _, i in inside):
                 self.notes.add("what runs on sparse cores, except collectives, is taken as free")
@@ -343,13 +343,18 @@ class Timeline:
             return cost
         if cost.source:
             self.tally["source", cost.source] += cost.seconds
-        self.tally["compute",] += cost.seconds
+        self._count_compute(instruction, cost.seconds)
         self.tally["flops",] += cost.flops
         self.tally["matmuls",] += cost.flops > 0
         start = max(self.now, self._free[_MATMULS]) if cost.seconds else self.now
         self._add_segment("compute", start, start + cost.seconds, instruction.name)
         self.now = start + cost.seconds
         return cost
+
+    def _count_compute(self, instruction: Instruction, seconds: float) -> None:
+        self.tally["compute",] += seconds
+        if seconds:
+            self.tally[instruction.name, "work"] += seconds
 
     def _loop(self, scope: Scope, instruction: Instruction) -> Held:
         """Run a loop. Transfers in its carry continue into the next turn and out of the loop."""

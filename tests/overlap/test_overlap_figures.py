@@ -249,8 +249,13 @@ def test_totals_in_words():
     figures = {"total": 7777e-6, "compute": 4200e-6, "memory": 77e-6, "exposed": 3500e-6}
     sizes = {"temporaries": 7 * 2**19, "program_bytes": 2**18}
     report = replace(read(*BARE), **figures, communication=5000e-6, **sizes)
-    assert str(report).splitlines()[5:8] == [
-        "total 7777 us = compute 4200 + memory 77 + exposed 3500 us (45.0%)",
+    first, *_ = lines = str(report).splitlines()
+    total = "total 7777 us = compute 4200 + memory 77 + {}exposed 3500 us (45.0%)"
+    assert first == "jit_f on 4 x toy: " + total.format("")
+    host = replace(report, host=21e-6, unpriced=("k", "m"))
+    waits = total.format("waits for the host 21 + ")
+    assert str(host).splitlines()[0] == f"jit_f on 4 x toy: {waits}, without a price: k, m"
+    assert lines[5:7] == [
         "the busiest link is busy for 5000 us; the total is 55.5% above the longer of that and "
         "compute",
         "temporaries 3.5 MiB, program 0.2 MiB",

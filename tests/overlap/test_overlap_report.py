@@ -24,7 +24,7 @@ from hlo_texts import (
 from ringcoll import overlap
 from ringcoll.overlap import hlo
 from ringcoll.overlap.picture import LOOKS, as_svg
-from ringcoll.overlap.rows import table_lines
+from ringcoll.overlap.rows import Work, table_lines
 from ringcoll.overlap.timeline import Segment
 from ringcoll.placement.network import Network
 
@@ -287,6 +287,52 @@ def test_reports_are_compared_by_line():
     assert end == f"before: {share}"
     with pytest.raises(ValueError, match="jit_f has no times, and the other report has"):
         overlap.compare(report, overlap.report(untiled(BARE)))
+
+
+def timed(compute, exposed, memory=0.0, host=0.0, **lines):
+    """A report of so many ms; `lines`: the compute of lines of train.py."""
+    parts = {"compute": compute, "exposed": exposed, "memory": memory, "host": host}
+    parts = {name: 1e-3 * ms for name, ms in parts.items()}
+    works = tuple(Work(1e-3 * ms, at=f"{at} f".replace("_", ":")) for at, ms in lines.items())
+    report = overlap.report(BARE, chip=CHIP)
+    return replace(report, **parts, total=sum(parts.values()), works=works, rows=())
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "verdict"),
+    [
+        (
+            timed(100, 40, t_45=30, t_46=9, t_47=1, t_48=1),
+            timed(129.2, 17.9, t_45=50.1, t_46=18, t_47=1, t_48=1.1),
+            "slower by 7.1 ms: compute +29.2 (t:45 +20.1, :46 +9.0, :48 +0.1), exposed -22.1",
+        ),
+        (timed(100, 9), timed(100, 9), "as fast as before"),
+        (
+            timed(3, 2, 1, t_1=3),
+            timed(3, 1, 0, 1, u_1=2, t_9=1),
+            "faster by 1000.0 us: memory -1000.0, exposed -1000.0, waits for the host +1000.0",
+        ),
+    ],
+)
+def test_a_comparison_begins_with_the_total(before, now, verdict):
+    first = overlap.compare(before, now).partition("\n\n")[0]
+    assert " ".join(first.split()) == f"compared with {before.title}: {verdict}"
+
+
+def test_compute_is_compared_by_line():
+    """In another file, the line with the same number; changes below 0.1 % are left out."""
+    before = timed(100, 0, a_1=50, a_2=20, a_4=5)
+    now = timed(100, 0, b_1=40, b_2=20.09, b_5=7)
+    rows = [
+        line.split() for line in overlap.compare(before, now).splitlines() if " compute  " in line
+    ]
+    assert rows == [
+        ["appeared", "0.0", "7000.0", "compute", "b:5", "f"],
+        ["went", "5000.0", "0.0", "compute", "a:4", "f"],
+        ["shrank", "50000.0", "40000.0", "compute", "b:1", "f"],
+    ]
+    assert before.compute_by_line().splitlines()[1].split() == ["50000.0", "50.0", "a:1", "f"]
+    assert overlap.Report.from_json(now.to_json()).works == now.works
 
 
 def test_a_long_label_loses_its_middle():
