@@ -265,7 +265,7 @@ def _compile_and_report(
         if args.function and isinstance(error, TypeError):
             words += "; let --function return operands that fit its function"
         raise ValueError(words) from error
-    return program, report(program, kernels=dict(args.kernel) or None)
+    return program, report(program, kernels=dict(args.kernel))
 
 
 def _read_report(text: str) -> Report:
