@@ -185,7 +185,7 @@ def run(args: argparse.Namespace) -> int:
         shares = limits("--max-exposed", dict(args.max_exposed) or None)
         if not (compiles or last):
             program = program_of(args.text, _mesh(args) if args.mesh else None)
-            last = report(program, chip=args.chip, kernels=dict(args.kernel) or None)
+            last = report(program, chip=args.chip, kernels=dict(args.kernel))
         elif compiles:
             if sys.stderr.isatty():
                 print(f"compiling for {args.topology}: seconds, or minutes", file=sys.stderr)
@@ -283,7 +283,7 @@ def _compile_and_report(
         if args.function and isinstance(error, TypeError):
             words += "; let --function return operands that fit its function"
         raise ValueError(words) from error
-    return program, report(program, chip=args.chip, kernels=dict(args.kernel) or None)
+    return program, report(program, chip=args.chip, kernels=dict(args.kernel))
 
 
 def _read_report(text: str) -> Report:

@@ -137,6 +137,7 @@ def _seconds_of_kernels(given: Mapping[str, float] | None, module: Module) -> di
     every = (i for computation in module.computations.values() for i in computation.instructions)
     there = sorted(i.name for i in every if is_kernel(i))
     fits = [n for n in given if matching(there, str(n))] if isinstance(given, Mapping) else []
+    given = None if given == {} else given
     return limits("overlap: kernels", given, float_info.max, [*there, *fits], "kernel")
 
 
