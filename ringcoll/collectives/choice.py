@@ -164,7 +164,8 @@ def _check(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> Non
         build(collective, algorithm, shape)
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        shown = getattr(algorithm, "__name__", type(algorithm).__name__)
+        own = algorithm if isinstance(algorithm, str) else type(algorithm).__name__
+        shown = getattr(algorithm, "__name__", own)
         raise kind(f"algorithm={shown}: {error}") from error
 
 

@@ -93,7 +93,7 @@ def gather(
     >>> y.shape, float(y[0, 0])  # every rank has all 8 rows
     ((32, 3), 2.0)
     """
-    rounds = _rounds("gather", axis_name, axis_index_groups, dim, algorithm)
+    rounds = _rounds("gather", visit, axis_name, axis_index_groups, dim, algorithm, "all_gather")
     _, shard_bytes = _checked_rows("x", x, dim)
     x = jax.tree.map(jnp.asarray, x)
 
@@ -161,7 +161,7 @@ def reduce(
     >>> y.shape, float(y[0, 0])
     ((8, 3), 4.0)
     """
-    rounds = _rounds("reduce", axis_name, axis_index_groups, dim, algorithm)
+    rounds = _rounds("reduce", produce, axis_name, axis_index_groups, dim, algorithm)
 
     def widened(wanted: Wanted) -> Any:
         return _widened(accumulate_dtype, produce(wanted))
@@ -230,7 +230,7 @@ def tour(
     >>> print(ranks(squares)(jnp.arange(4.0)))  # each number times 1 + 2 + 3 + 4
     [ 0. 10. 20. 30.]
     """
-    rounds = _rounds("tour", axis_name, axis_index_groups, dim, algorithm)
+    rounds = _rounds("tour", visit, axis_name, axis_index_groups, dim, algorithm)
     size, shard_bytes = _checked_rows("x", x, dim)
     x = jax.tree.map(jnp.asarray, x)
     result_types, sum_bytes = None, 0
@@ -300,7 +300,7 @@ def exchange(
     >>> print(ranks(placed)(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    rounds = _rounds("exchange", axis_name, axis_index_groups, dim, algorithm, "all_to_all")
+    rounds = _rounds("exchange", visit, axis_name, axis_index_groups, dim, algorithm, "all_to_all")
     rounds = replace(rounds, whole=True)  # blocks are never cut
     rows, _ = _checked_rows("x", x, dim)
     x = jax.tree.map(jnp.asarray, x)
@@ -321,6 +321,7 @@ def exchange(
 
 def _rounds(
     name: str,
+    function: Callable[..., Any],
     axis_name: AxisName,
     axis_index_groups: Groups,
     dim: int,
@@ -328,6 +329,9 @@ def _rounds(
     collective: str = "psum_scatter",
 ) -> Rounds:
     """The rounds of a call, before there is a plan; its ranks and its algorithm are checked."""
+    if not callable(function):
+        what = "produce" if name == "reduce" else "visit"
+        raise TypeError(f"{what} is a {type(function).__name__}, no function; pass a function")
     axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
     algorithm = choice.algorithm_of(algorithm, axes, groups, collective)
     ranks: dict[str, Any] = {"axes": axes, "groups": groups}

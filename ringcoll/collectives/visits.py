@@ -113,7 +113,7 @@ class Wanted:
             rows = f"{ranks} x {size}" if size else f"{ranks}"
             raise ValueError(
                 f"dimension {dim} of {type_in_words(whole)} is no multiple of {rows}; pass the "
-                "rows of all ranks"
+                "rows of all ranks, padded to a multiple"
             )
         return [
             (start_of(origin, times * size, times * first, length), times * rows)

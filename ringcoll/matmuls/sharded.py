@@ -6,6 +6,7 @@ from typing import Any, Unpack
 from jax import Array
 from jax.sharding import PartitionSpec
 
+from ringcoll.collectives.axes import rank_count
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.functions import all_gather_matmul, matmul_reduce_scatter
 from ringcoll.matmuls.options import GatherOptions, with_options
@@ -65,6 +66,7 @@ the other, under the product |
                 "call all_gather_einsum or einsum_reduce_scatter"
             )
     (a_i, a_j), (b_j, b_k), (c_i, c_k) = map(_axes, (a_spec, b_spec, out_spec))
+    rank_count((*{*a_i, *a_j, *b_j, *b_k, *c_i, *c_k},))  # refuses an axis that is not bound
     if set(c_i) & set(c_k):
         raise ValueError("a rank would hold blocks of a diagonal only; shard one of I and K")
     needed: list[tuple[Callable[..., Array], Axes, dict[str, Any]]] = []

@@ -39,7 +39,7 @@ def compile_for(
         topology: the topology of the program's mesh, such as "v5e:4x2" or "h200:8".
         function: a function, jitted or not.
         operands: `jax.ShapeDtypeStruct`s with a `NamedSharding` on `ringcoll.mesh(topology)`; or
-            without, if a `shard_map` of the function names that mesh.
+            without, if a `shard_map` of the function names that mesh and no axis is explicit.
         profile: whether to get the static profile too, in a separate process (slow; needs the
             package flatbuffers of the extra tpu). If that fails, as it does for GPUs, the report
             says so below its first line, and uses the compiler's estimates.

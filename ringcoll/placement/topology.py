@@ -85,9 +85,10 @@ def _libtpu_name(topology: str) -> str:
     if any(n != 1 for n in sizes[2:]) and axes == 2:
         words = f"{topology!r}: {kind} has two axes; name such as {kind}:4x2"
         raise ValueError(f"ringcoll.mesh: {words}")
-    if len(sizes) == 1 and kind not in DEVICES:
+    is_short = any(known.startswith(kind) for known in DEVICES)  # libtpu takes a v5 for a v5p
+    if kind not in DEVICES and (is_short or len(sizes) == 1):
         raise ValueError(
-            f"ringcoll.mesh: {topology!r}: there is no {kind} of {sizes[0]} to compile for; {_CURE}"
+            f"ringcoll.mesh: {topology!r}: there is no {kind} of {match[3]} to compile for; {_CURE}"
         )
     if len(sizes) == 1:
         counts_cores = kind == "tpu7x" or (kind == "v5p" and match[2] == "-")

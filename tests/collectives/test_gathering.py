@@ -422,6 +422,10 @@ REFUSED = {
     "what a visit makes is bool": (
         TypeError, lambda x: tour(x, "x", lambda c, a: (c, a.value > 0), x)
     ),
+    "visit is a float, no function; pass a function": (
+        TypeError, lambda x: gather(x, "x", 0.0, kept)
+    ),
+    "produce is a DynamicJaxprTracer, no function": (TypeError, lambda x: reduce(x, "x")),
     "0 results of 1 parts": (
         ValueError, lambda x: tour(x, "x", lambda c, a: (c, a.join([])), x, algorithm="ring")
     ),

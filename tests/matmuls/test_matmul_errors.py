@@ -55,6 +55,7 @@ REFUSED = {
     NameError: {
         "axis_name='typo', operand=0, dimension=-2): unbound axis name": gather(axis_name="typo"),
         "unbound axis name: typo; the axes here are 'x', 'y'": sharded(P("typo"), P(), P()),
+        "unbound axis name: free": sharded(P("free"), P(), P("free")),  # nothing would be sent
     },
     ValueError: {
         "repeated axis in axis_name; name each axis once": gather(axis_name=("x", "x")),
