@@ -25,7 +25,7 @@ def axes_of(axis_name: AxisName) -> tuple[Hashable, ...]:
         ValueError: an axis is named twice: lax may abort the process instead of raising.
     """
     axes = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
-    if len(set(axes)) < len(axes):
+    if len(set(axes)) < len(axes):  # unhashable ones raise a TypeError, as in lax
         raise ValueError("repeated axis in axis_name; name each axis once")
     return axes
 
@@ -54,20 +54,21 @@ def check_ranks(axes: Sequence[Hashable], grouped: Grouped | None) -> None:
             raise ValueError(
                 f"{axis} is not a name; axes by position are lax's own; name an axis of the mesh"
             )
-    check_groups(grouped, rank_count(axes))
-    if len(set(map(len, grouped or ()))) > 1:
+    n = rank_count(axes)  # refuses an axis that is not bound
+    if grouped is None:
+        return
+    check_groups(grouped, n)
+    if len(set(map(len, grouped))) > 1:
         raise ValueError("axis_index_groups are of several sizes; pass groups of one size")
 
 
-def check_groups(grouped: Grouped | None, n: int) -> None:
+def check_groups(grouped: Grouped, n: int) -> None:
     """Refuse groups that do not have each of n ranks exactly once.
 
     Raises:
         TypeError: a rank is not a whole number.
         ValueError: a rank is missing or occurs twice, or a group is empty.
     """
-    if grouped is None:
-        return
     try:
         are_all = are_all_ranks([rank for group in grouped for rank in group], n)
     except TypeError as error:

@@ -112,7 +112,7 @@ def _(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Array, Any]:
 
 @public()
 def pbroadcast(
-    x: Pytree, axis_name: AxisName, source: Any, *, algorithm: Algorithm = "auto"
+    x: Pytree, axis_name: AxisName, source: int | Array, *, algorithm: Algorithm = "auto"
 ) -> Pytree:
     """The source rank's x on every rank, bit by bit.
 

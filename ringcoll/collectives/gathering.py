@@ -335,7 +335,7 @@ def _rounds(
     axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
     algorithm = choice.algorithm_of(algorithm, axes, groups, collective)
     ranks: dict[str, Any] = {"axes": axes, "groups": groups}
-    return Rounds(name=name, **ranks, algorithm=LAX, collective=algorithm, dim=dim)
+    return Rounds(name=name, **ranks, algorithm=LAX, collective=algorithm, dim=integer("dim", dim))
 
 
 def _checked_rows(name: str, tree: Any, dim: int, rows: int | None = None) -> tuple[int, int]:

@@ -84,9 +84,10 @@ def _refuse(algorithm: Any) -> None:
 def _permute(x: Pytree, axis_name: AxisName, perm: Pairs) -> Pytree:
     if not jax.tree.leaves(x):
         return x
+    axes = axes_of(axis_name)
     hash(axis_name)  # refuses a list of axes, as lax does
-    pairs = _among(perm, rank_count(axis_name))
-    return bind_leaves(x, axis_name, Ppermute(axes=axes_of(axis_name), pairs=pairs, is_hop=False))
+    pairs = _among(perm, rank_count(axes))
+    return bind_leaves(x, axis_name, Ppermute(axes=axes, pairs=pairs, is_hop=False))
 
 
 def _among(perm: Pairs, n: int) -> Pairs:
@@ -103,7 +104,9 @@ def _among(perm: Pairs, n: int) -> Pairs:
             "once and receive once at most"
         )
     if unknown := [rank for pair in perm for rank in pair if not -n <= rank < n]:
-        raise IndexError(f"{unknown[0]} in `perm` is not a rank; there are {n}, counted from 0")
+        raise IndexError(
+            f"{unknown[0]} in `perm` is not a rank; pass 0 to {n - 1}, or -1 for the last"
+        )
     return pairs
 
 

@@ -1,26 +1,31 @@
 """How ringcoll refuses a call: a body raises in plain words, and `public` adds the call to them."""
 
 import operator
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, signature
+from reprlib import Repr
 from typing import Any, TypeVar, cast
 
 import jax
 from jax import Array
-from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: The exceptions that a body or lax raises for a wrong call. Others are faults of ours.
+#: The exceptions that a body or lax raises for a wrong call; others pass unchanged.
 REFUSALS = (NameError, TypeError, LookupError, ValueError, NotImplementedError)
-#: The modules whose functions may be on the way from a public function to an error of the call.
-_NOT_THE_USERS = sys.stdlib_module_names | {"ringcoll", "jax", "jaxlib", "numpy", "opt_einsum"}
-#: Types of values that a message shows, also in lists; other arguments are shown by their names.
-_PLAIN = str, int, float, PartitionSpec, type(None)
+#: The packages whose functions may be on the way from a public function to an error of the call.
+_PACKAGES = ("ringcoll", "jax", "jaxlib", "numpy", "opt_einsum", "ml_dtypes")
+#: The attribute of an error that has its words without a call.
+_WORDS = "_ringcoll_words"
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+_short = Repr()  # long values are cut
+_short.maxstring = _short.maxother = 200
+_short.maxlist = _short.maxtuple = _short.maxset = _short.maxdict = 16
 
 
 def public(path: str = "", *, name: str = "", arguments: bool = True) -> Callable[[F], F]:
@@ -41,11 +46,12 @@ def public(path: str = "", *, name: str = "", arguments: bool = True) -> Callabl
             try:
                 return function(*args, **kwargs)
             except REFUSALS as error:
-                words = vars(error).get("words") or _words(error, function, kwargs)
-                if not (words.startswith("ringcoll.") or _is_of_user(error)):
-                    shown = _shown(called, args, kwargs) if arguments else ""
-                    call = f"ringcoll.{path}{name or function.__name__}{shown}"
-                    error.args, vars(error)["words"] = (f"{call}: {words}",), words
+                if not _is_of_user(error):
+                    words = vars(error).get(_WORDS) or _words(error, function.__name__, kwargs)
+                    if not words.startswith("ringcoll."):  # else it names a call already
+                        shown = _shown(called, args, kwargs) if arguments else ""
+                        call = f"ringcoll.{path}{name or function.__name__}{shown}"
+                        error.args, vars(error)[_WORDS] = (f"{call}: {words}",), words
                 raise
 
         return cast(F, called)
@@ -54,45 +60,46 @@ def public(path: str = "", *, name: str = "", arguments: bool = True) -> Callabl
 
 
 def _is_of_user(error: Exception) -> bool:
-    """Whether it was raised in a function of the user."""
-    modules = (
-        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
+    """Whether a function that is not ours, JAX's or Python's raised it."""
+    return any(
+        not _is_known(frame.f_globals.get("__name__", ""))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
     )
-    return any(module.partition(".")[0] not in _NOT_THE_USERS for module in modules)
+
+
+def _is_known(module: str) -> bool:
+    root = module.partition(".")[0]
+    if root not in sys.stdlib_module_names:
+        return root in _PACKAGES
+    file = getattr(sys.modules.get(root), "__file__", None)  # a user may have a profile.py
+    return file is not None and file.startswith(_STANDARD_LIBRARY)
 
 
 def _shown(function: Callable[..., Any], args: Any, kwargs: Any) -> str:
-    """The arguments of a call, with dimensions also if nobody gave them.
+    """The arguments of a call: operands and functions by their names, the others with values.
 
-    Operands are shown by their names, the others with their values.
+    Integers, such as dimensions, are shown even if nobody gave them.
     """
-    parameters = signature(function).parameters
+    called = signature(function)
     try:
-        given = signature(function).bind(*args, **kwargs).arguments
+        given = called.bind(*args, **kwargs).arguments
     except TypeError:
         return ""
     operands, others = [], []
-    for key, parameter in parameters.items():
+    for key, parameter in called.parameters.items():
         value = given.get(key, parameter.default)
         if key not in given and not isinstance(value, int):
             continue
-        if parameter.annotation in (Any, Array, ArrayLike) or not _is_plain(value):
+        is_positional = parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
+        if parameter.annotation in (Any, Array, ArrayLike) or (is_positional and callable(value)):
             operands.append(key)
         else:
-            others.append(f"{key}={value!r}")
+            own = getattr(value, "__name__", None) if callable(value) else None
+            others.append(f"{key}={own or _short.repr(value)}")
     return f"({', '.join(operands + others)})"
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a message shows a value."""
-    if isinstance(value, dict):
-        value = (*value, *value.values())
-    return (
-        all(map(_is_plain, value)) if isinstance(value, list | tuple) else isinstance(value, _PLAIN)
-    )
-
-
-def _words(error: Exception, function: Callable[..., Any], options: dict[str, Any]) -> str:
+def _words(error: Exception, function: str, kwargs: dict[str, Any]) -> str:
     """What is wrong, in the words of the body or of lax, and the cure."""
     # Some words of lax go on: "To fix this, please call psum under `jax.shard_map`."
     words = str(*error.args[:1]).removeprefix("Found an ").partition(". To fix this")[0]
@@ -100,9 +107,10 @@ def _words(error: Exception, function: Callable[..., Any], options: dict[str, An
         return f"{words}; {bound_axes()}"
     if words:
         return words
-    words = f"not supported by jax.lax.{function.__name__}"
+    words = f"not supported by jax.lax.{function}"
     # lax has no groups under check_vma=True.
-    return words + "; pass check_vma=False to jax.shard_map" * ("axis_index_groups" in options)
+    has_groups = kwargs.get("axis_index_groups") is not None
+    return words + "; pass check_vma=False to jax.shard_map" * has_groups
 
 
 def bound_axes() -> str:

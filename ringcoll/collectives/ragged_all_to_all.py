@@ -253,9 +253,9 @@ def ragged_all_to_all(
     check_ranks(axes, groups)
     _check(*types, n=rank_count(axes) if groups is None else len(groups[0]))
     if max_send is not None:
-        if integer("max_send", max_send) < 1:
+        if (max_send := integer("max_send", max_send)) < 1:
             raise ValueError(f"max_send={max_send}; pass 1 or more")
-        collective = replace(collective, max_send=integer("max_send", max_send))
+        collective = replace(collective, max_send=max_send)
     if any(is_for_lax(collective, x, algorithm) for x in xs):
         return collective.by_lax(*xs)
     request = algorithm, collective.collective, axes, groups

@@ -53,7 +53,7 @@ def check_order(order: Any, wire: Any, axes: Sequence[Hashable], grouped: Groupe
         raise TypeError(f"order={order!r} is not an order; pass ringcoll.Tree(8), or leave it out")
     if wire is not None:
         raise ValueError(
-            f"order={order} with a wire: its codes depend on n; leave order out, or the wire"
+            f"order={order} with a wire: its codes depend on ranks; leave order out, or the wire"
         )
     if any(isinstance(axis, int) for axis in axes) or not axes:
         raise ValueError(f"order={order} over {axes}; name an axis of the mesh or of a vmap")

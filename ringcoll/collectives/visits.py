@@ -19,7 +19,7 @@ from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.by_schedule import built, named
-from ringcoll.collectives.public import public
+from ringcoll.collectives.public import integer, public
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import engine, turns
 from ringcoll.runtime.barriers import ADDED, PLACED, REDUCED
@@ -98,9 +98,11 @@ class Wanted:
 
     def _along(self, x: Array, dim: int | None) -> int:
         """The dimension of the rows of x, counted from the first."""
-        dim = self._of.dim if dim is None else dim
+        dim = integer("dim", self._of.dim if dim is None else dim)
         if not -x.ndim <= dim < x.ndim:
-            raise ValueError(f"{type_in_words(x)} has no dimension {dim}; pass that of its rows")
+            raise ValueError(
+                f"{type_in_words(x)} has no dimension {dim}; pass that of its rows as dim"
+            )
         return dim % x.ndim
 
     def _places(self, whole: Array, dim: int) -> list[tuple[Any, int]]:

@@ -75,7 +75,9 @@ def _parameter(name: str, value: Any, x: Array, axis_name: AxisName) -> Array:
     """A number for each feature, in float32 or wider, with as many dimensions as x."""
     value = jnp.asarray(value)
     if value.shape != x.shape[-1:]:
-        raise ValueError(f"{name} is {value.shape}, x is {x.shape}; pass one number a feature")
+        raise ValueError(
+            f"{name} is {value.shape}, x is {x.shape}; pass one number for each feature"
+        )
     sharded = tuple(a for a in axes_of(axis_name) if a in jax.typeof(x).mat.varying)
     wide = jnp.promote_types(x.dtype, jnp.float32)
     value = shared(value.astype(wide), sharded)

@@ -236,7 +236,9 @@ def rotary(x: Array, positions: ArrayLike, base: float = 10000.0) -> Array:
     """
     size = x.shape[-1]
     if size % 2:
-        raise ValueError(f"heads of {size} dimensions have no pairs; use an even head_dim")
+        raise ValueError(
+            f"heads of {size} dimensions have no pairs; use an even head_dim, or rotary_base=None"
+        )
     wide = jnp.promote_types(x.dtype, jnp.float32)
     frequencies = base ** -(jnp.arange(0, size, 2, dtype=wide) / size)
     angles = jnp.multiply.outer(jnp.asarray(positions).astype(wide), frequencies)  # [s, k/2]

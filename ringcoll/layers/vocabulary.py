@@ -128,7 +128,9 @@ def cross_entropy(
     """
     labels = _integers("labels", labels)
     if logits.shape[:-1] != labels.shape:
-        raise ValueError(f"labels are {labels.shape}, the logits {logits.shape}; pass one a row")
+        raise ValueError(
+            f"labels are {labels.shape}, the logits {logits.shape}; pass a label for each row"
+        )
     check_bound(axis_name)
     wide = jnp.promote_types(logits.dtype, jnp.float32)
     local = lax.stop_gradient(logits.max(-1).astype(wide))

@@ -40,8 +40,9 @@ def matmul_all_reduce(
     """
     if (ndim := jax.typeof(x).ndim) < 2:
         raise ValueError(f"x has {ndim} dimensions; pass a matrix, or several")
+    axis_name = axes_of(axis_name)
     n, rows = rank_count(axis_name), x.shape[-2]  # refuses an axis that is not bound
-    axes = {*axes_of(axis_name), *jax.typeof(x).mat.varying, *jax.typeof(w).mat.varying}
+    axes = {*axis_name, *jax.typeof(x).mat.varying, *jax.typeof(w).mat.varying}
     x, w = (varying(factor, tuple(axes)) for factor in (x, w))
 
     accumulate_dtype = options["accumulate_dtype"]

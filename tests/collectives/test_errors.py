@@ -12,6 +12,7 @@ from support import data, make_mesh, per_rank
 import ringcoll
 from ringcoll import algorithms, lax
 from ringcoll.collectives import all_gather
+from ringcoll.collectives.tree_order import Tree
 
 N = 3
 MESH = make_mesh(N)
@@ -243,6 +244,17 @@ def raises(error):
     return raising
 
 
+class OfUser(ValueError):
+    words = ("an attribute of its own",)
+
+
+def as_profile(x):
+    """A visit in a module of the user that has the name of one of Python's."""
+    names = {"__name__": "profile", "raising": raises(IndexError("in a module"))}
+    exec("def visit(carry, arrived):\n    raising()", names)
+    return visited(x, names["visit"])
+
+
 def visited(x, visit):
     return ringcoll.gather(x, "x", visit, jnp.zeros(2), algorithm="ring")
 
@@ -251,6 +263,8 @@ def visited(x, visit):
 FROM_VISITS = {
     "mine": lambda x: visited(x, raises(ValueError("mine"))),
     "'mine'": lambda x: visited(x, jax.checkpoint(raises(KeyError("mine")))),
+    "of its own": lambda x: visited(x, raises(OfUser("of its own"))),
+    "in a module": as_profile,
     "produced": lambda x: ringcoll.reduce(raises(TypeError("produced")), "x"),
     "ringcoll.psum(x, axis_name='z'): unbound axis name: z; the axes here are 'x'": (
         lambda x: visited(x, lambda carry, arrived: carry + lax.psum(arrived.value, "z"))
@@ -264,6 +278,19 @@ FROM_VISITS = {
 @pytest.mark.parametrize("words", FROM_VISITS)
 def test_what_a_users_function_raises_is_not_changed(words):
     assert str(attempt(FROM_VISITS[words])).partition("\n")[0].startswith(words)
+
+
+def test_the_call_has_what_was_given_in_short():
+    """Operands and functions by their names, other values cut, dimensions also by default."""
+    perm = [(rank, 0) for rank in range(100)]
+    message = str(attempt(lambda x: lax.ppermute(x, "x", perm)))
+    assert message.startswith("ringcoll.ppermute(x, axis_name='x', perm=[(0, 0), (1, 0), ")
+    assert len(message.partition("): ")[0]) < 300
+    own = str(attempt(lambda x: lax.all_gather(x, {"x"}, algorithm=algorithms.ring, order=Tree())))
+    assert own.startswith(
+        "ringcoll.all_gather(x, axis_name={'x'}, axis=0, tiled=False, algorithm=ring"
+    )
+    assert "order=Tree(leaves=8)): " in own
 
 
 def test_a_fault_of_ours_is_not_called_one_of_the_call(monkeypatch):
