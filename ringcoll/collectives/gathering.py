@@ -95,10 +95,7 @@ def gather(
     """
     rounds = _rounds("gather", visit, axis_name, axis_index_groups, dim, algorithm, "all_gather")
     _, shard_bytes = _checked_rows("x", x, dim)
-    x = jax.tree.map(jnp.asarray, x)
-
-    checked = _keeping_carry(visit)
-
+    x, checked = jax.tree.map(jnp.asarray, x), _keeping_carry(visit)
     try:
         carry, program = _typed_as_visited(rounds, checked, carry, rounds.own(x))
     except CutShards:
@@ -306,9 +303,7 @@ def exchange(
     x = jax.tree.map(jnp.asarray, x)
     if rows % (n := rounds.ranks().size):
         raise ValueError(f"x has {rows} rows, not divisible by {n}; pad it")
-
     checked = _keeping_carry(visit)
-
     own = rounds.own(rounds.blocks(x, rounds.ranks())[0])
     carry, program = _typed_as_visited(rounds, checked, carry, own)
     plan = Plan(rounds.collective, why=NAMED)

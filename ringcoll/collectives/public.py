@@ -105,12 +105,10 @@ def _words(error: Exception, function: str, kwargs: dict[str, Any]) -> str:
     words = str(*error.args[:1]).removeprefix("Found an ").partition(". To fix this")[0]
     if words.startswith("unbound axis name"):
         return f"{words}; {bound_axes()}"
-    if words:
-        return words
-    words = f"not supported by jax.lax.{function}"
     # lax has no groups under check_vma=True.
     has_groups = kwargs.get("axis_index_groups") is not None
-    return words + "; pass check_vma=False to jax.shard_map" * has_groups
+    cure = "; pass check_vma=False to jax.shard_map" * has_groups
+    return words or f"not supported by jax.lax.{function}{cure}"
 
 
 def bound_axes() -> str:

@@ -397,15 +397,13 @@ class Rounds:
 
     def _gathered(self, x: Any) -> Arrived:
         """The shards of all ranks, by the collective."""
-        options = self._of_collective()
-        value = all_gather(x, self.axes, axis=self.dim, wire=self.wire, **options)
+        value = all_gather(x, self.axes, axis=self.dim, wire=self.wire, **self._of_collective())
         return _Shards(self.ranks(), self.dim, _rows(x, self.dim)).arrived_all(value)
 
     def _scattered(self, every: Any, size: int) -> Any:
         """This rank's shard of a sum, by the collective."""
         every = _checked(every, self.dim, self.ranks().size * size)
-        options = self._of_collective()
-        return psum_scatter(every, self.axes, scatter_dimension=self.dim, **options)
+        return psum_scatter(every, self.axes, scatter_dimension=self.dim, **self._of_collective())
 
     def _of_collective(self) -> dict[str, Any]:
         return {"axis_index_groups": self.groups, "tiled": True, "algorithm": self.collective}
