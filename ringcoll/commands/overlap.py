@@ -176,6 +176,9 @@ def run(args: argparse.Namespace) -> int:
     compiles = args.example or args.function
     if not (compiles or args.saved or args.text):
         args.error("one of the arguments --example --function FILE is required, or --text to read")
+    if compiles and args.text:  # it will be written
+        args.text = arguments.File(args.text)
+        arguments.check_files(args)
     of_programs = args.text or args.waste or args.chip or args.kernel
     if (args.profile or args.option or (args.saved and of_programs)) and not compiles:
         words = "--profile and --option, and with a saved report --text, --waste, --chip, --kernel"

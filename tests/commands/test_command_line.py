@@ -111,6 +111,7 @@ REFUSED = {
         ("--shape 512x512", "'512x512' does not have three sizes"),
         ("--shape 0x0x0", "'0x0x0' is not a shape"),
         ("--mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
+        ("--text docs", "--text docs: Is a directory; name a file in a folder"),
         ("--option foo", "'foo' is not an option with a value; write NAME=VALUE"),
         ("--against no.json", "'no.json' is no report that --json wrote: No su"),
         ("--topology v4:2x2x1", "v4:2x2x1: the constants of this chip are not "),
