@@ -25,6 +25,7 @@ from benchmarks.compiled import (
     meshes,
     overlap,
     recipes,
+    steps,
 )
 from benchmarks.hosts import cluster, failures, wire
 from benchmarks.machines import fit, measured
@@ -47,6 +48,7 @@ COMMANDS = {
     "experts": experts,
     "recipes": recipes,
     "meshes": meshes,
+    "steps": steps,
     "claims": check_claims,
     "machines": fit,
     "measured": measured,

@@ -62,13 +62,14 @@ def run(args: argparse.Namespace) -> int:
     for note in notes:
         print(note)
     for table in tables(measured):
-        _show(table)
+        show(table)
     if args.write:
         write(PAGE, page_text(PAGE.read_text(encoding="utf-8"), tables(measured), notes))
     return 0
 
 
-def _show(table: PageTable) -> None:
+def show(table: PageTable) -> None:
+    """Print a table."""
     shown = report.table(*table.columns)
     for cells in table.rows:
         shown.add_row(*cells)

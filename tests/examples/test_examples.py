@@ -90,6 +90,7 @@ def test_training_over_processes_is_that_of_one_to_the_last_bit(tmp_path):
 #: What a program prints, with which flags, and its exit status.
 PROGRAMS = [
     ("data_parallel", (), 0, ("lax, leaf by leaf                     25 ", "28  as by lax")),
+    ("decoder_step", (), 0, ("step 0: loss 5.", "step 59: loss")),
     ("decode", (), 0, ("one_shot                                18                 9",)),
     ("equinox_block", (), 0, ("gradients as on one device",)),
     ("flax_block", (), 0, ("gradients as on one device",)),

@@ -1,0 +1,250 @@
+"""A training step of a decoder in plain JAX: FSDP and tensor parallelism by shardings alone.
+
+    python -m examples.decoder_step  trains a tiny one on 8 CPU devices
+
+It uses nothing of ringcoll. `python -m benchmarks steps` compiles it at sizes that others have run.
+
+- Weights and Adam's moments are sharded over the axes fsdp and tensor. `jax.jit` then gathers the
+  weights of a layer over fsdp, and activations over tensor.
+- The layers are one `lax.scan`. `jax.checkpoint` says what is kept of a layer for its gradient:
+  nothing, its products, or tensors by name, each on the chip or on the host.
+- On TPUs attention is JAX's splash kernel in a `jax.shard_map`; elsewhere it is plain.
+- Weights are kept in float32 and computed with in bfloat16.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from examples import text
+
+FSDP, TENSOR = AXES = ("fsdp", "tensor")
+HOST = {"offload_src": "device", "offload_dst": "pinned_host"}
+
+Params = dict[str, Any]
+#: Weights, Adam's two moments, and the number of steps so far.
+State = tuple[Params, Params, Params, Array]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A decoder, and how to train it.
+
+    Attributes:
+        layers, width, features, vocabulary: of the stack; features are those inside an MLP.
+        heads, key_heads, head: the heads of queries, those of keys and values, and their size.
+        sequence, rows: the tokens of a row, and the rows of a batch for each device.
+        remat: a policy of `POLICIES`; by default that of the next two fields.
+        on_chip, on_host: what to keep there for the gradient, of "input", "query", "key", "value",
+            "context" and "out"; everything else is computed again.
+        block: the queries, and the keys, that a splash kernel takes at a time.
+        fused: whether one kernel computes all gradients of attention.
+        master, moment: the dtypes of the weights that are kept, and of Adam's first moment.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    key_heads: int
+    head: int
+    features: int
+    vocabulary: int
+    sequence: int
+    rows: int
+    remat: str = "named"
+    on_chip: tuple[str, ...] = ()
+    on_host: tuple[str, ...] = ()
+    block: int = 512
+    fused: bool = False
+    master: str = "float32"
+    moment: str = "float32"
+
+
+#: What to keep of a layer for its gradient: its products.
+POLICIES = {
+    "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "minimal_on_host": jax.checkpoint_policies.offload_dot_with_no_batch_dims(**HOST),
+}
+#: Of activations: `[b, s, d]` or `[b, s, f]`, and heads `[b, h, s, k]`; of a weight into a layer.
+FEATURES, HEADS, INTO = P(FSDP, None, TENSOR), P(FSDP, TENSOR), P(None, FSDP, TENSOR)
+
+
+def weights(sizes: Sizes, mesh: Mesh) -> Params:
+    """The shape, dtype and sharding of each weight; those of layers are stacked."""
+    n, d, f, v, k = sizes.layers, sizes.width, sizes.features, sizes.vocabulary, sizes.head
+
+    def of(*shape: int, spec: P = INTO) -> Any:
+        return jax.ShapeDtypeStruct(shape, sizes.master, sharding=NamedSharding(mesh, spec))
+
+    return {
+        "embedding": of(v, d, spec=P(TENSOR, FSDP)),
+        "unembedding": of(d, v, spec=P(FSDP, TENSOR)),
+        "norm": of(d, spec=P()),
+        "layers": {
+            "norm_1": of(n, d, spec=P()),
+            "query": of(n, d, sizes.heads, k),
+            "key": of(n, d, sizes.key_heads, k),
+            "value": of(n, d, sizes.key_heads, k),
+            "out": of(n, sizes.heads, k, d, spec=P(None, TENSOR, None, FSDP)),
+            "norm_2": of(n, d, spec=P()),
+            "gate": of(n, d, f),
+            "up": of(n, d, f),
+            "down": of(n, f, d, spec=P(None, TENSOR, FSDP)),
+        },
+    }
+
+
+def init(like: State, seed: int) -> State:
+    """Random weights of these shapes, those of norms one, and zeros."""
+    keys = iter(jax.random.split(jax.random.key(seed), len(jax.tree.leaves(like[0]))))
+
+    def random(x: Any) -> Array:
+        ones = x.sharding.spec == P()
+        return ones + (not ones) * 0.02 * jax.random.normal(next(keys), x.shape, x.dtype)
+
+    return jax.tree.map(random, like[0]), *jax.tree.map(jnp.zeros_like, like[1:])
+
+
+def rms_norm(x: Array, scale: Array) -> Array:
+    """x over the root of the mean of its squares, times scale; in float32."""
+    wide = x.astype("float32")
+    wide *= lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-5)
+    return wide.astype(x.dtype) * scale.astype(x.dtype)
+
+
+def rotary(x: Array) -> Array:
+    """Turns every pair (i, i + k/2) of `x: [b, h, s, k]` by an angle that grows with s."""
+    half = x.shape[-1] // 2
+    angles = jnp.outer(jnp.arange(x.shape[2]), 5e5 ** -(jnp.arange(half) / half))
+    sin, cos = jnp.sin(angles), jnp.cos(angles)
+    a, b = jnp.split(x.astype("float32"), 2, -1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+def attention(sizes: Sizes, mesh: Mesh, query: Array, key: Array, value: Array) -> Array:
+    """Causal; `query: [b, h, s, k], key, value: [b, g, s, k] -> [b, h, s, k]`, g divides h."""
+    if mesh.devices.flat[0].platform != "tpu":
+        operands = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+        return jnp.swapaxes(jax.nn.dot_product_attention(*operands, is_causal=True), 1, 2)
+
+    n = min(sizes.block, sizes.sequence)
+    dq = None if sizes.fused else n
+    blocks = splash.BlockSizes(n, n, n, n, n, n, dq, dq, sizes.fused)
+
+    def kernel(query: Array, key: Array, value: Array) -> Array:  # of a rank's heads
+        mask = splash.MultiHeadMask([splash.CausalMask((sizes.sequence,) * 2)] * query.shape[1])
+        made = splash.make_splash_mha(mask, head_shards=1, q_seq_shards=1, block_sizes=blocks)
+        return jax.vmap(made)(query, key, value)
+
+    mapped = jax.shard_map(kernel, mesh=mesh, in_specs=HEADS, out_specs=HEADS, check_vma=False)
+    return mapped(query * sizes.head**-0.5, key, value)
+
+
+def layer(sizes: Sizes, mesh: Mesh, x: Array, weights: Params) -> Array:
+    """`x: [b, s, d]`, with attention and a gated MLP added."""
+
+    def placed(x: Array, spec: P) -> Array:
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    weights = {name: weight.astype(x.dtype) for name, weight in weights.items()}
+    x = checkpoint_name(placed(x, FEATURES), "input")
+    normed = rms_norm(x, weights["norm_1"])
+    query, key, value = (
+        placed(jnp.einsum("bsd,dhk->bhsk", normed, weights[name]), HEADS)
+        for name in ("query", "key", "value")
+    )
+    query, key = checkpoint_name(rotary(query), "query"), checkpoint_name(rotary(key), "key")
+    value = checkpoint_name(value, "value")
+    context = checkpoint_name(attention(sizes, mesh, query, key, value), "context")
+    out = placed(jnp.einsum("bhsk,hkd->bsd", context, weights["out"]), FEATURES)
+    x = x + checkpoint_name(out, "out")
+    normed = rms_norm(x, weights["norm_2"])
+    gate, up = (placed(normed @ weights[name], FEATURES) for name in ("gate", "up"))
+    return placed(x + (jax.nn.silu(gate) * up) @ weights["down"], FEATURES)
+
+
+def loss(sizes: Sizes, mesh: Mesh, params: Params, batch: Array) -> Array:
+    """The mean of -log of the probability of each token but the first: `batch: [b, s+1]`."""
+    tokens, labels = batch[:, :-1], batch[:, 1:]
+    # A product, as its gradient is then: TPUs multiply faster than they gather and scatter.
+    one_hot = partial(jax.nn.one_hot, num_classes=sizes.vocabulary, dtype="bfloat16")
+    x = one_hot(tokens) @ params["embedding"].astype("bfloat16")
+    policy = POLICIES.get(sizes.remat) or jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=sizes.on_chip, names_which_can_be_offloaded=sizes.on_host, **HOST
+    )
+    body = jax.checkpoint(partial(layer, sizes, mesh), policy=policy, prevent_cse=False)
+    x, _ = lax.scan(lambda x, weights: (body(x, weights), None), x, params["layers"])
+    logits = rms_norm(x, params["norm"]) @ params["unembedding"].astype(x.dtype)
+    logits = lax.with_sharding_constraint(logits, NamedSharding(mesh, FEATURES)).astype("float32")
+    right = jnp.sum(jnp.where(one_hot(labels) > 0, logits, 0), -1)
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - right)
+
+
+def step(sizes: Sizes, mesh: Mesh, rate: float, state: State, batch: Array) -> tuple[State, Array]:
+    """One step of AdamW; gradients are clipped to norm 1."""
+    params, first, second, steps = state
+    found, grads = jax.value_and_grad(partial(loss, sizes, mesh))(params, batch)
+    squares = [jnp.sum(g.astype("float32") ** 2) for g in jax.tree.leaves(grads)]
+    clip = 1 / jnp.maximum(1, sum(squares) ** 0.5)
+    steps += 1
+
+    def update(p: Array, g: Array, m: Array, v: Array) -> tuple[Array, Array, Array]:
+        wide, g, new_m, new_v = (x.astype("float32") for x in (p, g * clip, m, v))
+        new_m, new_v = 0.9 * new_m + 0.1 * g, 0.95 * new_v + 0.05 * g**2
+        ahead = new_m / (1 - 0.9**steps) / (jnp.sqrt(new_v / (1 - 0.95**steps)) + 1e-8)
+        wide -= rate * (ahead + 0.1 * wide)
+        return wide.astype(p.dtype), new_m.astype(m.dtype), new_v.astype(v.dtype)
+
+    leaves = map(jax.tree.leaves, (params, grads, first, second))
+    updated = zip(*map(update, *leaves), strict=True)
+    params, first, second = map(partial(jax.tree.unflatten, jax.tree.structure(params)), updated)
+    return (params, first, second, steps), found
+
+
+def program(sizes: Sizes, mesh: Mesh, rate: float = 1e-3) -> tuple[Callable, tuple]:
+    """The step, jitted for a mesh with automatic axes fsdp and tensor, and its operands' shapes."""
+    alone, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P(FSDP))
+    params = weights(sizes, mesh)
+    first = jax.tree.map(lambda x: x.update(dtype=sizes.moment), params)
+    state = params, first, params, jax.ShapeDtypeStruct((), "int32", sharding=alone)
+    shape = sizes.rows * mesh.size, sizes.sequence + 1
+    out = jax.tree.map(lambda x: x.sharding, state), alone
+    jitted = jax.jit(partial(step, sizes, mesh, rate), out_shardings=out, donate_argnums=0)
+    return jitted, (state, jax.ShapeDtypeStruct(shape, "int32", sharding=rows))
+
+
+def train(sizes: Sizes, mesh: Mesh, steps: int) -> list[float]:
+    """The losses of some steps on `examples.text`."""
+    jitted, (like, batch) = program(sizes, mesh)
+    placed = jax.tree.map(lambda x: x.sharding, like)
+    state = jax.jit(partial(init, like, 0), out_shardings=placed)()
+    seen, losses = text.read()[0], []
+    for number in range(steps):
+        tokens = text.batch(seen, batch.shape[0], batch.shape[1], 0, number)
+        state, found = jitted(state, jax.device_put(tokens, batch.sharding))
+        losses.append(float(found))
+    return losses
+
+
+def main() -> int:
+    """Train over 4 x 2 devices; 1 if the loss did not fall."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 8)
+    mesh = jax.make_mesh((4, 2), AXES, axis_types=(AxisType.Auto,) * 2)
+    losses = train(Sizes(2, 64, 4, 2, 16, 128, text.VOCABULARY, 64, 2), mesh, 60)
+    print(*(f"step {n}: loss {losses[n]:.3f}" for n in (0, 10, 20, 40, 59)), sep="\n")
+    return int(losses[-1] > losses[0] - 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
