@@ -46,14 +46,12 @@ def run(args: argparse.Namespace) -> int:
     failed = []
     todo = [step for step in data["steps"] if step["name"] in args.only]
     for step in report.progress(todo, len(todo), "compiling", lambda step: step["name"]):
+        step.pop("predicted", step.pop("not_compiled", None))
         try:
-            found: dict[str, Any] = {"predicted": predicted(data, step, args.cache)}
+            step["predicted"] = predicted(data, step, args.cache)
         except Exception as error:  # a compiler may refuse a program; the others still count
-            found = {"not_compiled": " ".join(str(error).split())[:160]}
+            step["not_compiled"] = " ".join(str(error).split())[:160]
             failed.append(f"{step['name']}: {type(error).__name__}: {error}")
-        step.pop("predicted", None)
-        step.pop("not_compiled", None)
-        step |= found
         if args.write:  # after each, as each takes long
             write(DATA, as_text(data))
     for table in tables(data):
