@@ -8,7 +8,6 @@ leaves of a pytree are bound together, so that they share messages.
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +26,6 @@ from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import varying
 
 Pytree = Any
-_algorithm_of = partial(choice.resolve_algorithm, takes_table=True)
 #: Leaves of up to this many bytes share messages: up to this size, rounds take longer than the two
 #: copies that sharing needs. Measured on CPU.
 PACK_UP_TO = 1 << 18
@@ -88,7 +86,8 @@ def bind_leaves(
             settings |= dict.fromkeys(collective.tree_fields, by_tree)
             if not all(for_lax):
                 request = algorithm, collective.collective, collective.axes, collective.groups
-                settings["algorithm"] = _algorithm_of(*request, by_tree)
+                chosen = choice.resolve_algorithm(*request, by_tree, takes_table=True)
+                settings["algorithm"] = chosen
         if wire is not None:
             settings["wire"] = wires.as_wire(wire)
             wires.check_operands(leaves, for_lax)

@@ -89,11 +89,12 @@ def with_options(room: str = "") -> Callable[[F], F]:
             kind = Parameter.KEYWORD_ONLY
             parameters.append(Parameter(name, kind, default=default, annotation=types[name]))
         shown = own.replace(parameters=parameters)
+        known = list(shown.parameters)
 
         @wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
             for name in given:
-                if name not in (known := list(shown.parameters)):
+                if name not in known:
                     cure = guess(name, known) or choose(name, known)
                     raise TypeError(f"unexpected keyword argument {name!r}; {cure}")
             return function(*args, **(defaults | given))

@@ -48,9 +48,8 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
     for pair in _pairs(by_line(before.rows), by_line(now.rows)):
         old, new = (scale * line.sum_of(now.figure) if line else 0.0 for line in pair)
         cells = shown.format(old), shown.format(new)
-        change = "appeared" if not pair[0] else "went" if not pair[1] else ""
-        if cells[0] != cells[1]:
-            change = change or ("grew" if new > old else "shrank")
+        is_changed = not all(pair) or cells[0] != cells[1]
+        change = _change(pair, old, new) if is_changed else ""
         line, sent = pair[1] or pair[0], [_sent(line) for line in pair]
         name = line.name if line else ""
         if all(pair) and sent[0] != sent[1]:
@@ -62,11 +61,10 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
     for pair in works:
         old, new = (line.seconds if line else 0.0 for line in pair)
         if abs(new - old) > _LEAST * max(before.total, now.total):
-            change = "appeared" if not old else "went" if not new else ""
             cells = shown.format(scale * old), shown.format(scale * new)
-            change = change or ("grew" if new > old else "shrank")
             name = (pair[1] or pair[0]).at or NO_LINE
-            changes.append((scale * (new - old), (change, *cells, "compute", name)))
+            row = _change(pair, old, new), *cells, "compute", name
+            changes.append((scale * (new - old), row))
     yield from wrapped([f"compared with {before.title}: {_verdict(before, now, works)}"])
     yield ""
     if changes:
@@ -78,6 +76,13 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
         yield f"{same} line{'s' * (same > 1)} as before"
     faster = f", {before.total / now.total:.2f} times as fast" if now.total else ""
     yield f"before: {before.summary}; now: {now.summary}{faster}"
+
+
+def _change(pair: Sequence[Any], old: float, new: float) -> str:
+    """What happened to a line, whose figure was one number and is another."""
+    if all(pair):
+        return "grew" if new > old else "shrank"
+    return "went" if pair[0] else "appeared"
 
 
 def _verdict(before: Report, now: Report, works: Sequence[list[Any]]) -> str:

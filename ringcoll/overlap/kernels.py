@@ -34,9 +34,9 @@ class Work(NamedTuple):
 
 def is_kernel(instruction: Instruction) -> bool:
     """Whether an instruction runs a kernel, or starts one."""
-    target = instruction.attribute("custom_call_target") or ""
-    called = instruction.opcode.removesuffix("-start") == "custom-call"
-    return called and _TARGETS.search(target) is not None
+    if instruction.opcode.removesuffix("-start") != "custom-call":
+        return False
+    return _TARGETS.search(instruction.attribute("custom_call_target") or "") is not None
 
 
 def work_of(computation: Computation, kernel: Instruction) -> Work:

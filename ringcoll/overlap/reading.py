@@ -164,7 +164,8 @@ def report_of(reading: Reading) -> Report:
     """The report of a run."""
     program, module, network, chip, timeline, lines = reading
     tally = timeline.tally
-    named = {*timeline.transfers, *(s.label for s in timeline.segments), *(k[0] for k in tally)}
+    compute = {k[0]: seconds for k, seconds in tally.items() if k[1:] == ("work",)}
+    named = {*timeline.transfers, *(s.label for s in timeline.segments), *compute}
     line_of = {name: lines.of(name) for name in named}
     rows = tuple(
         Row(
@@ -190,7 +191,7 @@ def report_of(reading: Reading) -> Report:
     )
     sources = {source: used for source in SOURCES if (used := tally["source", source])}
     works = defaultdict[tuple[str, str], float](float)
-    for name, seconds in ((k[0], v) for k, v in tally.items() if k[1:] == ("work",)):
+    for name, seconds in compute.items():
         works[line_of[name].source, line_of[name].short] += seconds
     return Report(
         name=module.name,
