@@ -182,7 +182,7 @@ class Report:
                 fields["chip"] = Chip(**chip) if "clock" in chip else Gpu(**chip)
             rows = ({**row, "axes": tuple(row["axes"])} for row in fields["rows"])
             fields["rows"] = tuple(Row(**row) for row in rows)
-            fields["works"] = tuple(Work(**work) for work in fields["works"])
+            fields["works"] = tuple(Work(**work) for work in fields.get("works", ()))
             for name in ("notes", "unpriced"):
                 fields[name] = tuple(fields.get(name, ()))
             return cls(**fields, segments=())
