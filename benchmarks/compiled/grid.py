@@ -19,7 +19,7 @@ from benchmarks.compiled.programs import COMPILER, DIRECTIONS, PLAIN, TUNED
 from ringcoll.commands.overlap import mesh_on
 from ringcoll.io.files import write
 
-TOPOLOGIES = ("v5e:2x2", "v5e:4x2", "v5e:4x4", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
+TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
 FORMS = {
     "all_gather_matmul": "All-gather of rows, matmul",
     "contraction_gather": "All-gather of the contraction, matmul",
@@ -28,11 +28,10 @@ FORMS = {
     block_halves.MLP: "Gated MLP",
     block_halves.ATTENTION: "Projections of grouped-query attention",
 }
-ROWS = (128, 512, 2048, 8192)
+ROWS = (512, 8192)
 K = 8192
-WIDTHS = (28672, 14336)
-#: The same for attention: all queries together are as wide as x, or half as wide.
-ATTENTION_WIDTHS = (8192, 4096)
+WIDTH = 28672
+QUERIES = 8192  # features of all queries of attention
 AUTO = "auto"
 OTHERS = (PLAIN, COMPILER, COMPILER + TUNED)
 #: Programs that are left out, because libtpu 0.0.52 aborts at them, and with it this process
@@ -49,16 +48,16 @@ class Cell(NamedTuple):
     form: str
     direction: str
     topology: str
-    width: int
     rows: int
 
     def programs(self) -> list[dict[str, str]]:
         """Its programs, as the arguments of `program`."""
+        width = QUERIES if self.form == block_halves.ATTENTION else WIDTH
         return compiling.every(
             topology=[self.topology],
             form=[self.form],
             direction=[self.direction],
-            shape=[f"{self.rows}x{K}x{self.width}"],
+            shape=[f"{self.rows}x{K}x{width}"],
             algorithm=(AUTO, *OTHERS),
         )
 
@@ -99,17 +98,11 @@ def cells(
 ) -> list[Cell]:
     """The cells of the grid; if shapes are given, only the cells of these."""
     every = [
-        Cell(form, direction, topology, width, rows)
+        Cell(form, direction, topology, rows)
         for direction, form, topology in product(directions, forms, topologies)
-        for width in widths(form)
         for rows in ROWS
     ]
     return [cell for cell in every if not shapes or cell.programs()[0]["shape"] in shapes]
-
-
-def widths(form: str) -> tuple[int, ...]:
-    """The columns of w, or the features of all queries."""
-    return ATTENTION_WIDTHS if form == block_halves.ATTENTION else WIDTHS
 
 
 def program(
@@ -173,11 +166,11 @@ def page(rows: Sequence[Mapping]) -> str:
 def _table(form: str, direction: str, some: Mapping[Cell, Times]) -> list[str]:
     what = "forward" if direction == "forward" else "with both gradients"
     heads = " | ".join(map(str, ROWS))
-    lines = [f"\n## {FORMS[form]}, {what}\n", f"| | width | {heads} |", "|---" * 6 + "|"]
-    for topology, width in product(TOPOLOGIES, widths(form)):
-        row = [some[Cell(form, direction, topology, width, rows)] for rows in ROWS]
+    lines = [f"\n## {FORMS[form]}, {what}\n", f"| | {heads} |", "|---" * 3 + "|"]
+    for topology in TOPOLOGIES:
+        row = [some[Cell(form, direction, topology, rows)] for rows in ROWS]
         if any(t.above is not None for t in row):
-            lines.append(f"| {topology} | {width} | " + " | ".join(map(str, row)) + " |")
+            lines.append(f"| {topology} | " + " | ".join(map(str, row)) + " |")
     return lines
 
 
@@ -223,13 +216,12 @@ _HEAD = """# "auto" in a grid of shapes
 *Compiled*, not run: microseconds by `ringcoll.overlap`, with the compiler's estimates. Written
 by `python -m benchmarks overlap --grid --cache results/compiled`. `--topology`, `--form`,
 `--shape` and `--direction` choose fewer cells; programs in the `--cache` folder are not compiled
-again. All is bf16 with k = 8192, on a mesh of one axis x of all devices. A cell is `"auto"` /
-plain / compiler. Plain is the built-in collective and the multiplication. Compiler is `jit` +
-shardings, with or without XLA's options for collective matmuls, whichever is quicker. **!**
+again. All is bf16 with k = 8192, on a mesh of one axis x of all devices; w has 28672 columns. A cell
+is `"auto"` / plain / compiler. Plain is the built-in collective and the multiplication. Compiler is
+`jit` + shardings, with or without XLA's options for collective matmuls, whichever is quicker. **!**
 marks a cell in which `"auto"` takes more than {lost} longer than the quicker of the other two; the
 compiler aborts at programs that are marked with "-".
-Columns are rows of x (for FSDP, rows of x on eight devices). The width is that of w. For
-attention it is the width of all queries, in heads of 128 with 16 groups of keys and values; an
-addition replaces the attention.
+Columns are rows of x (for FSDP, rows of x on eight devices). For attention, all queries have 8192
+features in heads of 128, with 16 groups of keys and values; an addition replaces the attention.
 
 {summary} By {by}."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX
 from ringcoll.costs.machines import DEVICES, KINDS
-from ringcoll.costs.model import Model, links, scatter_links
+from ringcoll.costs.model import Model, gather_links, scatter_links
 from ringcoll.costs.slices import SIDES, rings
 from ringcoll.costs.under_work import (
     Round,
@@ -102,7 +102,7 @@ def gather_plans(
     """
     n = prod(sizes)
     plain = built_in_seconds(
-        works, shard_bytes, n, model, links(n, model), gathers=True, ratio=ratio
+        works, shard_bytes, n, model, gather_links(n, model), gathers=True, ratio=ratio
     )
     sums = tuple(i for i, work in enumerate(works) if work.summed)
     plans = [Plan(LAX, plain)]
@@ -159,8 +159,9 @@ def tour_plans(
         sizes, model: as for `gather_plans`.
     """
     n = prod(sizes)
-    gathered = built_in_seconds([work], shard_bytes, n, model, links(n, model), gathers=True)
-    scattered = built_in_seconds([], sum_bytes, n, model, scatter_links(n, model), gathers=False)
+    ways = gather_links(n, model), scatter_links(n, model)
+    gathered = built_in_seconds([work], shard_bytes, n, model, ways[0], gathers=True)
+    scattered = built_in_seconds([], sum_bytes, n, model, ways[1], gathers=False)
     plans = [Plan(LAX, gathered + scattered)]
     for name, schedule in neighbours(sizes).items() if n > 1 else ():
         own, *others, home = tour_rounds(tour(schedule), sum_bytes / max(shard_bytes, 1))

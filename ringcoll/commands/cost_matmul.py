@@ -122,8 +122,9 @@ def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[Line]:
     free_compute = replace(model, delta=0.0, start=0.0, far=0.0, near=0.0, gamma=0.0)
     priced, products, hops = (matmul.forms(sizes, one) for one in (model, free_wire, free_compute))
     whole, *_ = matmul._replace(wire=None).forms(sizes, free_wire)
-    # (A built-in sum that becomes an all-reduce has half of the links.)
-    wire, *_ = matmul.forms(sizes, replace(free_compute, all_reduces=0))
+    # (A built-in does not reach the whole rate of its links; a sum may become an all-reduce.)
+    all_links = replace(free_compute, built_in=1.0, built_in_sum=1.0, all_reduces=0)
+    wire, *_ = matmul.forms(sizes, all_links)
     limit = max(whole.seconds, wire.seconds)
     chosen = matmul.plan(sizes, model).form
     rounds: dict[Any, int] = {name: len(s.rounds) for name, s in neighbours(matmul.axes).items()}

@@ -26,7 +26,9 @@ class Model:
     leave through different ports at the same time share one. hop counts for each link that a
     message passes. So a message of b bytes to a neighbour takes alpha + hop + b beta. axes is the
     number of axes of the torus or grid that the links make; a switch has none, and no hop. From
-    all_reduces ranks on, the built-in reduce-scatter is an all-reduce; 0 means never.
+    all_reduces ranks on, the built-in reduce-scatter is an all-reduce; 0 means never. built_in is
+    the share of the links' rate that a built-in collective reaches, and built_in_sum that of an
+    all-reduce; 1 if nobody measured it.
 
     For matmuls, delta is seconds per floating-point operation, and start is what a matmul takes
     besides its operations. far is seconds per byte read from the main memory. near is the same for
@@ -48,6 +50,8 @@ class Model:
     near: float = 0.0
     near_bytes: float = 0.0
     all_reduces: int = 0
+    built_in: float = 1.0
+    built_in_sum: float = 1.0
     wire: Curve | None = None
 
     @property
@@ -213,11 +217,17 @@ def links(ranks: int, model: Model) -> int:
     return model.axes * (1 + closed)
 
 
-def scatter_links(ranks: int, model: Model) -> float:
-    """`links` for a built-in reduce-scatter: half as many if XLA makes it an all-reduce.
+def gather_links(ranks: int, model: Model) -> float:
+    """The number of links whose whole rate a built-in all-gather reaches."""
+    return links(ranks, model) * model.built_in
 
-    XLA does so from `Model.all_reduces` ranks on; with two axes, only if both are equally long.
+
+def scatter_links(ranks: int, model: Model) -> float:
+    """`gather_links` of a built-in reduce-scatter. As an all-reduce it sends twice as much.
+
+    XLA makes it one from `Model.all_reduces` ranks on, with two axes only if they are equally long.
     """
     is_square = model.axes != 2 or isqrt(ranks) ** 2 == ranks
-    twice = is_square and 0 < model.all_reduces <= ranks
-    return links(ranks, model) / (1 + twice)
+    is_sum = is_square and 0 < model.all_reduces <= ranks
+    share = model.built_in_sum / 2 if is_sum else model.built_in
+    return links(ranks, model) * share

@@ -212,11 +212,13 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     If XLA turns a reduce-scatter into an all-reduce and a slice, it is priced as an all-reduce.
     """
     device, n = place.device, place.ranks
-    model = replace(device.model, beta=device.model.beta / device.built_in_share)
+    model = device.model
     if name == PERMUTE:
-        return model.alpha + model.hop + device.model.beta * nbytes
+        return model.alpha + model.hop + model.beta * nbytes
     if name == "psum_scatter" and 0 < model.all_reduces <= n and len(set(place.shape)) == 1:
         name = "psum"
+    share = model.built_in_sum if name == "psum" else model.built_in
+    model = replace(model, beta=model.beta / share)
     # Messages start together; each link carries its share. (A matmul that exchanges rows does not
     # have the slice: see `model.all_to_all_seconds`.)
     if name == "all_to_all":

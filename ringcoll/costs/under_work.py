@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from ringcoll.costs.model import Model, links
+from ringcoll.costs.model import Model, gather_links
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import Tour
 
@@ -198,4 +198,4 @@ def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
     """
     distance = max(model.axes * ranks ** (1 / model.axes) / 4, 1.0)
     sent = (ranks - 1) / ranks * model.beta * block_bytes
-    return sent * distance / links(ranks, model)
+    return sent * distance / gather_links(ranks, model)

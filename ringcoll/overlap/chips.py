@@ -1,7 +1,7 @@
 """The constants of the model: the rates of chips. A user can change them."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ringcoll.costs.machines import DEVICES, MACHINES, Device, find
@@ -24,11 +24,19 @@ class Chip:
     hop: float = 1e-6  # seconds of latency for each link that a message passes
     matmul_share: float = 1.0  # of flops, that a large matmul reaches; for texts without cycles
     host: float = 16e9  # bytes, to or from the memory of the host
+    start: float = 0.0  # seconds of a built-in collective for each link to its farthest rank
+    built_in: float = 1.0  # of what its links allow, that a built-in collective reaches
+    built_in_sum: float = 1.0  # the same of an all-reduce
 
     @property
     def vmem(self) -> float:
         """Bytes per second of the memory next to the core: a 4 KiB register in each cycle."""
         return 4096 * self.clock
+
+    @property
+    def best(self) -> "Chip":
+        """The same chip, whose built-in collectives take the least that its links allow."""
+        return replace(self, start=0.0, built_in=1.0, built_in_sum=1.0)
 
 
 #: The share of its FLOP/s that a large matmul in bf16 reached on a chip, as others measured it:
@@ -43,7 +51,11 @@ def _chip(name: str, clock: float) -> Chip:
     # "How to Scale Your Model" (jax-ml/scaling-book, tpus.md) has 16 GB/s for v4, about 15 for most
     # and 32 for v6e. That of tpu7x is not published.
     host = 32e9 if name == "v6e" else 16e9
-    return Chip(name, clock, *rates, model.latency, MATMUL_SHARES.get(name, 0.85), host)
+    # Where nobody measured a built-in collective, it takes the least.
+    start = model.alpha + model.hop if model.built_in < 1 else 0.0
+    matmuls = MATMUL_SHARES.get(name, 0.85)
+    shares = model.built_in, model.built_in_sum
+    return Chip(name, clock, *rates, model.latency, matmuls, host, start, *shares)
 
 
 class NotMeasured(Exception):

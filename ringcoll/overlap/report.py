@@ -41,7 +41,8 @@ class Report:
     `notes` say where a text comes from, or why there is no profile. `host` is how long the chip
     waits for copies to or from its host's memory. `unpriced` has the names of kernels whose work is
     not known; they count with the least that they can take. `works` is `compute` by line, the most
-    first.
+    first. `least` has "total" and "exposed" for built-in collectives that take the least that links
+    allow; every other figure is of those expected.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Report:
     notes: tuple[str, ...] = ()
     host: float = 0.0
     unpriced: tuple[str, ...] = ()
+    least: Mapping[str, float] = field(default_factory=dict)
     works: tuple[Work, ...] = ()
 
     @property
@@ -307,11 +309,18 @@ def _details(report: Report, line: LineRows) -> str:
     return f"{'each: ':>12}{sent}; {under}{blocking}"
 
 
+def _figure(report: Report, name: str, seconds: float) -> str:
+    """Microseconds; from the least to those expected if they differ: "241 to 390"."""
+    figures = (f"{t * 1e6:.0f}" for t in (report.least.get(name, seconds), seconds))
+    return " to ".join(dict.fromkeys(figures))
+
+
 def _totals(report: Report) -> list[str]:
     lines = [report.summary]
     if report.timed:
-        parts = " + ".join(f"{part} {t * 1e6:.0f}" for part, t in report.parts.items())
-        first = f"total {report.total * 1e6:.0f} us = {parts} us ({report.exposed_share:.1%})"
+        figures = {"total": report.total, **report.parts}
+        total, *parts = (f"{name} {_figure(report, name, t)}" for name, t in figures.items())
+        first = f"{total} us = {' + '.join(parts)} us ({report.exposed_share:.1%})"
         unpriced = f", without a price: {', '.join(report.unpriced)}" if report.unpriced else ""
         lines = [first + unpriced]
         bound = max(report.compute, report.communication)

@@ -130,6 +130,12 @@ class Timeline:
         self._roles: dict[tuple[str, str], Role] = {}
         self._branches: dict[str, Timeline] = {}
 
+    def alike(self, chip: Chip | Gpu | None) -> "Timeline":
+        """A timeline of the same program that has not run, with the same prices of compute."""
+        other = Timeline(self._module, self._network, chip, {})
+        other.costs, other._roles = self.costs, self._roles
+        return other
+
     def run(self) -> "Timeline":
         """Simulate the program from its first instruction to its last."""
         self._run(self._module.entry, [])
@@ -177,8 +183,8 @@ class Timeline:
     def _branch_timeline(self, computation: Computation) -> "Timeline":
         """The timeline of a computation that runs by itself."""
         if computation.name not in self._branches:
-            alone = Timeline(self._module, self._network, self._chip, {})
-            alone.costs, alone._roles, alone._branches = self.costs, self._roles, self._branches
+            alone = self.alike(self._chip)
+            alone._branches = self._branches
             alone._run(computation, [])
             self._branches[computation.name] = alone
         return self._branches[computation.name]

@@ -62,11 +62,12 @@ def transfer(
     """Price a collective. On a GPU it takes the measured time. On a TPU:
 
     A permute takes hops x bytes / one-way rate of a link, plus a latency for each hop. If more
-    messages than hops share a link, the bytes count once for each message. A built-in collective
-    gets the least time that any algorithm could take: each rank receives over all its links to the
-    group, without latency, and all links together carry what all ranks receive. It occupies the
-    links between the members of each group, so collectives over two axes of a mesh can run at the
-    same time.
+    messages than hops share a link, the bytes count once for each message. The least time that any
+    algorithm could take for a built-in collective: each rank receives over all its links to the
+    group, without latency, and all links together carry what all ranks receive. The built-in
+    takes that over a share which the chip states, after a start for each link to the farthest rank.
+    It occupies the links between the members of each group, so collectives over two axes of a mesh
+    can run at the same time.
 
     Raises:
         HloError: it names a rank that is not in the network.
@@ -104,7 +105,11 @@ def transfer(
     if kind.endswith("all-to-all"):  # each block is for one rank, and takes its own route
         ways = sum(network.hops(a, b) / len(g) for g in members for a in g for b in g)
         least = max(least, ways * sent / max(1, len(links)))
-    return Transfer(kind, max(leaving, default=0.0), 0, least / rate, links, members)
+    seconds = least / rate
+    if chip:
+        share = chip.built_in_sum if kind == "all-reduce" else chip.built_in
+        seconds = seconds / share + max(map(network.reach, members)) * chip.start
+    return Transfer(kind, max(leaving, default=0.0), 0, seconds, links, members)
 
 
 def _operands(computation: Computation, instruction: Instruction) -> Iterable[Shape]:

@@ -96,6 +96,15 @@ class Network:
             return n * (n - 1)  # no two ranks are more than n - 1 links apart
         return sum(max(n - 1, *(self.hops(a, b) for b in group)) for a in group)
 
+    def reach(self, group: Sequence[int]) -> int:
+        """How many links there are between the farthest corners of the box around a group."""
+        longest = 0
+        along = zip(*(self.places[rank] for rank in group), strict=True)
+        for places, size, ring in zip(along, self.size, self.wrap, strict=True):
+            span = max(places) - min(places)
+            longest += min(span, size // 2) if ring else span
+        return longest
+
     def group_links(self, group: Sequence[int]) -> frozenset[Link]:
         """The links that a collective of a group occupies.
 

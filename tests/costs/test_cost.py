@@ -1,5 +1,7 @@
 """Seconds from counts, and the model of a machine that is nearest to measured ones."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from ringcoll.costs import DEVICES, Model, Sample, fit, links, price
 from ringcoll.costs import seconds as modelled
-from ringcoll.costs.model import scatter_links
+from ringcoll.costs.model import gather_links, scatter_links
 
 pytestmark = pytest.mark.quick
 
@@ -68,5 +70,8 @@ def test_fit_refuses_samples_without_time(bad):
 def test_links_of_a_slice(name, ranks, expected, of_a_scatter):
     """libtpu 0.0.52 compiles the scatter to an all-reduce on square slices, and on those of v5p."""
     assert links(ranks, DEVICES[name]) == expected
-    assert scatter_links(ranks, DEVICES[name]) == of_a_scatter
+    model = replace(DEVICES[name], built_in=0.5, built_in_sum=0.25)
+    share = 0.5 if of_a_scatter == expected else 0.25
+    assert gather_links(ranks, model) == 0.5 * expected
+    assert scatter_links(ranks, model) == share * of_a_scatter
     assert links(ranks, Model(1, 1, 1)) == 2

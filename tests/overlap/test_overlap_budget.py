@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,16 @@ def test_exceeding_a_limit_fails(limits, complaint):
         check(BOTH, **limits)
     assert str(caught.value).count("allowed") + str(caught.value).count("fewer") == 1
     assert "total 3501 us" in str(caught.value)
+
+
+def test_limits_hold_what_is_expected_of_a_built_in_collective():
+    """Half of the rate of its links makes the gather 3000 us."""
+    check(BOTH, max_exposed_seconds={"all-gather": 1501e-6})
+    chip = replace(CHIP, built_in=0.5)
+    with pytest.raises(AssertionError, match=r"3000.0 us of jit_f .* all-gather") as caught:
+        overlap.assert_overlapped(BOTH, max_exposed_seconds={"all-gather": 1501e-6}, chip=chip)
+    first = "total 3501 to 5001 us = compute 1000 + memory 0 + exposed 2501 to 4001 us (80.0%)"
+    assert first in str(caught.value)
 
 
 def test_within_a_limit_passes():

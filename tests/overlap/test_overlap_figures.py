@@ -87,6 +87,12 @@ def test_built_in_collectives_send_all_their_operands(opcode, groups, sent, take
     assert row.bytes == pytest.approx(1e6 * megabytes * sent)
     assert 1e6 * row.wire == pytest.approx(megabytes * taken)
     assert report.exposed == report.total == report.communication == pytest.approx(row.wire)
+    # With a start of 7 us for each link to the farthest rank, which is two links away, and shares.
+    slow = replace(CHIP, start=7e-6, built_in=0.5, built_in_sum=0.25)
+    found = read(*OPERANDS, blocking(opcode, x, groups), ranks=5, chip=slow)
+    share = 0.25 if opcode == "all-reduce" else 0.5
+    assert 1e6 * found.exposed == pytest.approx(14 + megabytes * taken / share)
+    assert found.least == {"total": report.total, "exposed": report.exposed} == report.least
 
 
 def test_a_ragged_all_to_all_sends_only_its_first_operand():
@@ -248,10 +254,13 @@ def test_with_times_a_row_sums_its_runs():
 def test_totals_in_words():
     figures = {"total": 7777e-6, "compute": 4200e-6, "memory": 77e-6, "exposed": 3500e-6}
     sizes = {"temporaries": 7 * 2**19, "program_bytes": 2**18}
-    report = replace(read(*BARE), **figures, communication=5000e-6, **sizes)
+    report = replace(read(*BARE), **figures, communication=5000e-6, least={}, **sizes)
     first, *_ = lines = str(report).splitlines()
     total = "total 7777 us = compute 4200 + memory 77 + {}exposed 3500 us (45.0%)"
     assert first == "jit_f on 4 x toy: " + total.format("")
+    ranges = replace(report, least={"total": 7000e-6, "exposed": 2723e-6})
+    words = total.format("").replace("7777", "7000 to 7777").replace("3500", "2723 to 3500")
+    assert str(ranges).splitlines()[0] == f"jit_f on 4 x toy: {words}"
     host = replace(report, host=21e-6, unpriced=("k", "m"))
     waits = total.format("waits for the host 21 + ")
     assert str(host).splitlines()[0] == f"jit_f on 4 x toy: {waits}, without a price: k, m"

@@ -77,6 +77,7 @@ def test_the_links_of_a_group_are_those_of_paths_between_its_members(places, wra
     network = Network(places, wrap)
     walked = {link for a in group for b in group for link in network.path(a, b)}
     assert network.group_links(group) == walked
+    assert network.reach(group) >= max(network.hops(a, b) for a in group for b in group)
 
 
 @pytest.mark.parametrize("lines", [gather("r", "{{0,8}}"), (start("s"), done("d", "s"))])

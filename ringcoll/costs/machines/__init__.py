@@ -48,7 +48,6 @@ class Device:
         aliases: other names for it; JAX's `device_kind` is one of them.
         model: its rates.
         ranks_a_host: the number of ranks that one switch connects; 0 on a torus.
-        built_in_share: the share of a link's bytes per second that a built-in collective gets.
         curves: measured seconds of collectives. A key is the collective, the number of ranks and
             the number of hosts.
         matmuls: measured rates of matmuls, by the bytes of an element; empty if there are none.
@@ -60,7 +59,6 @@ class Device:
     aliases: tuple[str, ...]
     model: Model
     ranks_a_host: int
-    built_in_share: float
     curves: Mapping[tuple[str, int, int], Curve]
     matmuls: Mapping[int, Matmuls]
     error: float
@@ -105,7 +103,6 @@ def device_of(data: Mapping[str, Any]) -> Device:
         tuple(data["aliases"]),
         _with_matmuls(_model(data["axes"], rates, curves[hops[0]] if hops else None), matmuls),
         data.get("ranks_a_host", 0),
-        rates.get("built_in_share", 1.0),
         MappingProxyType(curves),
         MappingProxyType(matmuls),
         median([one["error"] for one in data.get("curves", ())] or [0.0]),
@@ -124,7 +121,7 @@ def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
         return 1 / rates[name] if name in rates else 0.0
 
     memory = each("memory_bytes_per_second")
-    share = rates.get("matmul_memory_share")
+    share, share_of_links = rates.get("matmul_memory_share"), rates.get("built_in_share", 1.0)
     return Model(
         alpha=rates["start_seconds"] if axes else rates.get("start_seconds", inf),
         beta=each("link_bytes_per_second"),
@@ -137,6 +134,8 @@ def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
         near=each("near_bytes_per_second"),
         near_bytes=rates.get("near_bytes", 0.0),
         all_reduces=int(rates.get("all_reduces_from", 0)),
+        built_in=share_of_links,
+        built_in_sum=rates.get("built_in_sum_share", share_of_links),
         wire=wire,
     )
 
@@ -275,7 +274,7 @@ def _checked(device: Device) -> Device:
     model = device.model
     rates = (model.beta, model.gamma, model.delta, model.hop)
     is_known = model.alpha >= 0 and all(0 <= rate < inf for rate in rates)
-    if not is_known or not device.built_in_share > 0:
+    if not is_known or not min(model.built_in, model.built_in_sum) > 0:
         raise ValueError("a rate is not above 0")
     if any(ranks < 2 for _, ranks, _ in device.curves):
         raise ValueError("a curve is of fewer than 2 ranks")

@@ -11,7 +11,7 @@ from math import prod
 from ringcoll.choose.plan import Plan, cheapest
 from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import machine, visited_seconds
-from ringcoll.costs.model import Model, links
+from ringcoll.costs.model import Model, gather_links
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, plan
 
@@ -84,6 +84,6 @@ def _seconds(
 
     if name in (LAX, ULYSSES):
         n = prod(sizes)
-        wire = built_in_seconds([], keys, n, model, links(n, model), gathers=True)
+        wire = built_in_seconds([], keys, n, model, gather_links(n, model), gathers=True)
         return wire + busiest([0, *tiles.needed])
     return visited_seconds(name, sizes, tiles.needed, busiest, keys, model)
