@@ -1,8 +1,8 @@
 """Compile collectives for TPUs that you need not have: ringcoll's and the built-in.
 
-Each program is one collective. The time of the built-in is the least that any algorithm could take
-over its links, without latency; the time of ringcoll's comes from its messages on the links. Ranks
-are in the order of `ringcoll.mesh`. The messages of `ring:int8` hold codes.
+Each program is one collective. The time of the built-in is what `ringcoll.overlap` expects; the
+time of ringcoll's comes from its messages on the links. Ranks are in the order of `ringcoll.mesh`.
+The messages of `ring:int8` hold codes.
 """
 
 import argparse

@@ -216,11 +216,11 @@ _HEAD = """# "auto" in a grid of shapes
 *Compiled*, not run: microseconds by `ringcoll.overlap`, with the compiler's estimates. Written
 by `python -m benchmarks overlap --grid --cache results/compiled`. `--topology`, `--form`,
 `--shape` and `--direction` choose fewer cells; programs in the `--cache` folder are not compiled
-again. All is bf16 with k = 8192, on a mesh of one axis x of all devices; w has 28672 columns. A cell
-is `"auto"` / plain / compiler. Plain is the built-in collective and the multiplication. Compiler is
-`jit` + shardings, with or without XLA's options for collective matmuls, whichever is quicker. **!**
-marks a cell in which `"auto"` takes more than {lost} longer than the quicker of the other two; the
-compiler aborts at programs that are marked with "-".
+again. All is bf16 with k = 8192, on a mesh of one axis x of all devices; w has 28672 columns. A
+cell is `"auto"` / plain / compiler. Plain is the built-in collective and the multiplication.
+Compiler is `jit` + shardings, with or without XLA's options for collective matmuls, whichever is
+quicker. **!** marks a cell in which `"auto"` takes more than {lost} longer than the quicker of the
+other two; the compiler aborts at programs that are marked with "-".
 Columns are rows of x (for FSDP, rows of x on eight devices). For attention, all queries have 8192
 features in heads of 128, with 16 groups of keys and values; an addition replaces the attention.
 

@@ -9,9 +9,11 @@ The model:
   when it is started and its links are free. The stream waits where the result is needed (`-done`);
   that wait is *exposed* communication.
 - All of a collective without start and done is exposed.
-- A built-in collective gets the least time that any algorithm could take: a rank receives over all
-  its links at once, without latency. If the compiler spreads it over other work, it runs from its
-  start to its end. It occupies the links between the members of each of its groups.
+- The least time of a built-in collective is that of the best algorithm: a rank receives over all
+  its links at once, without latency. The chip states what built-ins were measured to take: a start
+  for each link to the farthest rank, and a share of the links' rate. Where nobody measured, they
+  take the least. If the compiler spreads one over other work, it runs from its start to its end. It
+  occupies the links between the members of each of its groups.
 - The body of a loop counts once for each turn. A transfer that one turn starts and the next turn
   waits for counts in each turn. The copy of weights at the start of a program is part of the
   program.
