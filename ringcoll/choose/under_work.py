@@ -38,9 +38,11 @@ def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
 
     `of` is the number of devices in the mesh. If it is larger than `ranks`, the ranks are assumed
     to be a plane of a slice with three axes, unless its axes are closed: on v5p:2x2x4, 8 ranks of
-    16 are 2 x 4.
+    16 are 2 x 4. And other groups share the links of chips with several devices.
     """
     model = DEVICES[KINDS.get(device_kind or "", "v6e")]
+    if ranks < of:
+        model = replace(model, beta=model.beta * model.devices)
     is_plane = ranks < of < SIDES[3] ** 3 and model.axes == 3
     return replace(model, axes=2) if is_plane else model
 

@@ -28,7 +28,7 @@ class Model:
     number of axes of the torus or grid that the links make; a switch has none, and no hop. From
     all_reduces ranks on, the built-in reduce-scatter is an all-reduce; 0 means never. built_in is
     the share of the links' rate that a built-in collective reaches, and built_in_sum that of an
-    all-reduce; 1 if nobody measured it.
+    all-reduce; 1 if nobody measured less. devices are those of a chip, which share its links.
 
     For matmuls, delta is seconds per floating-point operation, and start is what a matmul takes
     besides its operations. far is seconds per byte read from the main memory. near is the same for
@@ -52,6 +52,7 @@ class Model:
     all_reduces: int = 0
     built_in: float = 1.0
     built_in_sum: float = 1.0
+    devices: int = 1
     wire: Curve | None = None
 
     @property

@@ -218,7 +218,8 @@ def _on_tpus(name: str, nbytes: float, place: Place) -> float:
     if name == "psum_scatter" and 0 < model.all_reduces <= n and len(set(place.shape)) == 1:
         name = "psum"
     share = model.built_in_sum if name == "psum" else model.built_in
-    model = replace(model, beta=model.beta / share)
+    # The groups of the other devices of a chip are assumed to communicate at the same time.
+    model = replace(model, beta=model.beta * model.devices / share)
     # Messages start together; each link carries its share. (A matmul that exchanges rows does not
     # have the slice: see `model.all_to_all_seconds`.)
     if name == "all_to_all":

@@ -51,9 +51,7 @@ def _chip(name: str, clock: float) -> Chip:
     # "How to Scale Your Model" (jax-ml/scaling-book, tpus.md) has 16 GB/s for v4, about 15 for most
     # and 32 for v6e. That of tpu7x is not published.
     host = 32e9 if name == "v6e" else 16e9
-    # Where nobody measured a built-in collective, it takes the least.
-    start = model.alpha + model.hop if model.built_in < 1 else 0.0
-    matmuls = MATMUL_SHARES.get(name, 0.85)
+    start, matmuls = model.alpha + model.hop, MATMUL_SHARES.get(name, 0.85)
     shares = model.built_in, model.built_in_sum
     return Chip(name, clock, *rates, model.latency, matmuls, host, start, *shares)
 

@@ -264,11 +264,8 @@ def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str
         )
         yield (
             f"a built-in collective takes {chip.start * 1e6:.2g} us for each link to the farthest "
-            f"rank, then {chip.built_in:.0%} of the rate that links allow, an all-reduce "
-            f"{chip.built_in_sum:.0%}, as measured; at least no start, and the whole rate"
-            if chip != chip.best
-            else f"a built-in collective the least that its links allow: {chip.name}'s are not "
-            "measured"
+            f"rank, then {chip.built_in:.0%} of the rate that its links allow, an all-reduce "
+            f"{chip.built_in_sum:.0%} (100%: nobody measured less); at least: without both"
         )
         yield from _source_shares(sources, chip)
         if network.stated:

@@ -19,11 +19,13 @@ class Network:
 
     `places[r]` is the place of rank r. Axis i is a ring if `wrap[i]`, else a line; the places say
     how long it is. A message goes along one axis after the other, each the shorter way. If both
-    ways are equally short, it goes ahead, as in `costs.routes`.
+    ways are equally short, it goes ahead, as in `costs.routes`. With `cores`, the last axis has the
+    devices of a chip; they share the links to other chips.
     """
 
     places: tuple[Coords, ...]
     wrap: tuple[bool, ...]
+    cores: bool = False
     stated: bool = True  # false: the devices are unknown, and each axis is assumed to be a ring
 
     @classmethod
@@ -53,7 +55,15 @@ class Network:
             for step in self._steps(axis, at[axis], stop[axis])[1:]:
                 at[axis] = step
                 visited.append(tuple(at))
-        return list(pairwise(visited))
+        return [self._link(*step) for step in pairwise(visited)]
+
+    def _chip(self, place: Coords) -> Coords:
+        return place[:-1] if self.cores else place
+
+    def _link(self, start: Coords, stop: Coords) -> Link:
+        """The link between neighbours: of their chips, or of two devices of one chip."""
+        a, b = self._chip(start), self._chip(stop)
+        return (start, stop) if a == b else (a, b)
 
     def hops(self, source: int, target: int) -> int:
         """How many links a message from one rank to another passes."""
@@ -82,19 +92,21 @@ class Network:
 
     @cached_property
     def link_count(self) -> int:
-        """How many links there are, each direction counted."""
-        return sum(map(len, self._neighbours.values()))
+        """How many links there are between chips, each direction counted."""
+        pairs = ((place, near) for place, all_near in self._neighbours.items() for near in all_near)
+        return len({self._link(*pair) for pair in pairs if len({*map(self._chip, pair)}) > 1})
 
     def crossings(self, group: Sequence[int]) -> int:
-        """The fewest links that the shards of a group cross until every member has all shards.
+        """The fewest links between chips that the shards of a group cross to reach all members.
 
-        A shard crosses at least one link for each member it reaches, and at least as many links
-        as the farthest member is away.
+        A shard crosses at least one link for each other chip, and at least as many links as the
+        farthest member is away.
         """
-        n, sides = len(group), zip(self.size, self.wrap, strict=True)
-        if n - 1 >= sum(size // 2 if ring else size - 1 for size, ring in sides):
-            return n * (n - 1)  # no two ranks are more than n - 1 links apart
-        return sum(max(n - 1, *(self.hops(a, b) for b in group)) for a in group)
+        others = len({self._chip(self.places[rank]) for rank in group}) - 1
+        sides = zip(self.size, self.wrap, strict=True)
+        if not others or others >= sum(size // 2 if ring else size - 1 for size, ring in sides):
+            return len(group) * others  # no two chips are more than this many links apart
+        return sum(max(others, *(self.hops(a, b) for b in group)) for a in group)
 
     def reach(self, group: Sequence[int]) -> int:
         """How many links there are between the farthest corners of the box around a group."""
@@ -131,7 +143,8 @@ class Network:
             starts = {place[axis:] for place in members}
             for (*before, stop), (start, *after) in product(ends, starts):
                 steps = self._steps(axis, start, stop)
-                yield from pairwise((*before, step, *after) for step in steps)
+                line = ((*before, step, *after) for step in steps)
+                yield from (self._link(*step) for step in pairwise(line))
 
     def ways(self, links: frozenset[Link]) -> tuple[str, ...]:
         """The directions of some links: "axis 0 +", "axis 0 -"; "port" of a switch."""

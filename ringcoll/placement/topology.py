@@ -121,4 +121,5 @@ def network(devices: Iterable[Any]) -> Network | None:
     kind = KINDS.get(flat[0].device_kind, "")
     rings = *closed(2 if kind in FLAT else 3, size[:3]), False  # the cores of a chip are no ring
     # Of a slice that begins elsewhere, the devices are a part.
-    return Network(placed, tuple(ring and not n for ring, n in zip(rings, first, strict=True)))
+    wrap = tuple(ring and not n for ring, n in zip(rings, first, strict=True))
+    return Network(placed, wrap, cores=True)

@@ -19,6 +19,10 @@ def gather(name, groups):
     return begin, f"%{name}d = f32[2000,500] all-gather-done(%{name})"
 
 
+def permute(pairs):
+    return start("s", pairs=f"source_target_pairs={{{pairs}}}"), done("d", "s")
+
+
 def totals(*lines):
     """Total and busiest link, in microseconds."""
     placed = overlap.Program(program(*lines, ranks=8), network=GRID)
@@ -48,6 +52,22 @@ def test_groups_whose_members_are_far_apart_share_links():
         assert us(report, "total") == (took,)
 
 
+def test_the_devices_of_a_chip_share_its_links():
+    """2 x 2 chips of two devices: what both groups send takes twice as long."""
+    chips = Network(tuple(product(range(2), range(2), range(2))), (False,) * 3, cores=True)
+    ring = "{0,2},{2,6},{6,4},{4,0}"
+    for lines, took in (
+        (gather("g", "{{0,2,4,6},{1},{3},{5},{7}}"), 1500),  # three shards of 1 MB, two links
+        (gather("g", "{{0,2,4,6},{1,3,5,7}}"), 3000),
+        (gather("g", "{{0,1},{2,3},{4,5},{6,7}}"), 1000),  # inside each chip
+        (gather("g", "{{0,1,2,3,4,5,6,7}}"), 3000),  # each chip gets six shards
+        (permute(f"{ring}"), 1001),
+        (permute(f"{ring},{{1,3}},{{3,7}},{{7,5}},{{5,1}}"), 2001),
+    ):
+        placed = overlap.Program(program(*lines, ranks=8), network=chips)
+        assert us(overlap.report(placed, chip=CHIP), "total") == (took,)
+
+
 def test_collectives_over_the_same_links_wait_for_each_other():
     over_all = gather("a", "{{0,1,2,3,4,5,6,7}}")  # 7 MB over two links of a corner
     assert totals(*both(gather("r", ROWS), gather("q", ROWS))) == (6000, 6000)
@@ -74,7 +94,11 @@ def test_a_permute_along_one_axis_runs_beside_a_collective_along_the_other():
     ],
 )
 def test_the_links_of_a_group_are_those_of_paths_between_its_members(places, wrap, group):
-    network = Network(places, wrap)
+    for cores in (False, True):
+        _check_links(Network(places, wrap, cores), group)
+
+
+def _check_links(network, group):
     walked = {link for a in group for b in group for link in network.path(a, b)}
     assert network.group_links(group) == walked
     assert network.reach(group) >= max(network.hops(a, b) for a in group for b in group)

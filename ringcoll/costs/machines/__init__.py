@@ -134,6 +134,7 @@ def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
         near=each("near_bytes_per_second"),
         near_bytes=rates.get("near_bytes", 0.0),
         all_reduces=int(rates.get("all_reduces_from", 0)),
+        devices=int(rates.get("devices_a_chip", 1)),
         built_in=share_of_links,
         built_in_sum=rates.get("built_in_sum_share", share_of_links),
         wire=wire,
