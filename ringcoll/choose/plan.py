@@ -62,6 +62,9 @@ class Plan:
 #: The plan where `jax.export` has symbols in place of sizes.
 SYMBOLIC: Final = Plan(LAX, why="sizes are symbols")
 
+#: Why a plan is the built-in where `under_work.hides` says no.
+NOTHING_HIDES: Final = "only TPUs hide messages under work"
+
 #: The plan where the built-in sum cannot run, and nothing has a price.
 BY_HAND: Final = Plan(
     "bidirectional_ring", why="JAX cannot lower the built-in beside an explicit axis"

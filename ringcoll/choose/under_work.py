@@ -47,6 +47,11 @@ def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
     return replace(model, axes=2) if is_plane else model
 
 
+def hides(device_kind: str | None) -> bool:
+    """Whether messages travel under work on these devices. Where not, "auto" is a built-in."""
+    return device_kind in KINDS
+
+
 @lru_cache(maxsize=256)
 def neighbours(sizes: tuple[int, ...]) -> Mapping[str, Schedule]:
     """The gathers on axes of these sizes whose messages go only to neighbours, by name."""

@@ -21,9 +21,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from ringcoll.choose.plan import NAMED, Plan, cheapest
+from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan, cheapest
 from ringcoll.choose.table import LAX, Algorithm
-from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
+from ringcoll.choose.under_work import gather_plans, hides, scatter_plans, tour_plans
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.counting import holders, work_of
@@ -31,7 +31,6 @@ from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.public import integer, public
 from ringcoll.collectives.visits import Arrived, CutShards, Rounds, Wanted
 from ringcoll.collectives.wide_gradients import with_wide_gradients
-from ringcoll.costs.machines import KINDS
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.runtime.scopes import noted_when_lowered
@@ -449,8 +448,8 @@ def _planned(
         raise TypeError(f"work={work!r}; pass a ringcoll.costs.Work(flops)")
     if rounds.collective != "auto":
         return Plan(rounds.collective, why=NAMED)
-    if rounds.groups or device_kind() not in KINDS:
-        return Plan(LAX, why="only TPUs hide messages under work, and without groups")
+    if rounds.groups or not hides(device_kind()):
+        return Plan(LAX, why=f"{NOTHING_HIDES}, and without groups")
     if work is None:
         return Plan(LAX, why="no product was counted; give its work")
     sizes = rounds.ranks().shape

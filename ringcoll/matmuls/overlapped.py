@@ -26,8 +26,8 @@ from jax import Array, lax
 
 from ringcoll.choose.plan import NAMED, Plan
 from ringcoll.choose.table import LAX
+from ringcoll.choose.under_work import hides
 from ringcoll.collectives.all_to_all import all_to_all
-from ringcoll.costs.machines import KINDS
 from ringcoll.matmuls import exchange, plans
 from ringcoll.matmuls.by_rounds import gathered_products, multiply, scattered_sum
 from ringcoll.matmuls.labels import Gather, Product, Scatter
@@ -102,7 +102,7 @@ def _planned_gather(
         given = Plan(options.algorithm, why=NAMED)
         return _run(call, options, given, partial(run, gather), x, others, everywhere=True)
     is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
-    may_exchange = device_kind() in KINDS and not is_explicit
+    may_exchange = hides(device_kind()) and not is_explicit
     plan = plans.to_gather(gather, x, others, options.sizes(), options.model(), may_exchange)
     gather = replace(gather, keeps=gather.keeps and plan.in_place is None)
     return _run(call, options, plan, partial(run, gather), x, others)

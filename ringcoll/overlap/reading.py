@@ -120,9 +120,7 @@ def read(
         except NotMeasured as what:
             chip, timeline = None, Timeline(module, network, None, program.profile).run()
             timeline.notes.add(f"nobody measured this: {what}")
-        best = timeline
-        if isinstance(chip, Chip) and chip != chip.best:
-            best = timeline.alike(chip.best).run()
+        best = timeline.alike(chip.best).run() if isinstance(chip, Chip) else timeline
         lines = Lines(program.text, module)
         reading = Reading(program, module, network, chip, timeline, best, lines)
     if given and chip is None:

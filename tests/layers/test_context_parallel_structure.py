@@ -94,8 +94,12 @@ def test_a_rank_holds_its_shard_what_travels_and_its_sums(n, gradients):
 # -- what "auto" is, by its price --
 
 
-def prices(sizes=(8,), layout="contiguous", length=512, groups=8, window=None):
-    attention = Attention(sizes, layout, Mask(True, window), 1, length, 32, groups, (128, 128), 2)
+def attended(sizes=(8,), layout="contiguous", length=512, groups=8, window=None):
+    return Attention(sizes, layout, Mask(True, window), 1, length, 32, groups, (128, 128), 2)
+
+
+def prices(*options, **more):
+    attention = attended(*options, **more)
     found = {(plan.algorithm, plan.exchanged): plan for plan in plans(attention, "TPU v5 lite")}
     return found, fastest(attention, "TPU v5 lite")
 
@@ -119,6 +123,14 @@ def test_auto_has_a_plan_for_every_set_of_exchanged_axes():
     mixed = {(name, exchanged) for name in gathers for exchanged in ((), (0,), (1,))}
     assert found.keys() == mixed | {("ulysses", (0, 1))}
     assert str(found["ring", (1,)]) == "ring, heads exchanged over axes (1,)"
+
+
+@pytest.mark.parametrize("kind", ["cpu", "NVIDIA H100 80GB HBM3", None])
+def test_auto_is_a_built_in_where_nothing_hides(kind):
+    """On axes of 2 and 4, a rank gets one of 8 groups of heads; of 4 groups it would get half."""
+    whole, half = (fastest(attended((2, 4), groups=groups), kind) for groups in (8, 4))
+    assert (whole.form, half.form) == ("ulysses, heads exchanged over axes (0, 1)", "lax")
+    assert whole.why == half.why == "only TPUs hide messages under work"
 
 
 def test_auto_prefers_a_ring_to_a_gather_that_costs_as_much():

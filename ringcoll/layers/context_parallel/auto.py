@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ringcoll.choose.plan import Plan, cheapest
+from ringcoll.choose.plan import NOTHING_HIDES, Plan, cheapest
 from ringcoll.choose.table import LAX
-from ringcoll.choose.under_work import machine, visited_seconds
+from ringcoll.choose.under_work import hides, machine, visited_seconds
 from ringcoll.costs.model import Model, gather_links
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, plan
@@ -44,15 +44,20 @@ class Attention:
 
 
 def fastest(attention: Attention, device_kind: str | None) -> Plan:
-    """The cheapest plan. The built-in gather is not preferred: it holds the keys of all ranks."""
+    """The cheapest plan. The built-in gather is not preferred: it holds the keys of all ranks.
+
+    Where nothing hides, heads are exchanged if each rank gets whole ones; else keys are gathered.
+    """
+    if not hides(device_kind):
+        n = prod(attention.sizes)
+        if attention.heads % n or attention.groups % n:
+            return Plan(LAX, why=NOTHING_HIDES)
+        return Plan(ULYSSES, why=NOTHING_HIDES, exchanged=tuple(range(len(attention.sizes))))
     return cheapest(plans(attention, device_kind), error=1.0)
 
 
 def plans(attention: Attention, device_kind: str | None) -> list[Plan]:
-    """A plan for each gather, and for the axes over which positions are exchanged for heads.
-
-    Devices of an unknown kind are priced as v6e.
-    """
+    """A plan for each gather, and for the axes over which positions are exchanged for heads."""
     sizes, heads, groups = attention.sizes, attention.heads, attention.groups
     axes, model, priced = tuple(range(len(sizes))), machine(device_kind), []
     width = attention.batch * sum(attention.widths)  # of queries and results, or keys and values

@@ -6,8 +6,7 @@ The price is that of the forward pass without routing, if all experts get equall
 from dataclasses import dataclass, replace
 
 from ringcoll.choose.plan import Plan, cheapest
-from ringcoll.choose.under_work import machine, tour_plans
-from ringcoll.costs.machines import KINDS
+from ringcoll.choose.under_work import hides, machine, tour_plans
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, all_to_all_seconds, built_in_seconds
 
@@ -41,7 +40,7 @@ def fastest(mixture: Mixture, device_kind: str | None) -> Plan:
     bidirectional_ring: 7.48 ms; ring 10.8 ms
     """
     are_known = all(isinstance(x, int) for x in (mixture.tokens, mixture.d, mixture.f))
-    if mixture.ranks > 1 and are_known and device_kind in KINDS:
+    if mixture.ranks > 1 and are_known and hides(device_kind):
         return cheapest(_plans(mixture, machine(device_kind)))
     return Plan(GATHER, why="no price: one rank, symbolic sizes, or no TPUs")
 
