@@ -27,7 +27,7 @@ class Plan:
         late: for a gather of several matmuls, the indices of those that are computed at the end,
             from the whole gathered operand.
         by_turns: for a sum of matmuls, whether it is computed in two halves by turns.
-        in_place: if the rows of the other factor travel in place of the gathered one, the plan of
+        swapped: if the rows of the other factor travel in place of the gathered one, the plan of
             the matmul with these rows.
         exchanged: for attention, the indices of the axes over which all-to-alls exchange positions
             for heads; the algorithm gathers over the others.
@@ -39,15 +39,15 @@ class Plan:
     why: str = ""
     late: tuple[int, ...] = ()
     by_turns: bool = False
-    in_place: "Plan | None" = None
+    swapped: "Plan | None" = None
     exchanged: tuple[int, ...] = ()
     others: tuple["Plan", ...] = field(default=(), repr=False, compare=False)
 
     @property
     def form(self) -> str:
         """The algorithm and the form, in words: "bidirectional_ring, by turns"."""
-        if self.in_place:
-            return f"rows travel, then {self.in_place.form}"
+        if self.swapped:
+            return f"rows travel, then {self.swapped.form}"
         name = self.algorithm
         if not isinstance(name, str):
             name = getattr(name, "__name__", "given")
@@ -82,7 +82,7 @@ def cheapest(plans: Iterable[Plan], error: float = ERROR) -> Plan:
     """
 
     def compared(plan: Plan) -> float:
-        is_built_in = plan.algorithm == LAX and plan.in_place is None
+        is_built_in = plan.algorithm == LAX and plan.swapped is None
         return plan.seconds / error if is_built_in else plan.seconds
 
     ranked = sorted(plans, key=compared)

@@ -111,7 +111,7 @@ def gather_plans(
     plain = built_in_seconds(
         works, shard_bytes, n, model, gather_links(n, model), gathers=True, ratio=ratio
     )
-    sums = tuple(i for i, work in enumerate(works) if work.summed)
+    sums = tuple(i for i, work in enumerate(works) if work.accumulated)
     plans = [Plan(LAX, plain)]
     for late in [(), sums] if 0 < len(sums) < len(works) else [()]:
         early = [work for i, work in enumerate(works) if i not in late]
@@ -143,7 +143,7 @@ def scatter_plans(
     whole = built_in_seconds([work], block_bytes, n, model, scatter_links(n, model), gathers=False)
     plans = [Plan(LAX, whole)]
     adding = (n - 1) * model.gamma * block_bytes
-    halved = replace(work, summed=block_bytes / 2)
+    halved = replace(work, accumulated=block_bytes / 2)
     for name, schedule in neighbours(sizes).items():
         of_rounds = rounds_on(schedule, model.axes)
         at_once = overlapped_seconds([work], block_bytes, model, of_rounds)

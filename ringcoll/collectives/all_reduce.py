@@ -26,7 +26,7 @@ from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits, is_narrow
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.scopes import scope, watched
+from ringcoll.runtime.scopes import scope, send_through_hook
 from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, sharded_dims, varying
 from ringcoll.schedules.schedule import Schedule
@@ -86,7 +86,7 @@ class AllReduce(ScheduledCollective):
         def gathered(x: Array) -> Array:
             bits, back = as_bits(x)
             all_gather = AllGather(axes=self.axes, dims=(0,), groups=self.groups)
-            return back(watched(all_gather.by_lax, bits, self.axes, self.groups))
+            return back(send_through_hook(all_gather.by_lax, bits, self.axes, self.groups))
 
         if is_small(x) or sharded_dims(x):  # each rank adds all vectors
             return summed_along(self.widen(gathered(x[None])), 0)
@@ -122,7 +122,7 @@ class AllReduce(ScheduledCollective):
             if self.gathers_by_lax:
                 all_gather = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
                 send = partial(all_gather.builtin, platform="cpu")
-                return watched(send, mine, self.axes, self.groups)
+                return send_through_hook(send, mine, self.axes, self.groups)
             return gather_along(mine, dim, schedule, ranks, self.wire)
 
     def under_vmap(self, x: Array, dim: int | None, axis: Any) -> tuple[Array, None]:

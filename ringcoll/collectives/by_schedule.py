@@ -24,7 +24,7 @@ from ringcoll.choose.table import LAX, Algorithm, Table, default_table
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.hosts import Where, on_hosts
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.scopes import noted, scope, watched
+from ringcoll.runtime.scopes import record_plan, scope, send_through_hook
 from ringcoll.runtime.tree_sums import added, rounded
 from ringcoll.runtime.value_types import empty
 from ringcoll.schedules.registry import algorithms_of
@@ -60,7 +60,7 @@ class ScheduledCollective(Collective):
                 y = by.exchanged(x) if Ranks.over(self.axes, self.groups).size > 1 else x
             elif algorithm == LAX:
                 send: Callable[[Array], Array] = partial(self.builtin, platform=where.platform)
-                y = watched(send, self.widen(x), self.axes, self.groups)
+                y = send_through_hook(send, self.widen(x), self.axes, self.groups)
             else:
                 y = by.run(x, *built(self.collective, algorithm, self.axes, self.groups))
             return [y.astype(x.dtype)]
@@ -72,7 +72,7 @@ class ScheduledCollective(Collective):
             return x
         if algorithm == LAX:
             send = partial(self.run, schedule=self.wire, ranks=ranks)
-            return watched(send, x, self.axes, self.groups)
+            return send_through_hook(send, x, self.axes, self.groups)
         return self.run(x, *built(self.collective, algorithm, self.axes, self.groups))
 
     def plan(self, xs: Sequence[Any], where: Where) -> Plan:
@@ -101,7 +101,7 @@ class ScheduledCollective(Collective):
             axis_types = jax.typeof(xs[0]).sharding.mesh.axis_types
             decided = BY_HAND if AxisType.Explicit in axis_types else decided
         call = self.called or self.primitive.name.removeprefix("ringcoll_")
-        noted(call, self.axes, xs, decided, self.line, self.groups)
+        record_plan(call, self.axes, xs, decided, self.line, self.groups)
         return decided
 
     def over(self, axes: tuple[Hashable, ...], x: Array) -> Array:

@@ -59,10 +59,12 @@ class _Counted:
         (contracted, _), _ = eqn.params["dimension_numbers"]
         lengths = [eqn.invars[0].aval.shape[dim] for dim in contracted]
         self.flops += times * 2 * result.size * prod(lengths)
-        names = {_Kind.FIXED: "again", _Kind.SLICED: "sliced", _Kind.MOVING: "once"}
+        names = {_Kind.FIXED: "reread", _Kind.SLICED: "slice_reads", _Kind.MOVING: "read_once"}
         for value, kind in zip(eqn.invars, kinds, strict=True):
             self.moved[names[kind]] += times * nbytes(value.aval)
-        self.moved["summed" if result.shape in self.sums else "once"] += times * nbytes(result)
+        self.moved["accumulated" if result.shape in self.sums else "read_once"] += times * nbytes(
+            result
+        )
 
 
 def work_of(
@@ -85,10 +87,10 @@ def work_of(
     moved = found.moved
     return Work(
         flops=ranks * found.flops,
-        once=ranks * moved["once"],
-        again=moved["again"],
-        sliced=ranks * moved["sliced"],
-        summed=moved["summed"],
+        read_once=ranks * moved["read_once"],
+        reread=moved["reread"],
+        slice_reads=ranks * moved["slice_reads"],
+        accumulated=moved["accumulated"],
     )
 
 

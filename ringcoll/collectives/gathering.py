@@ -33,8 +33,8 @@ from ringcoll.collectives.visits import Arrived, CutShards, Rounds, Wanted
 from ringcoll.collectives.wide_gradients import with_wide_gradients
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
-from ringcoll.runtime.scopes import noted_when_lowered
-from ringcoll.runtime.value_types import device_kind, empty, like, type_in_words, varying
+from ringcoll.runtime.scopes import record_plan_at_lowering
+from ringcoll.runtime.value_types import device_kind, empty, type_in_words, varying, varying_like
 
 
 @public()
@@ -108,8 +108,8 @@ def gather(
         return gather_plans([work], shard_bytes, sizes, model, whole=rounds.whole)
 
     plan = _planned(rounds, work, plans)
-    x = noted_when_lowered("gather", rounds.axes, x, lambda platform: plan)
-    adds = work is not None and work.summed > 0
+    x = record_plan_at_lowering("gather", rounds.axes, x, lambda platform: plan)
+    adds = work is not None and work.accumulated > 0
     checked = with_wide_gradients(checked, program)
     return replace(rounds, algorithm=plan.algorithm).gather(x, checked, carry, adds=adds)
 
@@ -177,7 +177,7 @@ def reduce(
     rounds = replace(rounds, algorithm=plan.algorithm)
     widened = with_wide_gradients(widened, program)
     total = _with_dtypes(rounds.reduce(widened, size, by_turns=plan.by_turns), every)
-    return noted_when_lowered("reduce", rounds.axes, total, lambda platform: plan)
+    return record_plan_at_lowering("reduce", rounds.axes, total, lambda platform: plan)
 
 
 @public()
@@ -251,7 +251,7 @@ def tour(
     if work is None:
         work = work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size)
     plan = _planned(rounds, work, lambda work, *on: tour_plans(work, shard_bytes, sum_bytes, *on))
-    x = noted_when_lowered("tour", rounds.axes, x, lambda platform: plan)
+    x = record_plan_at_lowering("tour", rounds.axes, x, lambda platform: plan)
     checked = with_wide_gradients(checked, program)
     rounds = replace(rounds, algorithm=plan.algorithm)
     carry, total = rounds.tour(x, checked, carry, halved=True)
@@ -308,7 +308,7 @@ def exchange(
     plan = Plan(rounds.collective, why=NAMED)
     if rounds.collective == "auto":
         plan = Plan(LAX, why="an exchange has no price under work")
-    x = noted_when_lowered("exchange", rounds.axes, x, lambda platform: plan)
+    x = record_plan_at_lowering("exchange", rounds.axes, x, lambda platform: plan)
     checked = with_wide_gradients(checked, program)
     return replace(rounds, algorithm=plan.algorithm).exchange(x, checked, carry)
 
@@ -411,7 +411,7 @@ def _typed_as_visited(
     def typed(given: Any, leaf: Array, aval: Any) -> Array:
         is_moved = jax.typeof(leaf).sharding.spec != aval.sharding.spec
         is_buffer = is_moved and isinstance(given, jax.ShapeDtypeStruct)
-        return empty(leaf.shape, aval, (), marked=True) if is_buffer else like(leaf, aval)
+        return empty(leaf.shape, aval, (), marked=True) if is_buffer else varying_like(leaf, aval)
 
     given, structure = jax.tree.flatten(carry)
     leaves = list(map(allocated, given))

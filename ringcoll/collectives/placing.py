@@ -13,7 +13,7 @@ from jax import Array
 from ringcoll.runtime import built_in, engine
 from ringcoll.runtime.contributions import Shard, Slot
 from ringcoll.runtime.hop import Ranks, as_bits
-from ringcoll.runtime.scopes import scope, watched
+from ringcoll.runtime.scopes import scope, send_through_hook
 from ringcoll.runtime.slicing import (
     concatenated,
     dynamic_slice,
@@ -124,7 +124,7 @@ def exchanged_along(x: Array, dim: int, by: Any) -> Array:
         return built_in.all_to_all(x, by.axes, dim, dim, axis_index_groups=by.groups, tiled=True)
 
     bits, back = as_bits(x)
-    blocks = back(watched(send, bits, by.axes, by.groups))
+    blocks = back(send_through_hook(send, bits, by.axes, by.groups))
     n = Ranks.over(by.axes, by.groups).size
     shape = (*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :])
     return summed_along(by.widen(blocks.reshape(shape)), dim)

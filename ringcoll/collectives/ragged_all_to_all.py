@@ -25,9 +25,9 @@ from ringcoll.collectives.wires import WireLike, as_wire, check_operands
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.scopes import watched
+from ringcoll.runtime.scopes import send_through_hook
 from ringcoll.runtime.slicing import LONG
-from ringcoll.runtime.value_types import typed_alike, varying, zeros
+from ringcoll.runtime.value_types import varying, with_common_axes, zeros
 
 _INTEGERS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 
@@ -50,12 +50,12 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
     adds: bool = False
 
     def by_lax(self, x: Array, *others: Array) -> Array:
-        output, at, sends, to, gets = others
+        output, starts, counts, targets, arrivals = others
         if self.adds:
             exchange = partial(built_in.all_to_all, split_axis=0, concat_axis=0, tiled=True)
-            to = exchange(to, self.axes, axis_index_groups=self.groups)
+            targets = exchange(targets, self.axes, axis_index_groups=self.groups)
         ranks = {"axis_name": self.axes, "axis_index_groups": self.groups}
-        return built_in.ragged_all_to_all(x, output, at, sends, to, gets, **ranks)
+        return built_in.ragged_all_to_all(x, output, starts, counts, targets, arrivals, **ranks)
 
     def lower(self, where: Where, *xs: Array, plan: Plan | None = None) -> list[Array]:
         operand, output, *integers = xs
@@ -71,7 +71,9 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         has_built_in = where.platform != "cpu" and n > 1 and not self.wire
         with named(self.collective, by.algorithm, self.collective):
             if by.algorithm == LAX and has_built_in:
-                return watched(lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups)
+                return send_through_hook(
+                    lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups
+                )
             if max(n * bound, len(operand), len(output)) >= LONG:
                 raise ValueError(
                     f"ringcoll.ragged_all_to_all: {len(operand)} rows to {len(output)}, in {n} "
@@ -263,7 +265,7 @@ def ragged_all_to_all(
     if wire is not None:
         check_operands([operand], [False])
         collective = replace(collective, wire=as_wire(wire))
-    return collective(*typed_alike(list(map(jnp.asarray, xs)), axes))[0]
+    return collective(*with_common_axes(list(map(jnp.asarray, xs)), axes))[0]
 
 
 def _check(operand: Any, output: Any, *integers: Any, n: int) -> None:

@@ -22,7 +22,7 @@ from ringcoll.collectives.by_schedule import built, named
 from ringcoll.collectives.public import integer, public
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import engine, turns
-from ringcoll.runtime.barriers import ADDED, PLACED, REDUCED
+from ringcoll.runtime.barriers import GATHER_ADD, GATHER_PLACE, REDUCE
 from ringcoll.runtime.contributions import Shard, Slot
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.slicing import (
@@ -311,7 +311,7 @@ class Rounds:
             def visit_round(carry: Carry, latest: list[Shard]) -> Carry:
                 return visit(carry, shards.arrived(latest, join))
 
-            own, order = shards.by_lane(x), ADDED if adds else PLACED
+            own, order = shards.by_lane(x), GATHER_ADD if adds else GATHER_PLACE
             of_rounds: tuple[Any, Any] = own, visit_round
             if self.wire:
                 of_rounds = encoded_once(self.wire, own, visit_round)
@@ -338,7 +338,7 @@ class Rounds:
             if by_turns:
                 parts = turns.reduce(schedule, ranks, contributions, start)
             else:
-                parts = engine.reduce(schedule, ranks, contributions, engine.added, REDUCED)
+                parts = engine.reduce(schedule, ranks, contributions, engine.added, REDUCE)
             return joined(parts, self.dim)
 
     def tour(
@@ -368,7 +368,7 @@ class Rounds:
             path, own = tour(schedule, self.needed), shards.by_lane(x)
             dim = self.dim if halved else None
             carry, sums = engine.tour(
-                path, ranks, own, visit_round, carry, PLACED, halves_along=dim
+                path, ranks, own, visit_round, carry, GATHER_PLACE, halves_along=dim
             )
             return carry, joined(sums, self.dim)
 
@@ -387,7 +387,7 @@ class Rounds:
                 return visit(carry, shards.arrived(latest))
 
             blocks = self.blocks(x, ranks)
-            return engine.exchange(schedule, ranks, blocks, visit_round, carry, PLACED)
+            return engine.exchange(schedule, ranks, blocks, visit_round, carry, GATHER_PLACE)
 
     def _built(self, size: int | None = None) -> tuple[Schedule, Ranks]:
         """The gather and its ranks. Lanes cut shards only if each gets some of the `size` rows."""

@@ -27,21 +27,21 @@ def as_wire(wire: Any) -> Wire:
     return wire
 
 
-def check_operands(leaves: Sequence[Any], only_lax_s: Sequence[bool]) -> None:
+def check_operands(leaves: Sequence[Any], lax_only: Sequence[bool]) -> None:
     """Refuse operands that a wire cannot encode, or that only lax can handle.
 
     Raises:
         TypeError: an operand does not have floats of 2 or 4 bytes.
         ValueError: an operand is sharded over an axis of the caller, or only lax can do the call.
     """
-    for leaf, is_lax_s in zip(leaves, only_lax_s, strict=True):
+    for leaf, is_lax_only in zip(leaves, lax_only, strict=True):
         aval = jax.typeof(leaf)
         if aval.dtype.name not in FLOATS:
             raise TypeError(
                 f"wire: an operand of {aval.dtype.name} is not encoded, only {', '.join(FLOATS)} "
                 "are; leave wire out for it, or cast it"
             )
-        if is_lax_s and isinstance(leaf, jax.core.Tracer):
+        if is_lax_only and isinstance(leaf, jax.core.Tracer):
             raise ValueError(
                 "wire: jax.lax alone can do this call, and it has no wire; leave wire out, or see "
                 "`ringcoll.lax` for the calls that are lax's"

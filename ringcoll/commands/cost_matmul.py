@@ -119,7 +119,9 @@ def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[Line]:
         ValueError: as `Matmul.forms`.
     """
     free_wire = replace(model, alpha=0.0, hop=0.0, beta=0.0)
-    free_compute = replace(model, delta=0.0, start=0.0, far=0.0, near=0.0, gamma=0.0)
+    free_compute = replace(
+        model, delta=0.0, start=0.0, hbm_seconds=0.0, vmem_seconds=0.0, gamma=0.0
+    )
     priced, products, hops = (matmul.forms(sizes, one) for one in (model, free_wire, free_compute))
     whole, *_ = matmul._replace(wire=None).forms(sizes, free_wire)
     # (A built-in does not reach the whole rate of its links; a sum may become an all-reduce.)

@@ -31,8 +31,8 @@ class Model:
     all-reduce; 1 if nobody measured less. devices are those of a chip, which share its links.
 
     For matmuls, delta is seconds per floating-point operation, and start is what a matmul takes
-    besides its operations. far is seconds per byte read from the main memory. near is the same for
-    the memory next to the core, which holds near_bytes.
+    besides its operations. hbm_seconds are those of a byte that is read from the main memory;
+    vmem_seconds the same for the memory next to the core, which holds vmem_bytes.
 
     wire is the measured seconds of a message as a function of its bytes, if there are
     measurements. Then it replaces alpha and beta. alpha is infinite on a machine whose messages
@@ -46,9 +46,9 @@ class Model:
     hop: float = 0.0
     axes: int = 1
     start: float = 0.0
-    far: float = 0.0
-    near: float = 0.0
-    near_bytes: float = 0.0
+    hbm_seconds: float = 0.0
+    vmem_seconds: float = 0.0
+    vmem_bytes: float = 0.0
     all_reduces: int = 0
     built_in: float = 1.0
     built_in_sum: float = 1.0
@@ -71,7 +71,7 @@ class Model:
 
     def holds(self, size: float) -> bool:
         """Whether this many bytes fit in the memory next to the core."""
-        return size <= self.near_bytes
+        return size <= self.vmem_bytes
 
 
 def seconds(paid: Price, shard_bytes: float, model: Model) -> float:

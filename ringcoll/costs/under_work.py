@@ -36,17 +36,17 @@ class Work:
 
     Attributes:
         flops: the FLOPs of the whole matmul.
-        once: bytes that are read or written once, in all pieces together.
-        again: bytes that every piece reads; the whole matmul reads them once.
-        sliced: bytes of an operand of which every piece takes a slice, which is copied first.
-        summed: bytes of a sum to which every piece adds.
+        read_once: bytes that are read or written once, in all pieces together.
+        reread: bytes that every piece reads; the whole matmul reads them once.
+        slice_reads: bytes of an operand of which every piece takes a slice, which is copied first.
+        accumulated: bytes of a sum to which every piece adds.
     """
 
     flops: float
-    once: float = 0.0
-    again: float = 0.0
-    sliced: float = 0.0
-    summed: float = 0.0
+    read_once: float = 0.0
+    reread: float = 0.0
+    slice_reads: float = 0.0
+    accumulated: float = 0.0
 
 
 def nbytes(x: Any) -> int:
@@ -131,17 +131,17 @@ def overlapped_seconds(
             Then each round decodes what arrived.
     """
     ranks = sum(one.shards for one in of_rounds)
-    again, sliced, summed = (
-        sum(getattr(work, name) for work in works) for name in ("again", "sliced", "summed")
-    )
+    reread = sum(work.reread for work in works)
+    slice_reads = sum(work.slice_reads for work in works)
+    accumulated = sum(work.accumulated for work in works)
     # A sum stays there only beside a shard and the one that arrives.
-    is_near = model.holds(again + summed + 2 * shard_bytes * (summed > 0))
+    is_near = model.holds(reread + accumulated + 2 * shard_bytes * (accumulated > 0))
     shares = [one.shards / ranks for one in of_rounds if one.shards]
     products = [sum(_seconds(work, share, model, is_near) for work in works) for share in shares]
     hops = (model.latency + model.beta * ratio * shard_bytes * x.load for x in of_rounds[1:])
-    bare = (is_near * again + sliced) * model.memory
-    bare += len(shares) * ADDING * summed * (model.near if is_near else model.memory)
-    bare += ranks * ratio * shard_bytes * model.far if ratio < 1 else 0.0
+    bare = (is_near * reread + slice_reads) * model.memory
+    bare += len(shares) * ADDING * accumulated * (model.vmem_seconds if is_near else model.memory)
+    bare += ranks * ratio * shard_bytes * model.hbm_seconds if ratio < 1 else 0.0
     return in_rounds(products, hops) + bare
 
 
@@ -168,10 +168,10 @@ def built_in_seconds(
     wire = (ranks - 1) * model.beta * ratio * shard_bytes / ways
     wire += (1 + ranks) * shard_bytes * (1 + ratio) * model.memory if ratio < 1 else 0.0
     if gathers:
-        whole = [replace(work, again=work.again + work.sliced) for work in works]
+        whole = [replace(work, reread=work.reread + work.slice_reads) for work in works]
     else:
-        whole = [replace(work, once=work.once + work.sliced) for work in works]
-    read = sum(work.again for work in whole)
+        whole = [replace(work, read_once=work.read_once + work.slice_reads) for work in works]
+    read = sum(work.reread for work in whole)
     is_near = model.holds(read)
     fetch = is_near * read * model.memory
     products = sum(_seconds(work, 1.0, model, is_near) for work in whole)
@@ -183,7 +183,9 @@ def _seconds(work: Work, share: float, model: Model, is_near: bool) -> float:
 
     `is_near` says whether what is read again was fetched to the memory next to the core.
     """
-    reading = work.once * share * model.far + work.again * (model.near if is_near else model.far)
+    reading = work.read_once * share * model.hbm_seconds + work.reread * (
+        model.vmem_seconds if is_near else model.hbm_seconds
+    )
     return max(model.start + work.flops * share * model.delta, reading)
 
 

@@ -31,7 +31,7 @@ class Shape(NamedTuple):
         return prod(self.shape)
 
 
-def in_place_of(gather: Gather, product: Product, other: Any) -> Gather | Scatter | None:
+def swap_of(gather: Gather, product: Product, other: Any) -> Gather | Scatter | None:
     """The collective that sends the rows of the other operand or of the result; None without rows.
 
     If the other operand has several labels, the longest one is that of the rows.
@@ -54,13 +54,13 @@ def whole_sizes(gather: Gather, product: Product, x: Any, other: Any, n: int) ->
 
 
 def exchanged(
-    gather: Gather, product: Product, x: Any, other: Any, in_place: Gather | Scatter, n: int
+    gather: Gather, product: Product, x: Any, other: Any, swapped: Gather | Scatter, n: int
 ) -> tuple[Shape, Shape]:
-    """What the all-to-all sends, and the other operand of the collective `in_place`."""
+    """What the all-to-all sends, and the other operand of the collective `swapped`."""
     sizes = whole_sizes(gather, product, x, other, n)
-    if isinstance(in_place, Gather):
+    if isinstance(swapped, Gather):
         return shape_of(sizes, product.out, product.dtype), Shape(other.shape, other.dtype)
-    part = {gather.label: sizes[gather.label] // n, in_place.label: n * sizes[in_place.label]}
+    part = {gather.label: sizes[gather.label] // n, swapped.label: n * sizes[swapped.label]}
     return Shape(other.shape, other.dtype), shape_of(sizes | part, product.other, other.dtype)
 
 

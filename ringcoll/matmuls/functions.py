@@ -52,7 +52,7 @@ from ringcoll.matmuls.checks import as_array, check_label, checked_wire, dtype_o
 from ringcoll.matmuls.labels import Gather, Labels, Product, Scatter, matrix_spec
 from ringcoll.matmuls.options import GatherOptions, MatmulOptions, Options, with_options
 from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatter
-from ringcoll.runtime.value_types import typed_alike
+from ringcoll.runtime.value_types import with_common_axes
 
 #: An array, or a pytree of arrays that share a gather.
 Arrays = Any
@@ -114,7 +114,7 @@ def all_gather_einsum(
         dtype = dtype_of(checked, labels, sizes, first, second, preferred)
         products.append(Product(other, labels.out, dtype))
     # So that derivatives have the types of the factors.
-    shard, *factors = typed_alike([shard, *factors], checked.axes)
+    shard, *factors = with_common_axes([shard, *factors], checked.axes)
     encoded = checked_wire(wire, axis_name, shard, *factors)
     results = gather_and_multiply(
         checked, Gather(gather, moving_labels, tuple(products), encoded), shard, factors
@@ -166,7 +166,7 @@ def einsum_reduce_scatter(
             "it to a multiple"
         )
     dtype = dtype_of(checked, labels, sizes, x, w, options["preferred_element_type"])
-    x, w = typed_alike([x, w], checked.axes)
+    x, w = with_common_axes([x, w], checked.axes)
     terms = ((labels.x, labels.w),)
     return multiply_and_scatter(checked, Scatter(scatter, labels.out, terms, dtype), [(x, w)])
 

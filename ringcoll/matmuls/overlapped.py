@@ -32,7 +32,7 @@ from ringcoll.matmuls import exchange, plans
 from ringcoll.matmuls.by_rounds import gathered_products, multiply, scattered_sum
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
-from ringcoll.runtime.scopes import noted_when_lowered
+from ringcoll.runtime.scopes import record_plan_at_lowering
 from ringcoll.runtime.value_types import device_kind, explicit_spec
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ def _planned_gather(
     is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
     may_exchange = hides(device_kind()) and not is_explicit
     plan = plans.to_gather(gather, x, others, options.sizes(), options.model(), may_exchange)
-    gather = replace(gather, keeps=gather.keeps and plan.in_place is None)
+    gather = replace(gather, keeps=gather.keeps and plan.swapped is None)
     return _run(call, options, plan, partial(run, gather), x, others)
 
 
@@ -112,8 +112,8 @@ def _by_plan(
     options: Options, gather: Gather, plan: Plan, x: Array, others: list[Array]
 ) -> tuple[list[Array], Array | None]:
     """The results by a plan, and the gathered x if `gather.keeps`."""
-    if plan.in_place:
-        return [_exchanged(options, gather, plan.in_place, x, others[0])], None
+    if plan.swapped:
+        return [_exchanged(options, gather, plan.swapped, x, others[0])], None
     return gathered_products(options, gather, plan, x, others)
 
 
@@ -123,13 +123,13 @@ def _exchanged(options: Options, gather: Gather, plan: Plan, x: Array, other: Ar
     `plan` is that of the matmul that runs in place of the gather.
     """
     (product,), label = gather.products, gather.label
-    in_place = exchange.in_place_of(gather, product, other)
-    if isinstance(in_place, Scatter):
-        rows = _swapped(options, other, product.other, label, in_place.label)
-        return scattered_sum(options, in_place, plan, [(x, rows)])
-    assert in_place is not None  # or there was no such plan
-    (y,), _ = _by_plan(options, in_place, plan, other, [x])
-    return _swapped(options, y, product.out, in_place.label, label)
+    swapped = exchange.swap_of(gather, product, other)
+    if isinstance(swapped, Scatter):
+        rows = _swapped(options, other, product.other, label, swapped.label)
+        return scattered_sum(options, swapped, plan, [(x, rows)])
+    assert swapped is not None  # or there was no such plan
+    (y,), _ = _by_plan(options, swapped, plan, other, [x])
+    return _swapped(options, y, product.out, swapped.label, label)
 
 
 def _swapped(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
@@ -193,8 +193,8 @@ def _run(
     def plan_on(platform: str) -> Plan:
         return PLAIN if platform in PLAIN_ON and not everywhere else plan
 
-    operands = noted_when_lowered(call, options.axes, operands, plan_on)
-    if everywhere or (plan.algorithm == LAX and plan.in_place is None):
+    operands = record_plan_at_lowering(call, options.axes, operands, plan_on)
+    if everywhere or (plan.algorithm == LAX and plan.swapped is None):
         return run(plan, *operands)
     others = dict.fromkeys(PLAIN_ON, partial(run, PLAIN))
     return lax.platform_dependent(*operands, default=partial(run, plan), **others)

@@ -40,7 +40,7 @@ def to_gather(
         return SYMBOLIC
     forms = gather_forms(gather, x, others, sizes, model, may_exchange)
     plan = _cheapest(forms)
-    if not (plan.in_place and gather.keeps):
+    if not (plan.swapped and gather.keeps):
         return plan
     (product,), (other,), n = gather.products, others, prod(sizes)
     lengths = exchange.whole_sizes(gather, product, x, other, n)
@@ -48,7 +48,7 @@ def to_gather(
     back = replace(gather, products=(Product(product.out, product.other, other.dtype),))
     again = _cheapest(_rows(back, x, ct, sizes, model)).seconds
     late = built_in_seconds(works_of(gather, x, others, n), 0.0, n, model, 1, gathers=False)
-    kept = cheapest(form for form in forms if not form.in_place)
+    kept = cheapest(form for form in forms if not form.swapped)
     return plan if plan.seconds + again < kept.seconds + late else kept
 
 
@@ -57,9 +57,9 @@ def _cheapest(forms: Sequence[Plan]) -> Plan:
 
     (So the built-in runs there too, within the error of the price.)
     """
-    then = [form.in_place for form in forms if form.in_place]
+    then = [form.swapped for form in forms if form.swapped]
     chosen = cheapest(then).form if then else ""
-    return cheapest(form for form in forms if not form.in_place or form.in_place.form == chosen)
+    return cheapest(form for form in forms if not form.swapped or form.swapped.form == chosen)
 
 
 def gather_forms(
@@ -83,16 +83,16 @@ def gather_forms(
 def _rows(gather: Gather, x: Any, other: Any, sizes: tuple[int, ...], model: Model) -> list[Plan]:
     """The forms in which x stays and rows travel; none if that is not possible."""
     (product,), n = gather.products, prod(sizes)
-    in_place = exchange.in_place_of(gather, product, other)
-    if in_place is None:
+    swapped = exchange.swap_of(gather, product, other)
+    if swapped is None:
         return []
-    sent, factor = exchange.exchanged(gather, product, x, other, in_place, n)
-    if isinstance(in_place, Scatter):
-        then = scatter_forms(in_place, [(x, factor)], sizes, model)
+    sent, factor = exchange.exchanged(gather, product, x, other, swapped, n)
+    if isinstance(swapped, Scatter):
+        then = scatter_forms(swapped, [(x, factor)], sizes, model)
     else:
-        then = gather_forms(in_place, factor, [x], sizes, model, may_exchange=False)
+        then = gather_forms(swapped, factor, [x], sizes, model, may_exchange=False)
     swap = all_to_all_seconds(nbytes(sent), n, model)
-    return [Plan(one.algorithm, swap + one.seconds, in_place=one) for one in then]
+    return [Plan(one.algorithm, swap + one.seconds, swapped=one) for one in then]
 
 
 def to_scatter(

@@ -21,10 +21,10 @@ def works_of(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[
         works.append(
             Work(
                 flops=2 * prod(sizes.values()),
-                once=ranks * nbytes(x) + is_placed * elements * p.dtype.itemsize,
-                again=0 if is_sliced else nbytes(other),
-                sliced=nbytes(other) if is_sliced else 0,
-                summed=0 if is_placed else elements * (p.sums or p.dtype).itemsize,
+                read_once=ranks * nbytes(x) + is_placed * elements * p.dtype.itemsize,
+                reread=0 if is_sliced else nbytes(other),
+                slice_reads=nbytes(other) if is_sliced else 0,
+                accumulated=0 if is_placed else elements * (p.sums or p.dtype).itemsize,
             )
         )
     return works
@@ -32,16 +32,17 @@ def works_of(gather: Gather, x: Any, others: Sequence[Any], ranks: int) -> list[
 
 def summed(scatter: Scatter, pairs: Sequence[tuple[Any, Any]], ranks: int) -> tuple[Work, int]:
     """The work of a sum of products, and the bytes of a rank's block of it."""
-    flops, block, sliced, again = 0, 0, 0, 0
+    flops, block, slice_reads, reread = 0, 0, 0, 0
     for (a, b), pair in zip(scatter.terms, pairs, strict=True):
         sizes: dict[str, int] = {}
         for labels, x in zip((a, b), pair, strict=True):
             sizes |= zip(labels, x.shape, strict=True)
             is_sliced = scatter.label in labels
-            sliced, again = sliced + is_sliced * nbytes(x), again + (not is_sliced) * nbytes(x)
+            slice_reads += is_sliced * nbytes(x)
+            reread += (not is_sliced) * nbytes(x)
         flops += 2 * prod(sizes.values())
         block = prod(sizes[of] for of in scatter.out) * scatter.dtype.itemsize // ranks
-    return Work(flops, once=ranks * block, again=again, sliced=sliced), block
+    return Work(flops, read_once=ranks * block, reread=reread, slice_reads=slice_reads), block
 
 
 def ratio(wire: Wire | None, dtype: Any) -> float:

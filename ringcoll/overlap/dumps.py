@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ringcoll.overlap.hlo import HloError, in_words, parse
+from ringcoll.overlap.hlo import HloError, as_hlo_error, parse
 from ringcoll.overlap.timeline import Timeline
 from ringcoll.placement.network import Network
 
@@ -47,7 +47,7 @@ def _latest(folder: Path) -> Iterator[Path]:
 
 def _flops(text: Path) -> float:
     """The FLOPs of all matmuls that a program runs; -1 if it cannot be read."""
-    with suppress(HloError), in_words():
+    with suppress(HloError), as_hlo_error():
         module = parse(text.read_text("utf-8"))
         return Timeline(module, Network.ring(module.ranks), None, {}).run().tally["flops",]
     return -1.0

@@ -22,7 +22,7 @@ class HloError(ValueError):
 
 
 @contextmanager
-def in_words() -> Iterator[None]:
+def as_hlo_error() -> Iterator[None]:
     """Raise what a garbled text leads to as an `HloError`."""
     try:
         yield

@@ -13,7 +13,7 @@ from ringcoll.io.text import bytes_in_words, choose
 from ringcoll.overlap.budget import Limit, breaches, check_reading, limits, unread_in_words
 from ringcoll.overlap.chips import CHIPS, Chip, Gpu, NotMeasured
 from ringcoll.overlap.chips import chip as named_chip
-from ringcoll.overlap.hlo import Module, in_words, parse
+from ringcoll.overlap.hlo import Module, as_hlo_error, parse
 from ringcoll.overlap.instruction_costs import SOURCES, source_in_words
 from ringcoll.overlap.kernels import is_kernel
 from ringcoll.overlap.lines import Lines
@@ -89,7 +89,7 @@ def read(
     allowed = (allow_unread,) if isinstance(allow_unread, str) else tuple(allow_unread or ())
     check_reading(0, allowed)
     program = program_of(compiled, mesh)
-    with in_words():
+    with as_hlo_error():
         module = parse(program.text)
     if isinstance(chip, str):
         name, chip = chip, named_chip(chip)
@@ -112,7 +112,7 @@ def read(
     program = replace(program, meshes=(*known, {"": module.ranks}))
     network = program.network or Network.ring(*program.meshes[0].values())
     given = _seconds_of_kernels(kernels, module)
-    with in_words():
+    with as_hlo_error():
         try:
             timeline = Timeline(module, network, chip, program.profile)
             timeline.costs.given = given
@@ -162,7 +162,7 @@ def _check_groups(module: Module, timeline: Timeline, mesh: Mapping[str, int]) -
             )
 
 
-@in_words()
+@as_hlo_error()
 def report_of(reading: Reading) -> Report:
     """The report of a run."""
     program, module, network, chip, timeline, best, lines = reading

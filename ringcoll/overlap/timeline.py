@@ -221,13 +221,13 @@ class Timeline:
                 carries = next(iter(self._find(scope, instruction, role.what)), None)
         if role.what and not carries:
             return self._done(self._start(instruction, role, synchronous=True))
-        came = [p for p in scope.pending(instruction) if p.gathers and p not in self._pending]
+        arrived = [p for p in scope.pending(instruction) if p.gathers and p not in self._pending]
         if self._compute(scope.computation, instruction).flops:
-            if len({frozenset(rings(p.wire.members)) for p in came if p.wire}) > 1:
-                self.crossed |= {pending.name for pending in came}
-            came = []
+            if len({frozenset(rings(p.wire.members)) for p in arrived if p.wire}) > 1:
+                self.crossed |= {pending.name for pending in arrived}
+            arrived = []
         held = carries or scope.result_transfers(instruction)
-        return held or (tuple(dict.fromkeys(came)) if len(instruction.shapes) == 1 else None)
+        return held or (tuple(dict.fromkeys(arrived)) if len(instruction.shapes) == 1 else None)
 
     def _start(self, instruction: Instruction, role: Role, synchronous: bool = False) -> Pending:
         """Start a transfer, a copy or a matmul on a second stream."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ringcoll.io.text import bytes_in_words, seconds_in_words, wrapped
 from ringcoll.overlap.chips import Chip, Gpu
-from ringcoll.overlap.hlo import Computation, Instruction, Module, in_words
+from ringcoll.overlap.hlo import Computation, Instruction, Module, as_hlo_error
 from ringcoll.overlap.reading import Reading, read
 from ringcoll.overlap.rows import NO_LINE
 from ringcoll.overlap.transfers import groups, is_collective
@@ -98,7 +98,7 @@ def waste(
     return _found(read(compiled, mesh, chip, allow_unread))
 
 
-@in_words()
+@as_hlo_error()
 def _found(reading: Reading) -> tuple[Waste, ...]:
     found: defaultdict[tuple, np.ndarray] = defaultdict(lambda: np.zeros(2))
     for computation, (what, (finder, cure)) in product(

@@ -29,30 +29,30 @@ class Order:
     has_barriers: bool = False
     always_loops: bool = False
 
-    def tied(self, values: T) -> T:
+    def barrier(self, values: T) -> T:
         """The same values; an operation that needs one of them waits for all of them."""
         return lax.optimization_barrier(values) if self.has_barriers else values
 
-    def apart(self, mine: Mine) -> Mine:
+    def barrier_if_single(self, mine: Mine) -> Mine:
         """Contributions; a single one is not fused with its addition, which waits for a message."""
-        return self.tied(mine) if len(mine) == 1 else mine
+        return self.barrier(mine) if len(mine) == 1 else mine
 
     def zero(self) -> Array | None:
-        """A zero to tie to sums, for `waiting`; None without barriers."""
+        """A zero to tie to sums, for `depend_on`; None without barriers."""
         return jnp.int32(0) if self.has_barriers else None
 
-    def waiting(self, origin: Array, zero: Array | None) -> Array:
+    def depend_on(self, origin: Array, zero: Array | None) -> Array:
         """The number of a rank, known only when the sums are there to which the zero is tied."""
         return origin if zero is None else lax.add(origin, zero)
 
 
 #: No work hides messages.
-PLAIN = Order()
+NO_WORK = Order()
 #: A gather whose results are put side by side, a tour, and an exchange.
-PLACED = Order(has_barriers=True)
+GATHER_PLACE = Order(has_barriers=True)
 #: A gather whose results are added. In a loop without barriers, a compiler fuses a product and its
 #: addition into one matmul, and the sum stays in place. Otherwise every round would copy the sum.
-ADDED = Order(always_loops=True)
+GATHER_ADD = Order(always_loops=True)
 #: A reduce. In a loop, a compiler hides as much as without, and it cannot cut all slices of the
 #: operands before the first round.
-REDUCED = Order(has_barriers=True, always_loops=True)
+REDUCE = Order(has_barriers=True, always_loops=True)

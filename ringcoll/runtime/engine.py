@@ -37,7 +37,7 @@ import jax
 from jax import lax
 
 from ringcoll.runtime import rolled
-from ringcoll.runtime.barriers import PLAIN, Order
+from ringcoll.runtime.barriers import NO_WORK, Order
 from ringcoll.runtime.contributions import (
     Key,
     PlannedRound,
@@ -70,7 +70,7 @@ def gather(
     own: Sequence[Any],
     visit: Visit[Carry],
     carry: Carry,
-    order: Order = PLAIN,
+    order: Order = NO_WORK,
 ) -> Carry:
     """Bring the shard of every rank to every rank, and visit each as it arrives.
 
@@ -98,7 +98,7 @@ def gather(
         else:
             arriving = ranks.hops(f"round {stop}", step.moves, sent)
             carry = visit(carry, _shards(held, latest, ranks))  # while they travel
-        carry, arriving = order.tied((carry, arriving))
+        carry, arriving = order.barrier((carry, arriving))
         latest = [*chain(*steps[stop - 1].arrived)]
         held.update(zip(latest, unstacked(arriving), strict=True))
     return visit(carry, _shards(held, latest, ranks))
@@ -109,7 +109,7 @@ def reduce(
     ranks: Ranks,
     produce: Produce,
     combine: Combine,
-    order: Order = PLAIN,
+    order: Order = NO_WORK,
 ) -> list[Any]:
     """Combine, for every rank, the contributions of all ranks to its shard.
 
@@ -132,33 +132,33 @@ def reduce(
     steps, sums = planned(schedule, back=True), dict[Key, Any]()
     zero, count = order.zero(), len(steps)
 
-    def want(keys: Iterable[Key]) -> None:
+    def contribute(keys: Iterable[Key]) -> None:
         missing = [key for key in dict.fromkeys(keys) if key not in sums]
-        slots = [Slot(order.waiting(ranks.origin(k.offset), zero), k.lane) for k in missing]
+        slots = [Slot(order.depend_on(ranks.origin(k.offset), zero), k.lane) for k in missing]
         values = produce(slots) if slots else []
         sums.update(
             zip(missing, (tree_varying(value, ranks.axes) for value in values), strict=True)
         )
 
     if steps:
-        want(chain(*steps[0].sent))
-        sums, zero = order.tied((sums, zero))
+        contribute(chain(*steps[0].sent))
+        sums, zero = order.barrier((sums, zero))
     forward = stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO)
     for start, stop in [(count - stop, count - start) for start, stop in reversed(forward)]:
         step, following = steps[start], steps[start + 1 : stop]
-        received = ranks.hops(f"round {start + 1}", step.moves, _given_away(sums, step))
+        received = ranks.hops(f"round {start + 1}", step.moves, _pop_messages(sums, step))
         keys, ahead = [*chain(*step.arrived)], steps[start + 1].sent if start + 1 < count else ()
-        want([*keys, *chain(*ahead)])  # while they travel
-        mine = order.apart({key: sums[key] for key in keys})
+        contribute([*keys, *chain(*ahead)])  # while they travel
+        mine = order.barrier_if_single({key: sums[key] for key in keys})
         for key, value in zip(keys, unstacked(received), strict=True):
             mine[key] = combine(value, mine[key])
-        sums, zero = order.tied((sums | mine, zero))
+        sums, zero = order.barrier((sums | mine, zero))
         if following:
-            name, sent = f"rounds {start + 2} to {stop}", _given_away(sums, following[0])
+            name, sent = f"rounds {start + 2} to {stop}", _pop_messages(sums, following[0])
             last = rolled.reduce(name, following, ranks, sent, produce, combine, order, zero)
             sums.update(zip(chain(*following[-1].arrived), unstacked(last), strict=True))
     own = [Key(lane, 0) for lane in range(schedule.lanes)]
-    want(own)
+    contribute(own)
     return [sums[key] for key in own]
 
 
@@ -168,7 +168,7 @@ def tour(
     own: Sequence[Any],
     visit: Callable[[Carry, list[Shard]], tuple[Carry, Sequence[Any]]],
     carry: Carry,
-    order: Order = PLAIN,
+    order: Order = NO_WORK,
     *,
     halves_along: int | None = None,
 ) -> tuple[Carry, list[Any]]:
@@ -199,7 +199,7 @@ def tour(
             sent = [message(held, keys) for keys in out.sent]
             arriving = ranks.hops(f"round {time}", out.moves, sent)
         if back:
-            partial = _given_away(sums, back)
+            partial = _pop_messages(sums, back)
             received = ranks.hops(f"round {time}, home", back.moves, partial)
         shards = _shards(held, latest, ranks)
         if halves_along is not None and last > 1 and time in (1, last):
@@ -213,7 +213,7 @@ def tour(
             sums |= zip(latest, contributions[: len(latest)], strict=True)
             for shard, x in zip(shards[len(latest) :], contributions[len(latest) :], strict=True):
                 of_own[shard.lane].append(x)
-        carry, arriving, received, sums, of_own = order.tied(
+        carry, arriving, received, sums, of_own = order.barrier(
             (carry, arriving, received, sums, of_own)
         )
         home = chain(*back.arrived) if back else ()
@@ -223,10 +223,12 @@ def tour(
         held |= zip(latest, unstacked(arriving), strict=True)
     totals = [joined(contributions, halves_along or 0) for contributions in of_own]
     pairs = zip((sums.get(key) for key in own_keys), totals, strict=True)
-    return carry, [total if came is None else added(came, total) for came, total in pairs]
+    return carry, [
+        total if returned is None else added(returned, total) for returned, total in pairs
+    ]
 
 
-def _given_away(sums: dict[Key, Any], step: PlannedRound) -> list[Any]:
+def _pop_messages(sums: dict[Key, Any], step: PlannedRound) -> list[Any]:
     """The messages of partial sums that a round sends; the rank does not keep these."""
     sent = [message(sums, keys) for keys in step.sent]
     for key in chain(*step.sent):
@@ -256,7 +258,7 @@ def exchange(
     blocks: Sequence[Any],
     visit: Visit[Carry],
     carry: Carry,
-    order: Order = PLAIN,
+    order: Order = NO_WORK,
 ) -> Carry:
     """Carry every block to its rank, and visit each as it arrives.
 
@@ -278,7 +280,7 @@ def exchange(
         arriving = ranks.hops(f"round {number + 1}", step.moves, sent)
         if latest:
             carry = visit(carry, _shards(held, latest, ranks))  # while they travel
-        carry, arriving = order.tied((carry, arriving))
+        carry, arriving = order.barrier((carry, arriving))
         held.update(zip(chain(*step.sent), unstacked(arriving), strict=True))
         latest = [key for key in chain(*step.sent) if last[key] == number]
     return visit(carry, _shards(held, latest, ranks))

@@ -18,7 +18,7 @@ from jax import Array, lax
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
-from ringcoll.runtime.scopes import scope, watched
+from ringcoll.runtime.scopes import scope, send_through_hook
 from ringcoll.runtime.wire import Wire, decode, encode
 from ringcoll.schedules.schedule import Round
 
@@ -109,7 +109,7 @@ class Ppermute(Collective, name="ppermute"):
         if self.is_hop:
             return [send(x) for x in xs]
         with scope("ringcoll.ppermute"):
-            return [watched(send, x, self.axes, to=self.pairs) for x in xs]
+            return [send_through_hook(send, x, self.axes, to=self.pairs) for x in xs]
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, pairs=tuple((d, s) for s, d in self.pairs))(*cts)
@@ -220,7 +220,7 @@ class Ranks:
             if wire and len(sent) > 1:
                 # Without the barrier, a compiler runs one lane to its end before the next begins.
                 sent = lax.optimization_barrier(sent)
-            received = watched(send, sent, self.axes, self.groups, to=shifts)
+            received = send_through_hook(send, sent, self.axes, self.groups, to=shifts)
             if wire is None:
                 return received
             wide = [jnp.promote_types(x.dtype, jnp.float32) for x in messages]

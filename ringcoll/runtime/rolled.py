@@ -68,15 +68,15 @@ def reduce(
         last, zero = state
         received = ranks.hops(name, moves, last)
         slots = [
-            Slot(order.waiting(ranks.origin(offset, m.axis, i * m.shift), zero), lane)
+            Slot(order.depend_on(ranks.origin(offset, m.axis, i * m.shift), zero), lane)
             for m, keys in zip(moves, mine_of, strict=True)
             for lane, offset in keys
         ]
         produced = dict(zip(chain(*mine_of), produce(slots), strict=True))
         mine = [message(produced, keys) for keys in mine_of]
-        mine = order.apart(tree_varying(mine, ranks.axes))
+        mine = order.barrier_if_single(tree_varying(mine, ranks.axes))
         summed = [combine(r, x) for r, x in zip(received, mine, strict=True)]
         # The next products wait for these sums; otherwise compilers would merge the products.
-        return order.tied((summed, zero)), None
+        return order.barrier((summed, zero)), None
 
     return lax.scan(body, (sent, zero), jnp.arange(len(steps), dtype=jnp.int32))[0][0]

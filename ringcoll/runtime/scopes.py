@@ -19,8 +19,9 @@ from ringcoll.runtime.value_types import type_in_words
 #: An array, or a list of them.
 Arrays = TypeVar("Arrays")
 
-#: The function that sends in place of `watched`, with its arguments and the path of scopes; None if
-#: no tool watches (`ringcoll.debug.deadline` does). It is a part of the key of `jit`'s programs.
+#: The function that sends in place of `send_through_hook`, with its arguments and the path of
+#: scopes; None if no tool watches (`ringcoll.debug.deadline` does). It is a part of the key of
+#: `jit`'s programs.
 around_messages = jax.make_user_context(default_value=None)
 #: The function that takes each call of a program that is lowered: its line, its words and its plan;
 #: None if nobody asks (`ringcoll.explain` does). It is a part of the key of `jit`'s programs.
@@ -33,7 +34,7 @@ _path: ContextVar[tuple[str, ...]] = ContextVar("path", default=())
 
 @contextmanager
 def scope(name: str) -> Iterator[None]:
-    """Name the operations that are traced inside, for profiles and for `watched`."""
+    """Name the operations that are traced inside, for profiles and for `send_through_hook`."""
     token = _path.set((*_path.get(), name))
     try:
         with jax.named_scope(name):
@@ -42,7 +43,7 @@ def scope(name: str) -> Iterator[None]:
         _path.reset(token)
 
 
-def watched(
+def send_through_hook(
     send: Callable[[Arrays], Arrays],
     messages: Arrays,
     over: Sequence[Hashable],
@@ -63,7 +64,7 @@ def watched(
     return around_messages.value(send, messages, over, groups, to, "/".join(_path.get()))
 
 
-def noted(
+def record_plan(
     call: str,
     over: Sequence[Hashable],
     operands: Sequence[Any],
@@ -75,7 +76,7 @@ def noted(
 
     Args:
         call: the name of the function.
-        over, groups: as for `watched`.
+        over, groups: as for `send_through_hook`.
         operands: arrays or their types.
         plan: how the call runs.
         line: what `line_of_call` returned when the call was traced.
@@ -100,20 +101,20 @@ def users_line(stack: Sequence[traceback.FrameSummary]) -> tuple[str, int]:
     return (theirs[-1].filename, theirs[-1].lineno or 0) if theirs else ("", 0)
 
 
-def noted_when_lowered(
+def record_plan_at_lowering(
     call: str, over: Sequence[Hashable], operands: Arrays, plan_on: Callable[[str], object]
 ) -> Arrays:
-    """The operands of a call that is being traced. Its plan is told when they are lowered.
+    """The operands of a call that is being traced. Its plan is recorded when they are lowered.
 
-    So a call that is traced twice, or is not used, is not told. `plan_on` gives the plan on a
-    platform: "cpu", "cuda", "rocm" or "tpu". Other arguments: as for `noted`; the operands may be
-    a pytree.
+    So a call that is traced twice, or is not used, is not recorded. `plan_on` gives the plan on a
+    platform: "cpu", "cuda", "rocm" or "tpu". Other arguments: as for `record_plan`; the operands
+    may be a pytree.
     """
     if takes_plans.value is None:
         return operands
     leaves, structure = jax.tree.flatten(operands)
     words = line_of_call(), _in_words(call, over, leaves)
-    passed = _noted.bind(*leaves, words=words, plan_on=plan_on)
+    passed = _recorded.bind(*leaves, words=words, plan_on=plan_on)
     return jax.tree.unflatten(structure, passed)
 
 
@@ -130,14 +131,17 @@ def _in_words(
 
 
 #: The identity; its lowering tells `takes_plans` a plan.
-_noted = Primitive("ringcoll_noted")
-_noted.multiple_results = True
-_noted.def_abstract_eval(lambda *types, **told: types)
-ad.primitive_jvps[_noted] = lambda xs, tangents, **told: (_noted.bind(*xs, **told), tangents)
-batching.primitive_batchers[_noted] = lambda xs, dims, **told: (_noted.bind(*xs, **told), dims)
+_recorded = Primitive("ringcoll_noted")
+_recorded.multiple_results = True
+_recorded.def_abstract_eval(lambda *types, **told: types)
+ad.primitive_jvps[_recorded] = lambda xs, tangents, **told: (_recorded.bind(*xs, **told), tangents)
+batching.primitive_batchers[_recorded] = lambda xs, dims, **told: (
+    _recorded.bind(*xs, **told),
+    dims,
+)
 
 
-def _told(
+def _record_rule(
     context: mlir.LoweringRuleContext,
     *xs: Any,
     words: tuple[str, str],
@@ -148,4 +152,4 @@ def _told(
     return xs
 
 
-mlir.register_lowering(_noted, _told)
+mlir.register_lowering(_recorded, _record_rule)

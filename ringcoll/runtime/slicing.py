@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.runtime.hop import multiply_add
-from ringcoll.runtime.value_types import device_kind, empty, like, sharded_dims
+from ringcoll.runtime.value_types import device_kind, empty, sharded_dims, varying_like
 
 F = TypeVar("F", bound=Callable[..., Array])
 
@@ -99,7 +99,7 @@ def placed(whole: Array, y: Array, dim: int, places: list[tuple[Any, int]]) -> A
     # On CPUs they gain nothing. With jax 0.10 they would round some sums differently in one process
     # than in several.
     may_be_negative = dim < whole.ndim - 1 and device_kind() != "cpu"
-    start, whole = 0, whole if sharded_dims(whole) else like(whole, y)
+    start, whole = 0, whole if sharded_dims(whole) else varying_like(whole, y)
     for at, width in places:
         part = lax.slice_in_dim(y, start, start + width, axis=dim)
         whole = dynamic_update_slice_in_dim(

@@ -49,7 +49,7 @@ def tree_varying(tree: Any, axes: Sequence[Hashable]) -> Any:
     return jax.tree.map(lambda x: varying(x, axes), tree)
 
 
-def typed_alike(xs: Sequence[Array], axes: Sequence[Hashable]) -> list[Array]:
+def with_common_axes(xs: Sequence[Array], axes: Sequence[Hashable]) -> list[Array]:
     """The arrays, typed as varying over `axes` and every axis over which any of them varies."""
     types = [jax.typeof(x).mat.varying for x in xs]
     return [varying(x, (*axes, *frozenset().union(*types))) for x in xs]
@@ -67,7 +67,7 @@ def explicit_spec(x: Array) -> PartitionSpec | None:
     return sharding.spec if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
-def like(x: Array, typed: Array | jax.core.ShapedArray) -> Array:
+def varying_like(x: Array, typed: Array | jax.core.ShapedArray) -> Array:
     """x, varying over axes, and sharded over explicit ones, as an array or a type is."""
     aval = typed if isinstance(typed, jax.core.ShapedArray) else jax.typeof(typed)
     if jax.sharding.get_abstract_mesh().explicit_axes and explicit_spec(x) != aval.sharding.spec:
@@ -98,7 +98,7 @@ def empty(
 
 def zeros(aval: jax.core.ShapedArray) -> Array:
     """Zeros of a type: its shape, dtype, explicit sharding and the axes over which it varies."""
-    return like(jnp.zeros(aval.shape, aval.dtype), aval)
+    return varying_like(jnp.zeros(aval.shape, aval.dtype), aval)
 
 
 def _lowered_empty(ctx, *, marked, **params):

@@ -144,9 +144,9 @@ class Schedule:
         self._check_moves()
         # By lane, then by offset: the round in which it arrived. A lane without moves takes no
         # memory.
-        came: defaultdict[int, dict[int, int]] = defaultdict(lambda: {0: 0})
+        arrival_round: defaultdict[int, dict[int, int]] = defaultdict(lambda: {0: 0})
         for number, move in self.numbered_moves():
-            of_lane = came[move.lane]
+            of_lane = arrival_round[move.lane]
             for sent, arrived in zip(move.offsets, self.arrivals(move), strict=True):
                 if of_lane.get(sent, number) == number:
                     raise ScheduleError(
@@ -161,8 +161,10 @@ class Schedule:
                 of_lane[arrived] = number
         for lane in self._lanes_to_look_at():
             wanted = count() if offsets is None else offsets
-            if len(came[lane]) < self.size:
-                missing = next((offset for offset in wanted if offset not in came[lane]), None)
+            if len(arrival_round[lane]) < self.size:
+                missing = next(
+                    (offset for offset in wanted if offset not in arrival_round[lane]), None
+                )
                 if missing is not None:
                     raise ScheduleError(
                         f"offset {missing} never arrives{self._in_lane(lane)}; add a move whose "

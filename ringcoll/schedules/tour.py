@@ -90,7 +90,7 @@ def tour(schedule: Schedule, offsets: frozenset[int] | None = None) -> Tour:
         schedule: the gather.
         offsets: the shards that a rank needs besides its own; None for all.
     """
-    ways = [way for way in (walked_back(schedule), schedule) if way is not None]
+    ways = [way for way in (opposite_gather(schedule), schedule) if way is not None]
     if offsets is not None:
         schedule, ways = cut(schedule, offsets), [cut(way, offsets) for way in ways]
     visited = _rounds_of(schedule).keys()  # including those that are only forwarded
@@ -99,7 +99,7 @@ def tour(schedule: Schedule, offsets: frozenset[int] | None = None) -> Tour:
     return best.check(offsets)
 
 
-def walked_back(schedule: Schedule) -> Schedule | None:
+def opposite_gather(schedule: Schedule) -> Schedule | None:
     """The gather whose shards take the same walk in the other direction; None if there is none.
 
     In each lane, a shard must walk from rank to rank, one rank a round. The walk must end one step

@@ -10,7 +10,7 @@ def test_within_the_error_of_the_price_the_built_in_wins():
     assert cheapest([Plan("lax", 1.04), ring]).algorithm == "lax"
     assert str(cheapest([Plan("lax", 1.06), ring])) == "ring: 1 s; lax 1.06 s"
     assert cheapest([Plan("lax", 1.06), ring, late]) == cheapest([ring, late])
-    rows = Plan("lax", 1.04, in_place=Plan("lax", 0.5))
+    rows = Plan("lax", 1.04, swapped=Plan("lax", 0.5))
     assert cheapest([ring, rows]).algorithm == "ring"  # the built-in there is not the whole form
     assert late.form == "two_ended, sums at the end"
     assert replace(ring, by_turns=True).form == "ring, by turns"

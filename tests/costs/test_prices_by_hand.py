@@ -136,7 +136,7 @@ def test_ranks_alone_on_their_hosts_are_a_ring_on_the_network():
 )
 def test_the_work_of_a_wire(collective, kept, moved, added):
     # 528 bytes of codes and 128 float32 of a sum are 1040.
-    model = Model(0, 0, 3, near_bytes=1040 if kept else 1039)
+    model = Model(0, 0, 3, vmem_bytes=1040 if kept else 1039)
     taken = encoding_seconds(collective, 4, 1024, 2, Wire("int8"), model)
     assert taken == moved + 3 * added
 

@@ -75,7 +75,9 @@ WITH_A_HOP_AT_THE_END = [Round(1, 0), Round(1, 1), Round(0, 2)]
 #: A message takes 1 second, and one more a byte; main memory takes one a byte.
 BARE = Model(alpha=1, beta=1, gamma=3, delta=1)
 #: The same with memory that matmuls read, of which 9 bytes are near.
-FULL = Model(alpha=1, beta=1, gamma=3, delta=1, start=2, far=5, near=3, near_bytes=9)
+FULL = Model(
+    alpha=1, beta=1, gamma=3, delta=1, start=2, hbm_seconds=5, vmem_seconds=3, vmem_bytes=9
+)
 
 
 @pytest.mark.parametrize(
@@ -88,22 +90,22 @@ FULL = Model(alpha=1, beta=1, gamma=3, delta=1, start=2, far=5, near=3, near_byt
         (11 + 16 + 8, Work(32), 10, BARE, of(WHOLE, 4)),
         (3 * 15 + 4, Work(16), 10, Model(9, 1, 3, 1, hop=5), of(RING, 4)),
         (2 + 6 * 6 + 2, Work(16), 10, BARE, by_turns(of(RING, 4))),
-        (11 + 21 + 2 * 2 * 5, Work(20, summed=5), 10, BARE, WITH_A_HOP_AT_THE_END),
+        (11 + 21 + 2 * 2 * 5, Work(20, accumulated=5), 10, BARE, WITH_A_HOP_AT_THE_END),
         # FLOPs and a start, or the bytes that are read.
         (4 * (2 + 20), Work(80), 10, FULL, of(RING, 4)),
-        (4 * 10 * 5, Work(80, once=40), 10, FULL, of(RING, 4)),
-        (4 * 10 * 5, Work(80, again=10), 10, FULL, of(RING, 4)),
-        (4 * (50 + 50), Work(80, once=40, again=10), 10, FULL, of(RING, 4)),
-        (9 + 4 * 9 * 3, Work(80, again=9), 10, FULL, of(RING, 4)),  # it is fetched, and is near
+        (4 * 10 * 5, Work(80, read_once=40), 10, FULL, of(RING, 4)),
+        (4 * 10 * 5, Work(80, reread=10), 10, FULL, of(RING, 4)),
+        (4 * (50 + 50), Work(80, read_once=40, reread=10), 10, FULL, of(RING, 4)),
+        (9 + 4 * 9 * 3, Work(80, reread=9), 10, FULL, of(RING, 4)),  # it is fetched, and is near
         # Slices are copied.
-        (4 * 22 + 16, Work(80, sliced=16), 10, FULL, of(RING, 4)),
+        (4 * 22 + 16, Work(80, slice_reads=16), 10, FULL, of(RING, 4)),
         # A sum is read and written by each piece, in the near memory if shards fit beside it.
-        (4 * 22 + 4 * 2 * 10, Work(80, summed=10), 0, FULL, of(RING, 4)),
-        (22 + 42 + 22 + 3 * 2 * 10, Work(80, summed=10), 0, FULL, of(WHOLE, 4)),
-        (4 * 22 + 4 * 2 * 5 * 3, Work(80, summed=5), 2, FULL, of(RING, 4)),
-        (4 * 22 + 4 * 2 * 5, Work(80, summed=5), 2.5, FULL, of(RING, 4)),
-        (4 + 4 * 22 + 4 * 2 * 4 * 3, Work(80, again=4, summed=4), 0.5, FULL, of(RING, 4)),
-        (4 * 22 + 4 * 2 * 4, Work(80, again=4, summed=4), 1, FULL, of(RING, 4)),
+        (4 * 22 + 4 * 2 * 10, Work(80, accumulated=10), 0, FULL, of(RING, 4)),
+        (22 + 42 + 22 + 3 * 2 * 10, Work(80, accumulated=10), 0, FULL, of(WHOLE, 4)),
+        (4 * 22 + 4 * 2 * 5 * 3, Work(80, accumulated=5), 2, FULL, of(RING, 4)),
+        (4 * 22 + 4 * 2 * 5, Work(80, accumulated=5), 2.5, FULL, of(RING, 4)),
+        (4 + 4 * 22 + 4 * 2 * 4 * 3, Work(80, reread=4, accumulated=4), 0.5, FULL, of(RING, 4)),
+        (4 * 22 + 4 * 2 * 4, Work(80, reread=4, accumulated=4), 1, FULL, of(RING, 4)),
     ],
 )
 def test_a_schedule_under_work(seconds, work, shard_bytes, model, of_rounds):
@@ -113,7 +115,7 @@ def test_a_schedule_under_work(seconds, work, shard_bytes, model, of_rounds):
 def test_several_matmuls_each_have_a_start_and_share_the_memory():
     ring = of(RING, 4)
     assert overlapped_seconds([Work(8), Work(16)], 0, FULL, ring) == 4 * (2 + 2 + 2 + 4)
-    near, far = ([Work(8, again=5), Work(8, again=some)] for some in (4, 5))
+    near, far = ([Work(8, reread=5), Work(8, reread=some)] for some in (4, 5))
     assert overlapped_seconds(near, 0, FULL, ring) == 9 + 4 * (15 + 12)
     assert overlapped_seconds(far, 0, FULL, ring) == 4 * (25 + 25)
     assert built_in_seconds(near, 0, 4, FULL, 1, gathers=False) == 9 + 15 + 12
@@ -132,15 +134,15 @@ def test_encoded_messages_are_decoded_after_each_hop_or_all_at_the_end():
     ("gather", "scatter", "work", "shard_bytes"),
     [
         (15 + 82, 15 + 82, Work(80), 10),
-        (15 + 82, 15 + 9 + 82, Work(80, again=9), 10),  # fetched while the gather travels
-        (9 + 82, 6 + 9 + 82, Work(80, again=9), 4),
-        (15 + 27, 15 + 9 + 27, Work(8, again=9), 10),
-        (15 + 50, 15 + 50, Work(8, again=10), 10),
+        (15 + 82, 15 + 9 + 82, Work(80, reread=9), 10),  # fetched while the gather travels
+        (9 + 82, 6 + 9 + 82, Work(80, reread=9), 4),
+        (15 + 27, 15 + 9 + 27, Work(8, reread=9), 10),
+        (15 + 50, 15 + 50, Work(8, reread=10), 10),
         # Nothing is sliced: a gather fetches all, a scatter reads it where it is.
-        (15 + 27, 15 + 6 + 15 + 18, Work(8, again=6, sliced=3), 10),
-        (15 + 50, 15 + 6 + 20 + 18, Work(8, again=6, sliced=4), 10),
-        (15 + 25 + 27, 15 + 9 + 25 + 27, Work(8, once=5, again=9), 10),
-        (15 + 10, 15 + 10, Work(8, summed=99), 10),  # no piece adds to a sum
+        (15 + 27, 15 + 6 + 15 + 18, Work(8, reread=6, slice_reads=3), 10),
+        (15 + 50, 15 + 6 + 20 + 18, Work(8, reread=6, slice_reads=4), 10),
+        (15 + 25 + 27, 15 + 9 + 25 + 27, Work(8, read_once=5, reread=9), 10),
+        (15 + 10, 15 + 10, Work(8, accumulated=99), 10),  # no piece adds to a sum
     ],
 )
 def test_a_built_in_collective_travels_alone(gather, scatter, work, shard_bytes):
@@ -201,7 +203,7 @@ def errors():
         found["built-in"].append(abs(built_in / compiled["plain"] - 1))
         is_plain = abs(compiled["auto"] / compiled["plain"] - 1) < 0.01
         if not is_plain and plan.form != LAX:
-            kind = "rows travel" if plan.in_place else "hidden"
+            kind = "rows travel" if plan.swapped else "hidden"
             found[kind].append(abs(plan.seconds / compiled["auto"] - 1))
     return found
 

@@ -51,7 +51,7 @@ HALVES = "bidirectional_ring"
 def with_rows(forms: Any) -> Plan:
     """The form in which rows travel, if there is one."""
     found = [*forms]
-    return cheapest([plan for plan in found if plan.in_place] or found)
+    return cheapest([plan for plan in found if plan.swapped] or found)
 
 
 def turns_if_possible(_: Any, __: Any, sizes: tuple[int, ...], *___: Any) -> Plan:

@@ -16,7 +16,7 @@ import ringcoll
 from ringcoll.choose.under_work import machine, neighbours
 from ringcoll.costs import DEVICES
 from ringcoll.matmuls import plans
-from ringcoll.matmuls.exchange import in_place_of
+from ringcoll.matmuls.exchange import swap_of
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 
 HALVES, WHOLE = "bidirectional_ring", "two_ended"
@@ -123,7 +123,7 @@ def test_what_auto_is(kind, call, shape, n, algorithm):
     ("kind", "sizes", "shape", "algorithm"),
     [
         (V5P, (2, 2, 2), (8192, 8192, 1024), "hamiltonian"),  # 748, 499
-        (V5E, (4, 2), (8192, 8192, 3584), "hamiltonian"),  # 4101, 3732
+        (V5E, (4, 2), (8192, 8192, 3584), "lax"),  # 3995, 3732
         (V6E, (4, 2), (8192, 8192, 3584), "lax"),  # 1252, 2349
     ],
 )
@@ -173,12 +173,12 @@ def test_halves_by_turns_pay_under_a_longer_wire(kind, m, k, f, expected):
 def test_rows_are_the_longest_label_that_only_the_other_factor_has():
     product, home = Product("bsk", "bsf", TWO_BYTES), Product("kf", "bsf", TWO_BYTES)
     x, scatter = array(1, 512, 64), Scatter("s", "bsf", (("kf", "bsk"),), TWO_BYTES)
-    assert in_place_of(Gather("k", "kf", (product,)), product, x) == scatter
+    assert swap_of(Gather("k", "kf", (product,)), product, x) == scatter
     gather = Gather("s", "bsk", (home,))
-    assert in_place_of(Gather("f", "kf", (product,)), product, x) == gather
+    assert swap_of(Gather("f", "kf", (product,)), product, x) == gather
     batch, vector = Product("ekf", "emf", TWO_BYTES), Product("k", "f", TWO_BYTES)
-    assert in_place_of(Gather("e", "emk", (batch,)), batch, array(8, 4, 4)) is None
-    assert in_place_of(Gather("k", "kf", (vector,)), vector, array(8)) is None
+    assert swap_of(Gather("e", "emk", (batch,)), batch, array(8, 4, 4)) is None
+    assert swap_of(Gather("k", "kf", (vector,)), vector, array(8)) is None
 
 
 def test_rows_do_not_travel_for_several_products_or_if_the_weight_is_kept():
@@ -186,7 +186,7 @@ def test_rows_do_not_travel_for_several_products_or_if_the_weight_is_kept():
     w, x = array(1024, 14336), array(512, 8192)
 
     def rows_travel(gather, x, others, sizes=(8,), may_exchange=True):
-        return plans.to_gather(gather, x, others, sizes, v6e, may_exchange).in_place is not None
+        return plans.to_gather(gather, x, others, sizes, v6e, may_exchange).swapped is not None
 
     assert rows_travel(weight, w, [x])
     assert not rows_travel(weight, w, [x], may_exchange=False)

@@ -20,7 +20,7 @@ from support import exists, make_mesh, per_rank, runnable
 from ringcoll import algorithms
 from ringcoll.algorithms import GATHERS
 from ringcoll.runtime import engine, turns
-from ringcoll.runtime.barriers import ADDED, PLACED, PLAIN, REDUCED
+from ringcoll.runtime.barriers import GATHER_ADD, GATHER_PLACE, NO_WORK, REDUCE
 from ringcoll.runtime.hop import Ranks
 from ringcoll.schedules.schedule import Move, Schedule, only_forwards, stretches
 from ringcoll.schedules.tour import tour
@@ -126,7 +126,7 @@ FACTORS = {
     "run": [*RUNS],
     "algorithm": [*GATHERS, "resent"],
     "shape": [(1,), (2,), (3,), (6,), (8,), (4, 2)],
-    "order": [PLAIN, PLACED, ADDED, REDUCED],
+    "order": [NO_WORK, GATHER_PLACE, GATHER_ADD, REDUCE],
     "unroll up to": [24, 2],
     "check_vma": [True, False],
 }

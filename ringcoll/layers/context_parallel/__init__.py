@@ -47,8 +47,8 @@ from ringcoll.layers.context_parallel.layouts import check_layout, positions
 from ringcoll.layers.context_parallel.overlapped import attend
 from ringcoll.layers.context_parallel.tiles import NOWHERE, Mask
 from ringcoll.layers.context_parallel.visits import AttentionOptions, BlockMask, Kernel
-from ringcoll.runtime.scopes import noted_when_lowered
-from ringcoll.runtime.value_types import device_kind, explicit_spec, typed_alike
+from ringcoll.runtime.scopes import record_plan_at_lowering
+from ringcoll.runtime.value_types import device_kind, explicit_spec, with_common_axes
 
 __all__ = ["ULYSSES", "BlockMask", "arrange", "attention", "position_ids", "restore"]
 
@@ -134,8 +134,8 @@ def attention(
     gathered = tuple(axis for i, axis in enumerate(axes) if i not in exchanged)
     gather = gathers[0] if gathers else "ring"  # a ring of one rank, which has no rounds
     algorithm = choice.resolve_algorithm(gather, OF_SUMS, gathered)
-    told = plan or Plan(algorithm if gathers else ULYSSES, why=NAMED, exchanged=exchanged)
-    q, k, v = noted_when_lowered("attention", axes, (q, k, v), lambda *_: told)
+    recorded = plan or Plan(algorithm if gathers else ULYSSES, why=NAMED, exchanged=exchanged)
+    q, k, v = record_plan_at_lowering("attention", axes, (q, k, v), lambda *_: recorded)
 
     if jax.sharding.get_abstract_mesh().explicit_axes:  # a device has whole sequences of its own
         batch, heads = (jax.typeof(x).sharding.spec[dim] for x, dim in ((q, 0), (k, 2)))
@@ -145,7 +145,7 @@ def attention(
 
     across, n = tuple(axes[i] for i in exchanged), prod(sizes[i] for i in exchanged)
     ids = [] if segment_ids is None else [_ids(segment_ids, gathered, across, n)]
-    q, k, v, *ids = typed_alike([q, k, v, *ids], axes)
+    q, k, v, *ids = with_common_axes([q, k, v, *ids], axes)
     heads, groups = q.shape[2], k.shape[2]
     kv = jnp.concatenate([k, v], -1)
     if across:

@@ -29,7 +29,7 @@ from ringcoll.layers.context_parallel.visits import (
     lowest,
     wide,
 )
-from ringcoll.runtime.value_types import is_checked, like
+from ringcoll.runtime.value_types import is_checked, varying_like
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -76,7 +76,7 @@ def _attend(
     exact, shape = wide(q.dtype), q.shape[:-1]
     zeros = jnp.zeros(shape, exact), jnp.zeros((*shape, work.sizes[1]), exact)
     least = jnp.full(shape, lowest(exact), exact)
-    state = Softmax(*(like(x, q) for x in (least, *zeros)))
+    state = Softmax(*(varying_like(x, q) for x in (least, *zeros)))
 
     def visit(state: Softmax, arrived: Arrived) -> Softmax:
         for part in filter(work.is_needed, arrived.parts()):
@@ -131,7 +131,7 @@ def _attend_backward(options, residuals, ct):
     inner = (out.astype(exact) * ct.astype(exact)).sum(-1)
     work, by_rows, back = _prepared(options, q, kv, ids)
     by_row = [by_rows(x) for x in (q, ct.astype(q.dtype), lse, inner)]
-    dq = like(jnp.zeros(by_row[0].shape, exact), by_row[0])
+    dq = varying_like(jnp.zeros(by_row[0].shape, exact), by_row[0])
 
     def visit(dq: Array, arrived: Arrived) -> tuple[Array, Array]:
         gradients = []
@@ -139,7 +139,7 @@ def _attend_backward(options, residuals, ct):
             if work.is_needed(part):
                 dq, dkv = work.differentiate(by_row, dq, part)
             else:
-                dkv = like(jnp.zeros(part.value.shape, exact), dq)
+                dkv = varying_like(jnp.zeros(part.value.shape, exact), dq)
             gradients.append(dkv)
         return dq, arrived.join(gradients)
 

@@ -13,7 +13,7 @@ from jax import Array, lax
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.visits import Arrived, Rounds
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, rows_together
-from ringcoll.runtime.value_types import like
+from ringcoll.runtime.value_types import varying_like
 
 #: (q, k, v, causal=) or (q, k, v, mask=) -> (out, lse), for `[b, s, heads, d]` and log-sum-exps
 #: `[b, s, heads]`.
@@ -313,7 +313,7 @@ class Visits:
             rows = start + first + jnp.arange(kv.shape[0], dtype=jnp.int32)
             return self.tiled(shard, rows, body, state)
 
-        zeros = like(jnp.zeros(shard.value.shape, exact), dq)
+        zeros = varying_like(jnp.zeros(shard.value.shape, exact), dq)
         added, dkv = self.by_rows(of_rows, (so_far, zeros))
         return _with_rows(dq, added, start), dkv
 

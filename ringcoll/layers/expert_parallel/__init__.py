@@ -53,8 +53,8 @@ from ringcoll.layers.expert_parallel.routing import Routing, route
 from ringcoll.layers.parameters import array_of, shard
 from ringcoll.layers.replicas import shared
 from ringcoll.layers.tensor_parallel import partition_specs as by_name
-from ringcoll.runtime.scopes import noted_when_lowered
-from ringcoll.runtime.value_types import device_kind, sharded_dims, typed_alike
+from ringcoll.runtime.scopes import record_plan_at_lowering
+from ringcoll.runtime.value_types import device_kind, sharded_dims, with_common_axes
 
 __all__ = ["ALGORITHMS", "Routed", "moe", "partition_specs", "shard"]
 
@@ -171,14 +171,14 @@ def moe(
     x, router = shared((x, router), axes)
     tokens = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     routing = route(tokens, router, axes, top_k, normalize)
-    tokens, _ = typed_alike([tokens, router], axes)
+    tokens, _ = with_common_axes([tokens, router], axes)
     count, d, f = own.gate.shape
     plan = Plan(algorithm, why=NAMED)
     if algorithm == "auto":
         mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
         plan = fastest(mixture, device_kind())
     form: Any = plan.algorithm
-    tokens = noted_when_lowered("moe", axes, tokens, lambda *_: plan)
+    tokens = record_plan_at_lowering("moe", axes, tokens, lambda *_: plan)
     if form == GATHER:
         y = _by_gather(tokens, routing, own, axes, max_send)
     elif form == RAGGED:
@@ -248,10 +248,10 @@ def _by_ragged_all_to_all(
 
     rows = spread(x, order, back, jnp.ones((tokens, k), bool))
     exchange = partial(ragged_all_to_all, axis_name=axes, max_send=max(most, 1))
-    buffer, _ = typed_alike([jnp.zeros((n * most, x.shape[1]), x.dtype), rows], axes)
+    buffer, _ = with_common_axes([jnp.zeros((n * most, x.shape[1]), x.dtype), rows], axes)
     rows = exchange(rows, buffer, home[me], sends, there[me], gets)
     rows = experts.mlp(rows, of_expert[me])
-    buffer, _ = typed_alike([jnp.zeros((tokens * k, x.shape[1]), x.dtype), rows], axes)
+    buffer, _ = with_common_axes([jnp.zeros((tokens * k, x.shape[1]), x.dtype), rows], axes)
     rows = exchange(rows, buffer, arrived, gets, left, sends)
     y = weighted_sum(permute(rows, back, order).reshape(tokens, k, x.shape[1]), routing.weights)
     return jnp.where(fits, y, jnp.nan)

@@ -50,7 +50,7 @@ def _plans(mixture: Mixture, model: Model) -> list[Plan]:
     n, block = mixture.ranks, mixture.tokens * mixture.d * mixture.itemsize
     expert = 3 * mixture.d * mixture.f
     read = mixture.experts * expert * mixture.itemsize  # by every piece: a row may go to any expert
-    work = Work(2 * mixture.tokens * mixture.top_k * expert, again=read)
+    work = Work(2 * mixture.tokens * mixture.top_k * expert, reread=read)
     gather, *tours = tour_plans(work, block, block, (n,), model)
     products = built_in_seconds([work], 0, n, model, 1, gathers=False)
     exchanges = 2 * all_to_all_seconds(mixture.top_k * block, n, model)

@@ -17,7 +17,7 @@ from jax.custom_batching import custom_vmap
 from jax.tree_util import register_dataclass
 
 from ringcoll.layers.parameters import array_of, check_alike, parameters
-from ringcoll.runtime.value_types import typed_alike
+from ringcoll.runtime.value_types import with_common_axes
 
 #: (rows sorted by expert `[r, d]`, weights `[e, d, f]`, rows of each expert `[e]`) -> `[r, f]`
 Kernel = Callable[[Array, Array, Array], Array]
@@ -61,7 +61,7 @@ class Experts:
 
         After the last row of the last expert, results may be anything.
         """
-        rows, gate, up, down = typed_alike([rows, self.gate, self.up, self.down], ())
+        rows, gate, up, down = with_common_axes([rows, self.gate, self.up, self.down], ())
         product = self.product
         hidden = self.activation(product(rows, gate, sizes)) * product(rows, up, sizes)
         return product(hidden, down, sizes).astype(rows.dtype)  # a kernel may return wider floats
@@ -76,7 +76,7 @@ class Experts:
         """
         slots, weights = slots_of(ids, weights, lax.axis_index(axes) * self.count, self.count)
         order, back = orders(slots)
-        x, _ = typed_alike([x, slots], ())
+        x, _ = with_common_axes([x, slots], ())
         sizes = count_each(slots.reshape(-1), self.count)
         if most is None or most >= slots.size:
             used = slots < self.count
@@ -88,7 +88,7 @@ class Experts:
         tokens = jnp.where(used, order // slots.shape[1], len(x))
         of_rows = jnp.where(used, jnp.take(weights.reshape(-1), order), 0)
         rows = self.mlp(take_rows(len(x), x, tokens), jnp.where(fits, sizes, 0))
-        rows, of_rows = typed_alike([rows, of_rows], ())  # features may vary over another axis
+        rows, of_rows = with_common_axes([rows, of_rows], ())  # features may vary over another axis
         return jnp.where(fits, sum_rows(len(x), rows, of_rows, tokens), jnp.nan)
 
 
@@ -215,7 +215,7 @@ def sum_rows(count: int, rows: Array, weights: Array, tokens: Array) -> Array:
     It is added in the dtype of the weights, then rounded to that of the rows.
     """
     wide = rows.astype(weights.dtype) * weights[:, None]
-    zeros, wide = typed_alike([jnp.zeros((count, rows.shape[1]), wide.dtype), wide], ())
+    zeros, wide = with_common_axes([jnp.zeros((count, rows.shape[1]), wide.dtype), wide], ())
     return zeros.at[tokens].add(wide, mode="drop").astype(rows.dtype)
 
 

@@ -24,7 +24,7 @@ from ringcoll.collectives.all_gather import all_gather
 from ringcoll.collectives.visits import Arrived, Rounds, Wanted
 from ringcoll.layers.expert_parallel.experts import Experts, Kernel
 from ringcoll.layers.expert_parallel.routing import Routing
-from ringcoll.runtime.value_types import typed_alike
+from ringcoll.runtime.value_types import with_common_axes
 
 
 def by_ring(
@@ -37,7 +37,7 @@ def by_ring(
 ) -> Array:
     """The weighted sums of all experts' results for this rank's tokens: `[t, d] -> [t, d]`."""
     leaves, structure = jax.tree.flatten((x, routing.ids, routing.weights, experts))
-    x, ids, weights, experts = jax.tree.unflatten(structure, typed_alike(leaves, axes))
+    x, ids, weights, experts = jax.tree.unflatten(structure, with_common_axes(leaves, axes))
     table = all_gather((weights, ids), axes, axis=0, tiled=True)  # [n t, k]
     return _mixed(_Ring(axes, algorithm, max_send, max(len(x), 1)), x, *table, experts)
 
@@ -145,7 +145,7 @@ def _keeping(
     every, most = len(x) * min(ids.shape[-1], experts.count), ring.most(len(x))
     count = every if most is None else min(most, every)
     zeros = [jnp.zeros((count, w.shape[-1]), x.dtype) for w in jax.tree.leaves(experts)]
-    zeros = typed_alike([*zeros, x], ())[:-1]
+    zeros = with_common_axes([*zeros, x], ())[:-1]
 
     def work(x: Array, weights: Array, zeros: Sequence[Array]) -> tuple[Array, Any]:
         multiplied, added = [], iter(zeros)
