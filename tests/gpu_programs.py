@@ -27,7 +27,7 @@ def reported(form, algorithm, both=False, **options):
     function = with_gradient(function) if both else function
     compiled = overlap.compile_for(TOPOLOGY, function, *operands, compiler_options=options)
     report = overlap.report(compiled)
-    verdict = "red: " if any(row.bare for row in report.rows) else "green"
+    verdict = "red: " if any(row.without_matmul for row in report.rows) else "green"
     return {**report.to_dict(), "verdict": verdict, "text": str(report)}
 
 

@@ -43,7 +43,7 @@ def hidden_of(seen: Report) -> dict[str, tuple[int, int]]:
     hidden: Counter[str] = Counter()
     every: Counter[str] = Counter()
     for row in seen.rows:
-        hidden[row.kind] += row.count - row.bare
+        hidden[row.kind] += row.count - row.without_matmul
         every[row.kind] += row.count
     return {kind: (hidden[kind], every[kind]) for kind in every}
 

@@ -149,7 +149,9 @@ def _alike(
 def _figures(line: LineRows | Work) -> tuple[float, ...]:
     if isinstance(line, Work):
         return (round(line.seconds, 9),)
-    return tuple(round(line.sum_of(name), 9) for name in ("count", "bytes", "bare", "exposed"))
+    return tuple(
+        round(line.sum_of(name), 9) for name in ("count", "bytes", "without_matmul", "exposed")
+    )
 
 
 def _number(line: LineRows | Work) -> int:

@@ -182,7 +182,7 @@ def report_of(reading: Reading) -> Report:
             compute=tally[name, "compute"],
             flops=tally[name, "flops"],
             matmuls=round(tally[name, "matmuls"]),
-            bare=round(tally[name, "bare"]),
+            without_matmul=round(tally[name, "without_matmul"]),
             exposed=tally[name, "exposed"],
             source=line_of[name].source,
             op_name=line_of[name].op_name,

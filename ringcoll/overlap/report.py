@@ -78,7 +78,9 @@ class Report:
 
         Without times, it is the share of collectives that have no matmul under them.
         """
-        return self._share(self.exposed if self.timed else sum(row.bare for row in self.rows))
+        return self._share(
+            self.exposed if self.timed else sum(row.without_matmul for row in self.rows)
+        )
 
     def exposed_of(self, kind: str) -> float:
         """Exposed seconds of one kind of collective, such as "all-gather"."""
@@ -97,8 +99,8 @@ class Report:
 
     @property
     def figure(self) -> str:
-        """The figure of a row that says how exposed it is: "exposed"; without times "bare"."""
-        return "exposed" if self.timed else "bare"
+        """The figure of a row that says how exposed it is."""
+        return "exposed" if self.timed else "without_matmul"
 
     @property
     def summary(self) -> str:
@@ -106,7 +108,7 @@ class Report:
         if self.timed:
             part, whole = f"{self.exposed * 1e6:.0f}", f"{self.total * 1e6:.0f} us"
         else:
-            part = f"{sum(row.bare for row in self.rows)}"
+            part = f"{sum(row.without_matmul for row in self.rows)}"
             whole = f"{sum(row.count for row in self.rows)} collectives"
         return f"{part} of {whole} exposed ({self.exposed_share:.1%})"
 
@@ -329,7 +331,8 @@ def _totals(report: Report) -> list[str]:
             f"{report.total / bound - 1 if bound else 0:.1%} above the longer of that and compute"
         )
     if not isinstance(report.chip, Chip):
-        count, bare = (sum(getattr(row, key) for row in report.rows) for key in ("count", "bare"))
+        count = sum(row.count for row in report.rows)
+        bare = sum(row.without_matmul for row in report.rows)
         lines.append(f"{count - bare} of {count} collectives have a matmul between start and done")
     sizes = [
         f"{what} {size / 2**20:.1f} MiB"

@@ -19,7 +19,7 @@ class Row:
 
     bytes (what a rank sends, by an algorithm that sends the least), hops and wire (seconds) are of
     one run. The other figures are of the whole program. compute (seconds), flops and matmuls are
-    those between start and done; bare is how often no matmul is between them; exposed is in
+    those between start and done; without_matmul is how often none is between them; exposed is in
     seconds.
 
     source is the file and line of the call. op_name is JAX's name of the operation. at is a label,
@@ -38,7 +38,7 @@ class Row:
     compute: float
     flops: float
     matmuls: int
-    bare: int
+    without_matmul: int
     exposed: float
     source: str = ""
     op_name: str = ""
@@ -106,7 +106,7 @@ def by_line(rows: Iterable[Row], whole: bool = False) -> list[LineRows]:
     for row in rows:
         by_key[(row.source or row.at,) if whole else (row.source, row.at, row.kind)].append(row)
     lines = [LineRows(of_line[0].at, of_line[0].kind, of_line) for of_line in by_key.values()]
-    return sorted(lines, key=lambda line: (-line.sum_of("exposed"), -line.sum_of("bare")))
+    return sorted(lines, key=lambda line: (-line.sum_of("exposed"), -line.sum_of("without_matmul")))
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -233,8 +233,8 @@ def test_with_times_a_row_sums_its_runs():
     assert us(report, "communication") == (7 * 1001 + 750,)
     by_kind = {row.kind: row for row in report.rows}
     permute, summed = by_kind["collective-permute"], by_kind["all-reduce"]
-    assert (permute.count, permute.matmuls, permute.bare) == (7, 7, 0)
-    assert (summed.count, summed.matmuls, summed.bare) == (1, 0, 1)
+    assert (permute.count, permute.matmuls, permute.without_matmul) == (7, 7, 0)
+    assert (summed.count, summed.matmuls, summed.without_matmul) == (1, 0, 1)
     assert permute.flops == report.flops == 7 * 250e6
     assert [round(1e6 * one) for one in (permute.wire, permute.compute, permute.exposed)] == [
         *(1001, 4200, 2807)

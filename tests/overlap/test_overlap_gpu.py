@@ -35,24 +35,24 @@ def test_messages_of_the_ring_have_a_matmul_under_them(programs, form, both, hop
     assert ours["verdict"] == "green", ours["text"]
     assert {row["kind"] for row in ours["rows"]} == {"collective-permute"}
     assert sum(row["count"] for row in ours["rows"]) == hops  # some are of a loop
-    assert all(row["asynchronous"] and not row["bare"] for row in ours["rows"])
+    assert all(row["asynchronous"] and not row["without_matmul"] for row in ours["rows"])
     assert plain["verdict"].startswith("red: "), plain["text"]
     assert plain["flops"] == ours["flops"] > 0
-    assert any(row["bare"] and not row["asynchronous"] for row in plain["rows"])
+    assert any(row["without_matmul"] and not row["asynchronous"] for row in plain["rows"])
 
 
 @pytest.mark.exhaustive
 def test_regathering_leaves_at_most_one_hop_exposed(programs):
     report = programs["regather"]
     assert sum(row["count"] for row in report["rows"]) > 14
-    assert sum(row["bare"] for row in report["rows"]) <= 1, report["text"]
+    assert sum(row["without_matmul"] for row in report["rows"]) <= 1, report["text"]
 
 
 @pytest.mark.exhaustive
 def test_one_direction_is_exposed_without_the_compiler_option(programs):
     """This is why the ring goes one way on GPUs. If this fails, it need not."""
     both = [programs[f"both ways{told}"]["rows"] for told in ("", ", two at once")]
-    assert [sum(row["bare"] for row in rows) for rows in both] == [7, 0]
+    assert [sum(row["without_matmul"] for row in rows) for rows in both] == [7, 0]
     assert len(programs["both ways"]["rows"]) == 14
 
 

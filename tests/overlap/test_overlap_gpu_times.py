@@ -75,7 +75,7 @@ def test_built_in_collectives_are_those_of_predict(opcode, name, times):
 def test_without_a_measurement_of_each_collective_there_are_no_times(groups, what):
     report = timed(matmul("y"), blocking("all-reduce", "y", groups=groups), ranks=16)
     assert report.timed == (not what)
-    assert [row.bare for row in report.rows] == [1]
+    assert [row.without_matmul for row in report.rows] == [1]
     assert (f"nobody measured this: {what} of h100" in str(report)) == bool(what)
     other = timed(matmul("y"), chip=overlap.Gpu("h200", 4.8e12))
     assert "nobody measured this: a matmul on h200" in str(other)
@@ -106,10 +106,10 @@ def test_a_transfer_under_a_matmul_of_another_stream_is_exposed_for_the_rest():
     assert report.total == pytest.approx(HOP)
     assert report.rows[0].compute == pytest.approx(PRODUCT)
     later = timed(one, start("s"), done("d", "s"), wait, start("t", "m"), done("e", "t"), chip=None)
-    assert [(row.matmuls, row.bare) for row in later.rows] == [(1, 0), (0, 1)]
+    assert [(row.matmuls, row.without_matmul) for row in later.rows] == [(1, 0), (0, 1)]
     assert later.rows[0].flops == later.flops == report.flops == 2 * 500**3
     inside = timed(start("s"), one, done("d", "s"), wait, chip=None)
-    assert [(row.matmuls, row.bare) for row in inside.rows] == [(1, 0)]
+    assert [(row.matmuls, row.without_matmul) for row in inside.rows] == [(1, 0)]
 
 
 def test_elementwise_work_on_a_gpu_takes_its_memory_time():
@@ -125,7 +125,7 @@ def test_elementwise_work_on_a_gpu_takes_its_memory_time():
     report = timed(start("s"), gemm, done("d", "s"))
     assert report.compute == pytest.approx(PRODUCT)
     (row,) = report.rows
-    assert (row.matmuls, row.bare, row.flops) == (1, 0, 2 * 500**3)
+    assert (row.matmuls, row.without_matmul, row.flops) == (1, 0, 2 * 500**3)
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("bf16", 2), ("f8e4m3fn", 2), ("f64", 4)])

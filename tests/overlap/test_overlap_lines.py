@@ -232,7 +232,7 @@ def test_a_compiled_program_tells_lines_and_versions():
         assert {row.source for row in report.rows} == {f"{__file__}:{at}"}
     assert (report.timed, report.ranks) == (False, 8)
     assert report.temporaries is not None
-    of_rows = {(row.kind, row.bytes, row.bare) for row in report.rows}
+    of_rows = {(row.kind, row.bytes, row.without_matmul) for row in report.rows}
     assert of_rows == {("collective-permute", 8 * 8 * 4 // 8, 1)}
     assert overlap.report(jax.jit(g).lower(operand)).rows == report.rows
     (line,) = by_line(report.rows)

@@ -104,7 +104,9 @@ def test_a_permute_that_ends_in_the_next_turn_counts_in_each(turns, compute, bod
     assert us(report, "communication") == (total,)
     assert counts(report) == {"s0": 1, **({"s": turns} if turns else {})}
     if body[0].startswith("%x"):
-        assert [(row.matmuls, row.bare) for row in report.rows] == [(0, 1), (turns, 0)][: 1 + turns]
+        assert [(row.matmuls, row.without_matmul) for row in report.rows] == [(0, 1), (turns, 0)][
+            : 1 + turns
+        ]
 
 
 def test_each_place_of_the_carry_holds_its_own_transfer():

@@ -378,7 +378,7 @@ def test_a_synchronous_permute_of_a_gpu_blocks_the_stream():
     for is_sync in ("true", "false"):
         lines = f"{start('s')}, {flag % is_sync}", done("d", "s"), dot("y", "d")
         (row,) = overlap.report(untiled(program(*lines))).rows
-        assert (row.asynchronous, row.count, row.bare) == (is_sync == "false", 1, 1)
+        assert (row.asynchronous, row.count, row.without_matmul) == (is_sync == "false", 1, 1)
 
 
 def test_a_notebook_shows_the_timeline_above_the_text():

@@ -55,7 +55,7 @@ def test_a_ring_that_sends_after_its_matmul_fails_the_assertion(programs):
     # Seven hops of 1 MiB at 45 GB/s, and 1 us each; no matmul hides them.
     hops = 7 * (256 * 2048 * 2 / 45e9 + 1e-6)
     assert 0.9 * hops < report["exposed"] <= 1.0001 * hops
-    assert all(row["bare"] for row in report["rows"])
+    assert all(row["without_matmul"] for row in report["rows"])
     assert report["flops"] == programs["overlapped"]["flops"]
 
 
