@@ -62,10 +62,10 @@ def transfer(
     """Price a collective. On a GPU it takes the measured time. On a TPU:
 
     A permute takes hops x bytes / one-way rate of a link, plus a latency for each hop. If more
-    messages than hops share a link, the bytes count once for each message. The least time that any
-    algorithm could take for a built-in collective: each rank receives over all its links to the
-    group, without latency, and all links together carry what all ranks receive. The built-in
-    takes that over a share which the chip states, after a start for each link to the farthest rank.
+    messages than hops share a link, the bytes count once for each message. A built-in collective
+    takes at least as long as the best algorithm: each rank receives over all its links to the
+    group, without latency, and all links together carry what all ranks receive. It is expected to
+    take that over the chip's share of the rate, after a start for each link to the farthest rank.
     It occupies the links between the members of each group, so collectives over two axes of a mesh
     can run at the same time.
 
@@ -108,7 +108,7 @@ def transfer(
     seconds = least / rate
     if chip:
         share = chip.built_in_sum if kind == "all-reduce" else chip.built_in
-        seconds = seconds / share + max(map(network.reach, members)) * chip.start
+        seconds = seconds / share + max(map(network.reach, members), default=0) * chip.start
     return Transfer(kind, max(leaving, default=0.0), 0, seconds, links, members)
 
 
