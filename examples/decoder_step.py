@@ -30,8 +30,7 @@ FSDP, TENSOR = AXES = ("fsdp", "tensor")
 HOST = {"offload_src": "device", "offload_dst": "pinned_host"}
 
 Params = dict[str, Any]
-#: Weights, Adam's two moments, and the number of steps so far.
-State = tuple[Params, Params, Params, Array]
+State = tuple[Params, Params, Params, Array]  # weights, Adam's two moments, and steps so far
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,8 @@ def attention(sizes: Sizes, mesh: Mesh, query: Array, key: Array, value: Array) 
         return jnp.swapaxes(jax.nn.dot_product_attention(*operands, is_causal=True), 1, 2)
 
     n = min(sizes.block, sizes.sequence)
-    blocks = splash.BlockSizes(*[n] * 6, *[None if sizes.fused else n] * 2, sizes.fused)
+    dq = None if sizes.fused else n
+    blocks = splash.BlockSizes(n, n, n, n, n, n, dq, dq, sizes.fused)
 
     def kernel(query: Array, key: Array, value: Array) -> Array:  # of a rank's heads
         mask = splash.MultiHeadMask([splash.CausalMask((sizes.sequence,) * 2)] * query.shape[1])
