@@ -4,16 +4,14 @@
 
 It uses nothing of ringcoll. `python -m benchmarks steps` compiles it at sizes that others have run.
 
-- Weights and Adam's moments are sharded over the axes fsdp and tensor. `jax.jit` then gathers the
-  weights of a layer over fsdp, and activations over tensor.
+- Weights and Adam's moments are float32, and sharded over the axes fsdp and tensor. `jax.jit` then
+  gathers the weights of a layer, in bfloat16, over fsdp, and activations over tensor.
 - The layers are one `lax.scan`. `jax.checkpoint` says what is kept of a layer for its gradient:
   nothing, its products, or tensors by name, each on the chip or on the host.
 - On TPUs attention is JAX's splash kernel in a `jax.shard_map`; elsewhere it is plain.
-- Weights are kept in float32 and computed with in bfloat16.
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,8 +30,7 @@ FSDP, TENSOR = AXES = ("fsdp", "tensor")
 HOST = {"offload_src": "device", "offload_dst": "pinned_host"}
 
 Params = dict[str, Any]
-#: Weights, Adam's two moments, and the number of steps so far.
-State = tuple[Params, Params, Params, Array]
+State = tuple[Params, Params, Params, Array]  # weights, Adam's two moments, and steps so far
 
 
 @dataclass(frozen=True)
@@ -44,11 +41,13 @@ class Sizes:
         layers, width, features, vocabulary: of the stack; features are those inside an MLP.
         heads, key_heads, head: the heads of queries, those of keys and values, and their size.
         sequence, rows: the tokens of a row, and the rows of a batch for each device.
+        parallel: whether attention and an MLP without a gate read the same input; heads are normed
+            then, and the embedding is also the unembedding.
         remat: a policy of `POLICIES`; by default that of the next two fields.
         on_chip, on_host: what to keep there for the gradient, of "input", "query", "key", "value",
             "context" and "out"; everything else is computed again.
-        block: the queries, and the keys, that a splash kernel takes at a time.
-        fused: whether one kernel computes all gradients of attention.
+        block, fused: the queries, and the keys, that a splash kernel takes at a time, and whether
+            one kernel computes all gradients of attention.
         master, moment: the dtypes of the weights that are kept, and of Adam's first moment.
     """
 
@@ -61,6 +60,7 @@ class Sizes:
     vocabulary: int
     sequence: int
     rows: int
+    parallel: bool = False
     remat: str = "named"
     on_chip: tuple[str, ...] = ()
     on_host: tuple[str, ...] = ()
@@ -86,22 +86,16 @@ def weights(sizes: Sizes, mesh: Mesh) -> Params:
     def of(*shape: int, spec: P = INTO) -> Any:
         return jax.ShapeDtypeStruct(shape, sizes.master, sharding=NamedSharding(mesh, spec))
 
-    return {
-        "embedding": of(v, d, spec=P(TENSOR, FSDP)),
-        "unembedding": of(d, v, spec=P(FSDP, TENSOR)),
-        "norm": of(d, spec=P()),
-        "layers": {
-            "norm_1": of(n, d, spec=P()),
-            "query": of(n, d, sizes.heads, k),
-            "key": of(n, d, sizes.key_heads, k),
-            "value": of(n, d, sizes.key_heads, k),
-            "out": of(n, sizes.heads, k, d, spec=P(None, TENSOR, None, FSDP)),
-            "norm_2": of(n, d, spec=P()),
-            "gate": of(n, d, f),
-            "up": of(n, d, f),
-            "down": of(n, f, d, spec=P(None, TENSOR, FSDP)),
-        },
-    }
+    heads = {"query": sizes.heads, "key": sizes.key_heads, "value": sizes.key_heads}
+    layers = {name: of(n, d, h, k) for name, h in heads.items()}
+    layers |= {"norm_1": of(n, d, spec=P()), "up": of(n, d, f)}
+    layers["out"] = of(n, sizes.heads, k, d, spec=P(None, TENSOR, None, FSDP))
+    layers["down"] = of(n, f, d, spec=P(None, TENSOR, FSDP))
+    ends = {"embedding": of(v, d, spec=P(TENSOR, FSDP)), "norm": of(d, spec=P())}
+    if sizes.parallel:
+        return {**ends, "layers": layers | {f"norm_{x}": of(n, k, spec=P()) for x in heads}}
+    layers |= {"norm_2": of(n, d, spec=P()), "gate": of(n, d, f)}
+    return {**ends, "unembedding": of(d, v, spec=P(FSDP, TENSOR)), "layers": layers}
 
 
 def init(like: State, seed: int) -> State:
@@ -152,25 +146,30 @@ def attention(sizes: Sizes, mesh: Mesh, query: Array, key: Array, value: Array) 
 
 def layer(sizes: Sizes, mesh: Mesh, x: Array, weights: Params) -> Array:
     """`x: [b, s, d]`, with attention and a gated MLP added."""
-
-    def placed(x: Array, spec: P) -> Array:
-        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
-
+    features, heads = NamedSharding(mesh, FEATURES), NamedSharding(mesh, HEADS)
+    placed = lax.with_sharding_constraint
     weights = {name: weight.astype(x.dtype) for name, weight in weights.items()}
-    x = checkpoint_name(placed(x, FEATURES), "input")
+    x = checkpoint_name(placed(x, features), "input")
     normed = rms_norm(x, weights["norm_1"])
     query, key, value = (
-        placed(jnp.einsum("bsd,dhk->bhsk", normed, weights[name]), HEADS)
+        placed(jnp.einsum("bsd,dhk->bhsk", normed, weights[name]), heads)
         for name in ("query", "key", "value")
     )
     query, key = checkpoint_name(rotary(query), "query"), checkpoint_name(rotary(key), "key")
     value = checkpoint_name(value, "value")
+    if sizes.parallel:
+        query, key = rms_norm(query, weights["norm_query"]), rms_norm(key, weights["norm_key"])
+        value = rms_norm(value, weights["norm_value"])
     context = checkpoint_name(attention(sizes, mesh, query, key, value), "context")
-    out = placed(jnp.einsum("bhsk,hkd->bsd", context, weights["out"]), FEATURES)
+    out = placed(jnp.einsum("bhsk,hkd->bsd", context, weights["out"]), features)
     x = x + checkpoint_name(out, "out")
-    normed = rms_norm(x, weights["norm_2"])
-    gate, up = (placed(normed @ weights[name], FEATURES) for name in ("gate", "up"))
-    return placed(x + (jax.nn.silu(gate) * up) @ weights["down"], FEATURES)
+    if sizes.parallel:
+        hidden = placed(jax.nn.relu(normed @ weights["up"]), features)
+    else:
+        normed = rms_norm(x, weights["norm_2"])
+        gate, up = (placed(normed @ weights[name], features) for name in ("gate", "up"))
+        hidden = jax.nn.silu(gate) * up
+    return placed(x + hidden @ weights["down"], features)
 
 
 def loss(sizes: Sizes, mesh: Mesh, params: Params, batch: Array) -> Array:
@@ -184,7 +183,8 @@ def loss(sizes: Sizes, mesh: Mesh, params: Params, batch: Array) -> Array:
     )
     body = jax.checkpoint(partial(layer, sizes, mesh), policy=policy, prevent_cse=False)
     x, _ = lax.scan(lambda x, weights: (body(x, weights), None), x, params["layers"])
-    logits = rms_norm(x, params["norm"]) @ params["unembedding"].astype(x.dtype)
+    unembedding = params["embedding"].T if sizes.parallel else params["unembedding"]
+    logits = rms_norm(x, params["norm"]) @ unembedding.astype(x.dtype)
     logits = lax.with_sharding_constraint(logits, NamedSharding(mesh, FEATURES)).astype("float32")
     right = jnp.sum(jnp.where(one_hot(labels) > 0, logits, 0), -1)
     return jnp.mean(jax.nn.logsumexp(logits, -1) - right)
@@ -211,7 +211,7 @@ def step(sizes: Sizes, mesh: Mesh, rate: float, state: State, batch: Array) -> t
     return (params, first, second, steps), found
 
 
-def program(sizes: Sizes, mesh: Mesh, rate: float = 1e-3) -> tuple[Callable, tuple]:
+def program(sizes: Sizes, mesh: Mesh, rate: float = 1e-3) -> tuple[jax.stages.Wrapped, tuple]:
     """The step, jitted for a mesh with automatic axes fsdp and tensor, and its operands' shapes."""
     alone, rows = NamedSharding(mesh, P()), NamedSharding(mesh, P(FSDP))
     params = weights(sizes, mesh)

@@ -58,7 +58,12 @@ def devices(topology: str) -> list[Any]:
             "JAX_PLATFORMS=cpu to run programs on the CPU)"
         )
     try:
-        return list(topologies.get_topology_desc(exact, platform="tpu").devices)
+        found = list(topologies.get_topology_desc(exact, platform="tpu").devices)
+        chips = network(found)
+        if chips is not None and any(chips.wrap):  # libtpu would compile for lines
+            wrap = chips.wrap[:3]
+            found = list(topologies.get_topology_desc(exact, platform="tpu", wrap=wrap).devices)
+        return found
     except Exception as error:  # its type differs between versions of libtpu
         raise ValueError(
             f"ringcoll.mesh: libtpu has no topology {topology!r} ({error}); {_CURE}"

@@ -5,9 +5,14 @@ import re
 from itertools import pairwise, product
 from math import prod
 
+import jax
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
+import ringcoll
 from ringcoll import overlap
 from ringcoll.costs.embedding import embed, ring_order
 from ringcoll.placement import gpus, topology
@@ -87,6 +92,18 @@ def test_the_last_axis_has_the_shortest_steps():
 )
 def test_names_of_topologies(topology_name, exact):
     assert topology._libtpu_name(topology_name) == exact
+
+
+def test_an_axis_of_16_chips_compiles_for_a_ring():
+    mesh = ringcoll.mesh("v5e:16x16", x=16, y=16)
+    pairs = [(rank, (rank + 1) % 16) for rank in range(16)]
+    step = jax.shard_map(
+        lambda x: lax.ppermute(x, "x", pairs), mesh=mesh, in_specs=P("x"), out_specs=P("x")
+    )
+    x = jax.ShapeDtypeStruct((16, 2**20), "float32", sharding=NamedSharding(mesh, P("x")))
+    text = overlap.compile_for("v5e:16x16", jax.jit(step), x).text
+    # On a line, the last step would have 15 hops, and the compiler would not overlap it.
+    assert "collective-permute-start(" in text
 
 
 def test_operands_on_no_tpu_are_refused():
