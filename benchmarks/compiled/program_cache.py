@@ -22,6 +22,7 @@ from ringcoll import overlap
 from ringcoll.io.files import write
 from ringcoll.overlap.program import program_of
 from ringcoll.overlap.program import versions as installed
+from ringcoll.placement.topology import network
 
 
 def versions() -> dict[str, str]:
@@ -73,7 +74,8 @@ def key(
     mesh = _mesh_of(operands)
     flags = {name: os.environ.get(name, "") for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS")}
     compiler = {**installed(("tpu", "gpu")), **flags, **options}
-    devices = [device.id for device in mesh.devices.flat]
+    places = network(mesh.devices.flat)
+    devices = [device.id for device in mesh.devices.flat], places and places.wrap
     of = [topology, devices, sorted(compiler.items()), profile, jitted.lower(*operands).as_text()]
     return hashlib.sha256(json.dumps(of, default=str).encode()).hexdigest()[:32]
 
