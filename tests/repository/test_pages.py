@@ -20,7 +20,7 @@ import benchmarks.__main__ as measuring
 import ringcoll
 import ringcoll.__main__ as saying
 from benchmarks.collectives import sweep
-from benchmarks.compiled import grid, pages, recorded_claims
+from benchmarks.compiled import grid, pages, recorded_claims, steps
 from ringcoll import algorithms, costs
 from ringcoll.commands import arguments, explain
 from ringcoll.runtime import engine
@@ -116,6 +116,13 @@ def test_readme_has_the_gains_of_the_grid_and_of_a_block():
     of_a_block = f"| {lax / ours:.2f} | {min(lax, jit) / ours:.2f} |"
     assert of_cells in PAGES["README.md"]
     assert of_a_block in PAGES["README.md"]
+
+
+def test_readme_has_how_many_published_steps_the_report_is_near():
+    near, judged = re.search(r", (\d+) of (\d+) near", steps.tables(steps.read())[0].title).groups()
+    assert (
+        f"[{near} of the {judged} training steps](benchmarks/pages/steps.md)" in PAGES["README.md"]
+    )
 
 
 def test_the_functions_of_the_table_for_loops_exist():
