@@ -92,7 +92,7 @@ class Transformer:
             for times, works in ((2, 1), (1, 2)):
                 work = Work(works * 2 * share * weights)
                 hidden = overlapped_seconds([work], shard, machine, halves)
-                ways = links(of.devices, machine)
+                ways = links(of.devices, machine) * machine.built_in
                 bare = built_in_seconds([work], shard, model, machine, ways, gathers=True)
                 over = min(hidden, bare) - work.flops * machine.delta
                 exposed += times * of.layers * over

@@ -449,7 +449,7 @@ def _planned(
     if rounds.collective != "auto":
         return Plan(rounds.collective, why=NAMED)
     if rounds.groups or not hides(device_kind()):
-        return Plan(LAX, why=f"{NOTHING_HIDES}, and without groups")
+        return Plan(LAX, why=f"{NOTHING_HIDES}, and only without groups")
     if work is None:
         return Plan(LAX, why="no product was counted; give its work")
     sizes = rounds.ranks().shape

@@ -28,11 +28,11 @@ class Model:
     number of axes of the torus or grid that the links make; a switch has none, and no hop. From
     all_reduces ranks on, the built-in reduce-scatter is an all-reduce; 0 means never. built_in is
     the share of the links' rate that a built-in collective reaches, and built_in_sum that of an
-    all-reduce; 1 if nobody measured less. devices are those of a chip, which share its links.
+    all-reduce; 1 if nobody measured less. devices: how many share the links of a chip.
 
     For matmuls, delta is seconds per floating-point operation, and start is what a matmul takes
-    besides its operations. hbm_seconds are those of a byte that is read from the main memory;
-    vmem_seconds the same for the memory next to the core, which holds vmem_bytes.
+    besides its operations. hbm_seconds: to read a byte of the main memory. vmem_seconds: to read
+    one of the memory next to the core, which holds vmem_bytes.
 
     wire is the measured seconds of a message as a function of its bytes, if there are
     measurements. Then it replaces alpha and beta. alpha is infinite on a machine whose messages

@@ -54,13 +54,13 @@ def whole_sizes(gather: Gather, product: Product, x: Any, other: Any, n: int) ->
 
 
 def exchanged(
-    gather: Gather, product: Product, x: Any, other: Any, swapped: Gather | Scatter, n: int
+    gather: Gather, product: Product, x: Any, other: Any, after: Gather | Scatter, n: int
 ) -> tuple[Shape, Shape]:
-    """What the all-to-all sends, and the other operand of the collective `swapped`."""
+    """What the all-to-all sends, and the other operand of the collective `after`."""
     sizes = whole_sizes(gather, product, x, other, n)
-    if isinstance(swapped, Gather):
+    if isinstance(after, Gather):
         return shape_of(sizes, product.out, product.dtype), Shape(other.shape, other.dtype)
-    part = {gather.label: sizes[gather.label] // n, swapped.label: n * sizes[swapped.label]}
+    part = {gather.label: sizes[gather.label] // n, after.label: n * sizes[after.label]}
     return Shape(other.shape, other.dtype), shape_of(sizes | part, product.other, other.dtype)
 
 

@@ -123,16 +123,16 @@ def _exchanged(options: Options, gather: Gather, plan: Plan, x: Array, other: Ar
     `plan` is that of the matmul that runs in place of the gather.
     """
     (product,), label = gather.products, gather.label
-    swapped = exchange.swap_of(gather, product, other)
-    if isinstance(swapped, Scatter):
-        rows = _swapped(options, other, product.other, label, swapped.label)
-        return scattered_sum(options, swapped, plan, [(x, rows)])
-    assert swapped is not None  # or there was no such plan
-    (y,), _ = _by_plan(options, swapped, plan, other, [x])
-    return _swapped(options, y, product.out, swapped.label, label)
+    after = exchange.swap_of(gather, product, other)
+    if isinstance(after, Scatter):
+        rows = _exchange_rows(options, other, product.other, label, after.label)
+        return scattered_sum(options, after, plan, [(x, rows)])
+    assert after is not None  # or there was no such plan
+    (y,), _ = _by_plan(options, after, plan, other, [x])
+    return _exchange_rows(options, y, product.out, after.label, label)
 
 
-def _swapped(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
+def _exchange_rows(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
     """An all-to-all that gives every rank a part of one dimension, and all of another."""
     dims = labels.index(split), labels.index(joined)
     return all_to_all(x, options.axes, *dims, tiled=True)

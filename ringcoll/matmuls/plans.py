@@ -83,14 +83,14 @@ def gather_forms(
 def _rows(gather: Gather, x: Any, other: Any, sizes: tuple[int, ...], model: Model) -> list[Plan]:
     """The forms in which x stays and rows travel; none if that is not possible."""
     (product,), n = gather.products, prod(sizes)
-    swapped = exchange.swap_of(gather, product, other)
-    if swapped is None:
+    after = exchange.swap_of(gather, product, other)
+    if after is None:
         return []
-    sent, factor = exchange.exchanged(gather, product, x, other, swapped, n)
-    if isinstance(swapped, Scatter):
-        then = scatter_forms(swapped, [(x, factor)], sizes, model)
+    sent, factor = exchange.exchanged(gather, product, x, other, after, n)
+    if isinstance(after, Scatter):
+        then = scatter_forms(after, [(x, factor)], sizes, model)
     else:
-        then = gather_forms(swapped, factor, [x], sizes, model, may_exchange=False)
+        then = gather_forms(after, factor, [x], sizes, model, may_exchange=False)
     swap = all_to_all_seconds(nbytes(sent), n, model)
     return [Plan(one.algorithm, swap + one.seconds, swapped=one) for one in then]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from types import MappingProxyType
 
 from ringcoll.costs.machines import DEVICES, MACHINES, Device, find
@@ -27,6 +28,13 @@ class Chip:
     start: float = 0.0  # seconds of a built-in collective for each link to its farthest rank
     built_in: float = 1.0  # of what its links allow, that a built-in collective reaches
     built_in_sum: float = 1.0  # the same of an all-reduce
+
+    def __post_init__(self) -> None:
+        shares = {"built_in": self.built_in, "built_in_sum": self.built_in_sum}
+        for name, value in {"start": self.start, **shares}.items():
+            if not isinstance(value, Real) or not 0 <= value <= 1 or (name in shares and not value):
+                expected = "a share above 0, up to 1" if name in shares else "seconds, from 0 to 1"
+                raise ValueError(f"Chip: {name}={value!r} is not {expected}")
 
     @property
     def vmem(self) -> float:

@@ -69,7 +69,6 @@ class Reading(NamedTuple):
     network: Network
     chip: Chip | Gpu | None
     timeline: Timeline
-    best: Timeline  # the same, if built-in collectives take the least that links allow
     lines: Lines
 
 
@@ -120,9 +119,7 @@ def read(
         except NotMeasured as what:
             chip, timeline = None, Timeline(module, network, None, program.profile).run()
             timeline.notes.add(f"nobody measured this: {what}")
-        best = timeline.alike(chip.best).run() if isinstance(chip, Chip) else timeline
-        lines = Lines(program.text, module)
-        reading = Reading(program, module, network, chip, timeline, best, lines)
+        reading = Reading(program, module, network, chip, timeline, Lines(program.text, module))
     if given and chip is None:
         raise ValueError(
             f"overlap: kernels: {module.name} has no times; pass a chip, as chip='v5e'"
@@ -165,7 +162,8 @@ def _check_groups(module: Module, timeline: Timeline, mesh: Mapping[str, int]) -
 @as_hlo_error()
 def report_of(reading: Reading) -> Report:
     """The report of a run."""
-    program, module, network, chip, timeline, best, lines = reading
+    program, module, network, chip, timeline, lines = reading
+    best = timeline.alike(chip.best).run() if isinstance(chip, Chip) else timeline
     tally = timeline.tally
     compute = {k[0]: seconds for k, seconds in tally.items() if k[1:] == ("work",)}
     named = {*timeline.transfers, *(s.label for s in timeline.segments), *compute}
@@ -226,7 +224,7 @@ def report_of(reading: Reading) -> Report:
 
 
 def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str]:
-    _, module, network, chip, timeline, *_ = reading
+    _, module, network, chip, timeline, _ = reading
     if chip is None:
         yield (
             "no times: the text of a CPU program has none to trust; of a GPU's nothing says of "
@@ -261,9 +259,9 @@ def _assumptions(reading: Reading, sources: Mapping[str, float]) -> Iterable[str
             "bytes / rate"
         )
         yield (
-            f"a built-in collective takes {chip.start * 1e6:.2g} us for each link to the farthest "
-            f"rank, then {chip.built_in:.0%} of the rate that its links allow, an all-reduce "
-            f"{chip.built_in_sum:.0%} (100%: nobody measured less); at least: without both"
+            f"a built-in collective waits {chip.start * 1e6:.2g} us for each link to the farthest "
+            f"rank, then runs at {chip.built_in:.0%} of its links' rate, an all-reduce at "
+            f"{chip.built_in_sum:.0%} (100%: nobody measured less); at least: no wait, 100%"
         )
         yield from _source_shares(sources, chip)
         if network.stated:

@@ -187,6 +187,7 @@ class Report:
             rows = ({**row, "axes": tuple(row["axes"])} for row in fields["rows"])
             fields["rows"] = tuple(Row(**row) for row in rows)
             fields["works"] = tuple(Work(**work) for work in fields.get("works", ()))
+            fields["least"] = {k: float(v) for k, v in fields.get("least", {}).items()}
             for name in ("notes", "unpriced"):
                 fields[name] = tuple(fields.get(name, ()))
             return cls(**fields, segments=())

@@ -128,12 +128,13 @@ class Timeline:
         self._free: defaultdict[Link | str, float] = defaultdict(float)
         self._pending: list[Pending] = []
         self._roles: dict[tuple[str, str], Role] = {}
+        self._worst: dict[tuple[str, str], int] = {}  # of a conditional, the branch that is taken
         self._branches: dict[str, Timeline] = {}
 
     def alike(self, chip: Chip | Gpu | None) -> "Timeline":
         """A timeline of the same program that has not run, with the same prices of compute."""
         other = Timeline(self._module, self._network, chip, {})
-        other.costs, other._roles = self.costs, self._roles
+        other.costs, other._roles, other._worst = self.costs, self._roles, self._worst
         return other
 
     def run(self) -> "Timeline":
@@ -163,6 +164,7 @@ class Timeline:
             scope.operand_transfers(instruction),
             list(self._module.called(instruction)),
         )
+        key = scope.computation.name, instruction.name
         match instruction.opcode:
             case "while":
                 return self._loop(scope, instruction)
@@ -173,9 +175,11 @@ class Timeline:
                 for body in bodies:  # report what could not be read, of every branch
                     self.unread |= self._branch_timeline(body).unread
                     self.notes |= self._branch_timeline(body).notes
-                worst = max(bodies, key=lambda body: self._branch_timeline(body).rank)
-                return self._run(worst, operands[1 + bodies.index(worst) :][:1])
-        key = scope.computation.name, instruction.name
+                if key not in self._worst:
+                    every = [self._branch_timeline(body).rank for body in bodies]
+                    self._worst[key] = every.index(max(every))
+                taken = self._worst[key]
+                return self._run(bodies[taken], operands[1 + taken :][:1])
         if key not in self._roles:
             self._roles[key] = role_of(self._module, scope.computation, instruction)
         return self._run_instruction(self._roles[key], scope, instruction)

@@ -102,19 +102,32 @@ class Network:
         A shard crosses at least one link for each other chip, and at least as many links as the
         farthest member is away.
         """
-        others = len({self._chip(self.places[rank]) for rank in group}) - 1
-        sides = zip(self.size, self.wrap, strict=True)
+        chips = list({self._chip(self.places[rank]) for rank in group})
+        others, sides = len(chips) - 1, [*zip(self.size, self.wrap, strict=True)][: len(chips[0])]
         if not others or others >= sum(size // 2 if ring else size - 1 for size, ring in sides):
             return len(group) * others  # no two chips are more than this many links apart
-        return sum(max(others, *(self.hops(a, b) for b in group)) for a in group)
+        far = {a: max(others, *(self._distance(a, b) for b in chips)) for a in chips}
+        return sum(far[self._chip(self.places[rank])] for rank in group)
+
+    def _distance(self, a: Coords, b: Coords) -> int:
+        """How many links there are between two chips."""
+        return sum(
+            len(self._steps(axis, *ends)) - 1 for axis, ends in enumerate(zip(a, b, strict=True))
+        )
 
     def reach(self, group: Sequence[int]) -> int:
         """How many links there are between the farthest corners of the box around a group."""
         longest = 0
         along = zip(*(self.places[rank] for rank in group), strict=True)
         for places, size, ring in zip(along, self.size, self.wrap, strict=True):
-            span = max(places) - min(places)
-            longest += min(span, size // 2) if ring else span
+            used = sorted({*places})
+            span = used[-1] - used[0]
+            if ring:  # the box is on the other side of the longest gap
+                gap = max(
+                    (b - a) % size or size for a, b in zip(used, [*used[1:], used[0]], strict=True)
+                )
+                span = min(size - gap, size // 2)
+            longest += span
         return longest
 
     def group_links(self, group: Sequence[int]) -> frozenset[Link]:

@@ -58,12 +58,11 @@ def devices(topology: str) -> list[Any]:
             "JAX_PLATFORMS=cpu to run programs on the CPU)"
         )
     try:
-        found = list(topologies.get_topology_desc(exact, platform="tpu").devices)
-        chips = network(found)
-        if chips is not None and any(chips.wrap):  # libtpu would compile for lines
-            wrap = chips.wrap[:3]
-            found = list(topologies.get_topology_desc(exact, platform="tpu", wrap=wrap).devices)
-        return found
+        kind, _, sides = exact.partition(":")
+        sizes = [*map(int, re.findall(r"\d+", sides)), 1, 1][:3]
+        rings = closed(2 if kind in FLAT else 3, sizes)
+        options = {"wrap": tuple(rings)} if any(rings) else {}  # by itself, libtpu takes lines
+        return list(topologies.get_topology_desc(exact, platform="tpu", **options).devices)
     except Exception as error:  # its type differs between versions of libtpu
         raise ValueError(
             f"ringcoll.mesh: libtpu has no topology {topology!r} ({error}); {_CURE}"

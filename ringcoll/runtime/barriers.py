@@ -34,7 +34,7 @@ class Order:
         return lax.optimization_barrier(values) if self.has_barriers else values
 
     def barrier_if_single(self, mine: Mine) -> Mine:
-        """Contributions; a single one is not fused with its addition, which waits for a message."""
+        """Keep XLA from fusing a lone contribution into its addition, which waits for a message."""
         return self.barrier(mine) if len(mine) == 1 else mine
 
     def zero(self) -> Array | None:

@@ -131,7 +131,7 @@ def _in_words(
 
 
 #: The identity; its lowering tells `takes_plans` a plan.
-_recorded = Primitive("ringcoll_noted")
+_recorded = Primitive("ringcoll_recorded")
 _recorded.multiple_results = True
 _recorded.def_abstract_eval(lambda *types, **told: types)
 ad.primitive_jvps[_recorded] = lambda xs, tangents, **told: (_recorded.bind(*xs, **told), tangents)

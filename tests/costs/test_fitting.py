@@ -260,6 +260,18 @@ FALLING = {
         ({"rates": {}, "axes": 2}, "start_seconds"),
         ({"rates": GOOD["rates"] | {"link_bytes_per_second": [0, ""]}}, "division by zero"),
         ({"rates": GOOD["rates"] | {"start_seconds": [-1, ""]}}, "a rate is not above 0"),
+        (
+            {"rates": GOOD["rates"] | {"built_in_share": [80, ""]}},
+            "built_in_share is 80, not a share",
+        ),
+        (
+            {"rates": GOOD["rates"] | {"built_in_sum_share": [0, ""]}},
+            "built_in_sum_share is 0, not",
+        ),
+        (
+            {"rates": GOOD["rates"] | {"devices_a_chip": [1.5, ""]}},
+            "devices_a_chip is 1.5, not a w",
+        ),
         ({"axes": "2"}, "axes is '2', not a whole number from 0"),
         ({"aliases": [1]}, "a name in `aliases`, or a source, is not text"),
         ({"curves": [FALLING | {"knots": [[1, 0], [2, 1]]}]}, "a curve has 1 bytes in 0 seconds"),

@@ -270,6 +270,26 @@ def test_layouts_of_arrays_that_are_sharded_over_an_explicit_axis():
         )
 
 
+@pytest.mark.parametrize("heads", [4, 8])
+def test_auto_counts_the_heads_of_a_device(heads):
+    """Over four ranks, a device has two or four heads, as the others are on an explicit axis."""
+    types = AxisType.Auto, AxisType.Explicit
+    mesh = jax.make_mesh((4, 2), ("x", "t"), axis_types=types)
+    x = jax.random.normal(jax.random.key(0), (1, 16, heads, 4))
+    spec = P(None, "x")
+
+    def attend(x, algorithm):
+        call = partial(cp.attention, axis_name="x", causal=True, algorithm=algorithm)
+        mapped = jax.shard_map(
+            lambda x: call(x, x, x), in_specs=spec, out_specs=spec, axis_names={"x"}
+        )
+        return np.asarray(jax.jit(mapped)(x))
+
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, P(None, None, "t"))
+        np.testing.assert_allclose(attend(x, "auto"), attend(x, "ring"), atol=1e-5)
+
+
 def test_auto_is_what_is_named_around_it():
     x = jnp.ones((1, 8, 2, 4))
     attend = over_ranks(make_mesh(4), "x", "contiguous", causal=True)

@@ -53,6 +53,13 @@ def test_limits_hold_what_is_expected_of_a_built_in_collective():
     assert first in str(caught.value)
 
 
+@pytest.mark.parametrize("wrong", [{"built_in": 80}, {"built_in_sum": 0}, {"start": -1.0}])
+def test_a_chip_of_absurd_rates_is_refused(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"^Chip: {name}={value} is not "):
+        replace(CHIP, **wrong)
+
+
 def test_within_a_limit_passes():
     for shares in (0.72, np.float32(0.72), {"all-gather": 0.43, "collective-permute": 0.29}):
         check(BOTH, shares, min_collectives=2)

@@ -68,6 +68,32 @@ def test_the_devices_of_a_chip_share_its_links():
         assert us(overlap.report(placed, chip=CHIP), "total") == (took,)
 
 
+@pytest.mark.parametrize(
+    ("places", "ring", "group", "links"),
+    [
+        (range(16), True, (15, 0), 1),
+        (range(16), True, (14, 15, 0, 1), 3),
+        (range(16), True, tuple(range(16)), 8),
+        (range(16), True, (0, 4, 8, 12), 8),
+        (range(4), False, (0, 1, 2, 3), 3),
+        (range(16), True, (5,), 0),
+    ],
+)
+def test_the_farthest_rank_of_a_group(places, ring, group, links):
+    assert Network(tuple((p,) for p in places), (ring,)).reach(group) == links
+
+
+@pytest.mark.parametrize(("chips", "took"), [(2, 2000), (4, 4000)])
+def test_both_devices_of_chips_on_a_line_gather(chips, took):
+    """Two shards of 1 MB of each chip go to each other chip: 2 * 3 of 4 chips, over six links."""
+    places = tuple(product(range(chips), range(1), range(2)))
+    network = Network(places, (False,) * 3, cores=True)
+    ranks = ",".join(map(str, range(2 * chips)))
+    text = program(*gather("g", f"{{{{{ranks}}}}}"), ranks=2 * chips)
+    report = overlap.report(overlap.Program(text, network=network), chip=CHIP)
+    assert us(report, "total") == (took,)
+
+
 def test_collectives_over_the_same_links_wait_for_each_other():
     over_all = gather("a", "{{0,1,2,3,4,5,6,7}}")  # 7 MB over two links of a corner
     assert totals(*both(gather("r", ROWS), gather("q", ROWS))) == (6000, 6000)

@@ -3,6 +3,8 @@
 A transfer takes 1001 us, a matmul 1000 us.
 """
 
+from dataclasses import replace
+
 import pytest
 from hlo_texts import (
     BACK,
@@ -150,6 +152,17 @@ def test_the_branch_with_the_most_exposed_time_counts(one, other, times):
         assert us(report, "total", "compute", "exposed") == times
         assert [row.count for row in report.rows] == [1] * (len(other) - 1)
         assert any("branch with most exposed" in line for line in report.assumptions)
+
+
+def test_the_least_is_of_the_branch_that_is_expected():
+    """A gather of 1500 us, 3000 expected, and a permute of 2 hops with a long matmul."""
+    gather = f"%g = {SHAPE} all-gather(%w), replica_groups={{{{0,1,2,3}}}}, dimensions={{0}}"
+    far = start("s", "w", "source_target_pairs={{0,2}}"), done("d", "s"), dot("l", cycles=9_000_000)
+    branches = MATMUL + branch("one", gather) + branch("other", *far)
+    line = f"%y = {SHAPE} conditional(%x, %x, %x), branch_computations={{%one, %other}}"
+    chip = replace(CHIP, built_in=0.5)
+    report = overlap.report(program(line, before=branches), chip=chip)
+    assert (report.exposed, report.least["exposed"]) == pytest.approx((3e-3, 1.5e-3))
 
 
 def test_a_transfer_may_end_in_a_branch():

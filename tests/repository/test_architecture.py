@@ -145,8 +145,8 @@ def complaints(module, source):
         path = ast.unparse(node).split(".")
         if path[0] in jax_names and any(map(is_private, path[1:])):
             yield f"uses {ast.unparse(node)}: it is private"
-        is_lax_s = path[0] in {*jax_names, "built_in"}
-        if node.attr == "ppermute" and is_lax_s and module not in SENDERS:
+        is_of_lax = path[0] in {*jax_names, "built_in"}
+        if node.attr == "ppermute" and is_of_lax and module not in SENDERS:
             yield f"uses {ast.unparse(node)}: only {SENDERS[0]} sends"
 
 

@@ -261,6 +261,8 @@ def _check_types(data: Mapping[str, Any]) -> None:
     for name, (value, _source) in data["rates"].items():
         if type(value) not in (int, float):
             raise ValueError(f"rates: {name} is {value!r}, not a number")
+        if name == "devices_a_chip" and (type(value) is not int or value < 1):
+            raise ValueError(f"{name} is {value!r}, not a whole number from 1")
     sources = [one["source"] for kind in ("curves", "matmuls") for one in data.get(kind, ())]
     if not all(isinstance(text, str) for text in (*data["aliases"], *sources)):
         raise ValueError("a name in `aliases`, or a source, is not text")
@@ -275,8 +277,11 @@ def _checked(device: Device) -> Device:
     model = device.model
     rates = (model.beta, model.gamma, model.delta, model.hop)
     is_known = model.alpha >= 0 and all(0 <= rate < inf for rate in rates)
-    if not is_known or not min(model.built_in, model.built_in_sum) > 0:
+    if not is_known:
         raise ValueError("a rate is not above 0")
+    for name, share in (("built_in", model.built_in), ("built_in_sum", model.built_in_sum)):
+        if not 0 < share <= 1:
+            raise ValueError(f"{name}_share is {share!r}, not a share above 0, up to 1")
     if any(ranks < 2 for _, ranks, _ in device.curves):
         raise ValueError("a curve is of fewer than 2 ranks")
     for curve in device.curves.values():

@@ -123,7 +123,8 @@ def attention(
     check_layout(layout, prod(sizes), prod(sizes) * q.shape[1])
     per_axis, plan = _per_axis(axes, algorithm), None
     if per_axis is None:
-        (batch, length, heads, d), groups = q.shape, k.shape[2]
+        (batch, length, _, d) = q.shape
+        heads, groups = _heads_of_a_device(q), _heads_of_a_device(k)
         shape = batch, length, heads, groups, (d, v.shape[3]), q.dtype.itemsize
         plan = fastest(Attention(sizes, layout, mask, *shape), device_kind())
         per_axis = tuple(
@@ -290,6 +291,13 @@ def _scale(scale: Any, width: int) -> float:
         raise TypeError(
             f"scale={scale!r} is not a number; pass a Python float, or multiply q by the number"
         ) from error
+
+
+def _heads_of_a_device(x: Array) -> int:
+    """The heads of `x: [b, l, h, d]`; of those that are sharded over explicit axes, the share."""
+    spec, mesh = explicit_spec(x) or [None] * 3, jax.sharding.get_abstract_mesh()
+    names = spec[2] if isinstance(spec[2], tuple) else (spec[2],)
+    return x.shape[2] // prod(mesh.shape[name] for name in names if name is not None)
 
 
 def _per_axis(axes: tuple[Hashable, ...], algorithm: Any) -> tuple[Algorithm, ...] | None:
