@@ -8,7 +8,7 @@ from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.io.text import seconds_in_words
 
 #: How much longer than the cheapest form the built-in may take by price, and still run. Prices are
-#: off by about as much: half of those of hidden collectives by less than 4 %
+#: off by about as much: half of those of hidden collectives by less than 6 %
 #: (`tests/costs/test_under_work.py`).
 ERROR: Final = 1.05
 
