@@ -62,9 +62,8 @@ class _Counted:
         names = {_Kind.FIXED: "reread", _Kind.SLICED: "slice_reads", _Kind.MOVING: "read_once"}
         for value, kind in zip(eqn.invars, kinds, strict=True):
             self.moved[names[kind]] += times * nbytes(value.aval)
-        self.moved["accumulated" if result.shape in self.sums else "read_once"] += times * nbytes(
-            result
-        )
+        name = "accumulated" if result.shape in self.sums else "read_once"
+        self.moved[name] += times * nbytes(result)
 
 
 def work_of(

@@ -183,9 +183,8 @@ def _seconds(work: Work, share: float, model: Model, is_near: bool) -> float:
 
     `is_near` says whether what is read again was fetched to the memory next to the core.
     """
-    reading = work.read_once * share * model.hbm_seconds + work.reread * (
-        model.vmem_seconds if is_near else model.hbm_seconds
-    )
+    again = model.vmem_seconds if is_near else model.hbm_seconds
+    reading = work.read_once * share * model.hbm_seconds + work.reread * again
     return max(model.start + work.flops * share * model.delta, reading)
 
 

@@ -78,9 +78,11 @@ class Report:
 
         Without times, it is the share of collectives that have no matmul under them.
         """
-        return self._share(
-            self.exposed if self.timed else sum(row.without_matmul for row in self.rows)
-        )
+        return self._share(self.exposed if self.timed else self._without_matmul)
+
+    @property
+    def _without_matmul(self) -> int:
+        return sum(row.without_matmul for row in self.rows)
 
     def exposed_of(self, kind: str) -> float:
         """Exposed seconds of one kind of collective, such as "all-gather"."""
@@ -108,7 +110,7 @@ class Report:
         if self.timed:
             part, whole = f"{self.exposed * 1e6:.0f}", f"{self.total * 1e6:.0f} us"
         else:
-            part = f"{sum(row.without_matmul for row in self.rows)}"
+            part = f"{self._without_matmul}"
             whole = f"{sum(row.count for row in self.rows)} collectives"
         return f"{part} of {whole} exposed ({self.exposed_share:.1%})"
 
@@ -333,8 +335,8 @@ def _totals(report: Report) -> list[str]:
         )
     if not isinstance(report.chip, Chip):
         count = sum(row.count for row in report.rows)
-        bare = sum(row.without_matmul for row in report.rows)
-        lines.append(f"{count - bare} of {count} collectives have a matmul between start and done")
+        hidden = count - report._without_matmul
+        lines.append(f"{hidden} of {count} collectives have a matmul between start and done")
     sizes = [
         f"{what} {size / 2**20:.1f} MiB"
         for what, size in (("temporaries", report.temporaries), ("program", report.program_bytes))

@@ -337,9 +337,8 @@ class Timeline:
             before = pending.before
             for key in _WORK:
                 self.tally[pending.name, key] += self.tally[key,] - before[key]
-            self.tally[pending.name, "without_matmul"] += (
-                self.tally["matmuls",] == before["matmuls"]
-            )
+            is_alone = self.tally["matmuls",] == before["matmuls"]
+            self.tally[pending.name, "without_matmul"] += is_alone
             self.tally[pending.name, "exposed"] += waited
             self.tally[pending.name, "count"] += 1
         return pending

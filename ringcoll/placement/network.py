@@ -67,7 +67,13 @@ class Network:
 
     def hops(self, source: int, target: int) -> int:
         """How many links a message from one rank to another passes."""
-        return len(self.path(source, target))
+        return self._distance(self.places[source], self.places[target])
+
+    def _distance(self, a: Coords, b: Coords) -> int:
+        """How many links there are between two places, or two chips."""
+        return sum(
+            len(self._steps(axis, *ends)) - 1 for axis, ends in enumerate(zip(a, b, strict=True))
+        )
 
     @cached_property
     def _neighbours(self) -> dict[Coords, set[Coords]]:
@@ -108,12 +114,6 @@ class Network:
             return len(group) * others  # no two chips are more than this many links apart
         far = {a: max(others, *(self._distance(a, b) for b in chips)) for a in chips}
         return sum(far[self._chip(self.places[rank])] for rank in group)
-
-    def _distance(self, a: Coords, b: Coords) -> int:
-        """How many links there are between two chips."""
-        return sum(
-            len(self._steps(axis, *ends)) - 1 for axis, ends in enumerate(zip(a, b, strict=True))
-        )
 
     def reach(self, group: Sequence[int]) -> int:
         """How many links there are between the farthest corners of the box around a group."""

@@ -60,13 +60,17 @@ def devices(topology: str) -> list[Any]:
     try:
         kind, _, sides = exact.partition(":")
         sizes = [*map(int, re.findall(r"\d+", sides)), 1, 1][:3]
-        rings = closed(2 if kind in FLAT else 3, sizes)
+        rings = closed(_axes(kind), sizes)
         options = {"wrap": tuple(rings)} if any(rings) else {}  # by itself, libtpu takes lines
         return list(topologies.get_topology_desc(exact, platform="tpu", **options).devices)
     except Exception as error:  # its type differs between versions of libtpu
         raise ValueError(
             f"ringcoll.mesh: libtpu has no topology {topology!r} ({error}); {_CURE}"
         ) from error
+
+
+def _axes(kind: str) -> int:
+    return 2 if kind in FLAT else 3
 
 
 def _libtpu_name(topology: str) -> str:
@@ -85,7 +89,7 @@ def _libtpu_name(topology: str) -> str:
             "v5e:8"
         )
     kind = _CLOUD.get(match[1], match[1])
-    axes = 2 if kind in FLAT else 3
+    axes = _axes(kind)
     if any(n != 1 for n in sizes[2:]) and axes == 2:
         words = f"{topology!r}: {kind} has two axes; name such as {kind}:4x2"
         raise ValueError(f"ringcoll.mesh: {words}")
@@ -123,7 +127,7 @@ def network(devices: Iterable[Any]) -> Network | None:
     placed = tuple(tuple(n - least for n, least in zip(p, first, strict=True)) for p in places)
     size = [max(axis) + 1 for axis in zip(*placed, strict=True)]
     kind = KINDS.get(flat[0].device_kind, "")
-    rings = *closed(2 if kind in FLAT else 3, size[:3]), False  # the cores of a chip are no ring
+    rings = *closed(_axes(kind), size[:3]), False  # the cores of a chip are no ring
     # Of a slice that begins elsewhere, the devices are a part.
     wrap = tuple(ring and not n for ring, n in zip(rings, first, strict=True))
     return Network(placed, wrap, cores=True)
