@@ -25,16 +25,16 @@ def nearest(queries: Array, points: Array, k: int, axis: str) -> Nearest:
     """
     numbers = jnp.arange(lax.axis_size(axis) * len(points))
 
-    def visit(best: Nearest, arrived: ringcoll.Arrived) -> Nearest:
+    def visit(best: Nearest, arrived: ringcoll.Rows) -> tuple[Nearest, None]:
         for part in arrived.parts():  # of a shard, or a whole one
             products = jnp.dot(queries, part.value.T, preferred_element_type=jnp.float32)
             closeness = 2 * products - squared_length(part.value)[None]
             closest, rows = lax.top_k(closeness, min(k, len(part.value)))
             best = merged(best, (-closest, part.take(numbers)[rows]))
-        return best
+        return best, None
 
     start = jnp.full((len(queries), k), jnp.inf), jnp.zeros((len(queries), k), numbers.dtype)
-    squares, found = ringcoll.gather(points, axis, visit, start)
+    (squares, found), _ = ringcoll.gather(points, axis, visit, start)
     return squares + squared_length(queries)[:, None], found
 
 

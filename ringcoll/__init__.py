@@ -27,12 +27,19 @@ from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
 from ringcoll.collectives.explaining import explain
-from ringcoll.collectives.gathering import exchange, gather, reduce, tour
+from ringcoll.collectives.gathering import (
+    all_gather_map,
+    exchange,
+    gather,
+    map_reduce_scatter,
+    reduce,
+    tour,
+)
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.tree_order import Tree
-from ringcoll.collectives.visits import Arrived, Wanted, per_shard
+from ringcoll.collectives.visits import Rows, per_shard
 from ringcoll.costs.wire import Wire
 from ringcoll.ipython import load_ipython_extension as load_ipython_extension
 from ringcoll.ipython import register as _register
@@ -51,21 +58,21 @@ from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, Schedu
 __version__ = "0.1.0"  # `pyproject.toml` reads it here
 __all__ = [
     "AllToAllSchedule",
-    "Arrived",
     "GatherOptions",
     "MatmulOptions",
     "Move",
+    "Rows",
     "Schedule",
     "ScheduleError",
     "SizeError",
     "Table",
     "Tree",
-    "Wanted",
     "Wire",
     "algorithm",
     "algorithms",
     "all_gather",
     "all_gather_einsum",
+    "all_gather_map",
     "all_gather_matmul",
     "all_to_all",
     "costs",
@@ -80,6 +87,7 @@ __all__ = [
     "lax",
     "layers",
     "learn",
+    "map_reduce_scatter",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "mesh",

@@ -17,7 +17,7 @@ every rank sends to the next one (shift 1) the shard that came from t ranks befo
 
     Schedule((n,), tuple((Move(1, (t,)),) for t in range(n - 1)))
 
-The list does not say what is done with a shard: `ringcoll.runtime.engine` runs it, and hands each
+The list does not say what is done with a shard: `ringcoll.runtime.run` runs it, and hands each
 shard that arrives to a visit. (The ten lines send once more than the list; nobody uses what arrives
 last.)
 

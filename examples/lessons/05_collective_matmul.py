@@ -39,8 +39,8 @@ jax.set_mesh(jax.make_mesh((N,), ("x",)))
 ## Four ways to compute one product
 
 On each rank the product of `x: [M/N, K]` and `w: [K, F/N]` is `[M, F/N]`. In the third one, the
-loop is ringcoll's, and what is done with a shard is a function: `ringcoll.gather` calls it for all
-that arrived in a round. It knows where the rows belong.
+loop is ringcoll's, and what is done with a shard is a function: `ringcoll.all_gather_map` calls it
+for all rows that arrived in a round, and puts the results in order.
 """
 
 # %%
@@ -61,12 +61,11 @@ def by_hand(x: Array, w: Array) -> Array:
     return jnp.stack(products)[origins].reshape(-1, w.shape[1])
 
 
-def by_visits(x: Array, w: Array) -> Array:
-    def visit(y: Array, arrived: ringcoll.Arrived) -> Array:  # runs while the next shards travel
-        return arrived.place(y, arrived.value @ w)
+def by_map(x: Array, w: Array) -> Array:
+    def product(rows: Array) -> Array:  # runs while the next shards travel
+        return rows @ w
 
-    y = jax.ShapeDtypeStruct((M, w.shape[1]), x.dtype)  # a buffer that nobody has to fill
-    return ringcoll.gather(x, "x", visit, y, algorithm="ring")
+    return ringcoll.all_gather_map(product, x, "x", algorithm="ring")
 
 
 def ours(x: Array, w: Array) -> Array:
@@ -108,7 +107,7 @@ x, w = (rng.integers(-2, 3, shape).astype(np.float32) for shape in ((M, K), (K, 
 specs = P("x", None), P(None, "x")
 operands = jax.device_put((x, w), specs)
 y = x @ w
-ways = {"by hand": by_hand, "by visits": by_visits, "all_gather_matmul": ours}
+ways = {"by hand": by_hand, "by all_gather_map": by_map, "all_gather_matmul": ours}
 for name, matmul in ways.items():
     program, gradients = compiled(matmul), compiled_gradients(matmul)
     claim(f"{name}: the product", np.array_equal(program(*operands), y))

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -12,16 +11,14 @@ from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import Pytree, bind_leaves
-from ringcoll.collectives.placing import WRITTEN_AS_BITS
+from ringcoll.collectives.placing import WRITTEN_AS_BITS, blocks, placed
 from ringcoll.collectives.public import public
 from ringcoll.collectives.wires import WireLike
 from ringcoll.costs.wire import Wire
-from ringcoll.runtime import built_in, engine
-from ringcoll.runtime.contributions import Shard
+from ringcoll.runtime import built_in, run
 from ringcoll.runtime.hop import Ranks, as_bits, moved
-from ringcoll.runtime.slicing import dynamic_slice_in_dim, dynamic_update_slice_in_dim, start_of
+from ringcoll.runtime.parts import Layout
 from ringcoll.runtime.value_types import empty, sharded_dims
-from ringcoll.runtime.wire import encoded_once
 from ringcoll.schedules.schedule import AllToAllSchedule
 
 
@@ -63,29 +60,15 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
         sent = x if self.wire else bits
         size = x.shape[split] // schedule.size
-        blocks = []
-        for d in range(schedule.size):
-            start = start_of(ranks.origin(d, forward=True), size, 0, x.shape[split])
-            block = dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
-            blocks.append(block)
         shape = [size if d == split else s for d, s in enumerate(x.shape)]
-        width = shape[concat]
+        layout = Layout(concat, shape[concat])
         shape[concat] *= schedule.size
-        out = empty(shape, bits, ranks.axes)
-
-        def visit(out: Array, arrived: list[Shard]) -> Array:
-            for block in arrived:
-                at = start_of(block.origin, width, 0, shape[concat])
-                value = as_bits(block.value, WRITTEN_AS_BITS)[0]
-                out = dynamic_update_slice_in_dim(
-                    out, value, at, concat, allow_negative_indices=False
-                )
-            return out
-
-        of_rounds: tuple[Any, Any] = blocks, visit
-        if self.wire:
-            of_rounds = encoded_once(self.wire, blocks, visit)
-        return back(engine.exchange(schedule, ranks, *of_rounds, out))
+        out, visit = empty(shape, bits, ranks.axes), placed(layout)
+        return back(
+            run.exchange(
+                schedule, ranks, layout, blocks(sent, split, ranks), visit, out, wire=self.wire
+            )
+        )
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, dims=self.dims[::-1])(*cts)

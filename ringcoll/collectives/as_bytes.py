@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.runtime import built_in
-from ringcoll.runtime.engine import UNROLL_UP_TO
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.run import UNROLL_UP_TO
 from ringcoll.runtime.wire import Wire, decode, encode
 
 #: A function from one message to floats.

@@ -1,7 +1,7 @@
 """What the jaxpr of a caller's function tells: the work of its products, and what it reads."""
 
 from collections import Counter
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
@@ -98,33 +98,3 @@ MOVES = [
     *("broadcast_in_dim", "copy", "dynamic_slice", "gather", "name", "pcast", "pvary", "reshape"),
     *("reshard", "rev", "sharding_constraint", "slice", "squeeze", "stop_gradient", "transpose"),
 ]
-#: Operations that write something beside what they move.
-_WRITES = [
-    *("concatenate", "convert_element_type", "dynamic_update_slice", "optimization_barrier", "pad"),
-    *("scatter", "select_n", "split"),
-]
-
-
-def holders(jaxpr: Any, numbers: Collection[int]) -> set[int] | None:
-    """The results that hold what these operands held; None if the jaxpr computes with it."""
-    holding = {jaxpr.invars[i] for i in numbers}
-    for eqn in jaxpr.eqns:
-        name, variables = eqn.primitive.name, eqn.invars
-        at = {i for i, v in enumerate(variables) if not isinstance(v, Literal) and v in holding}
-        inners = [getattr(inner, "jaxpr", inner) for inner in jaxprs_in_params(eqn.params)]
-        if not at or name == "while":
-            continue  # what a loop of unknown length computes is not looked at
-        if name in (*MOVES, *_WRITES):
-            holding.update(eqn.outvars)
-            continue
-        if not inners or name.startswith(("scatter", "reduce")):
-            return None
-        for inner in inners:
-            first = len(variables) - len(inner.invars)  # a branch does not get the index
-            if first not in (0, 1):
-                continue  # nor at what a kernel computes
-            results = holders(inner, {i - first for i in at if i >= first})
-            if results is None:
-                return None
-            holding |= {eqn.outvars[i] for i in results}
-    return {i for i, v in enumerate(jaxpr.outvars) if not isinstance(v, Literal) and v in holding}

@@ -1,19 +1,16 @@
 """Your own work under the messages of a schedule: `gather` visits shards, `reduce` produces them.
 
-A collective matmul is three lines (inside `jax.shard_map`):
+A collective matmul is one line (inside `jax.shard_map`):
 
     def all_gather_matmul(x, w, axis):      # x: [m/n, k], w: [k, f] -> [m, f]
-        def visit(y, arrived):              # runs while the next shards travel
-            return arrived.place(y, arrived.value @ w)
-        n = lax.axis_size(axis)
-        return gather(x, axis, visit, jax.ShapeDtypeStruct((n * len(x), w.shape[1]), x.dtype))
+        return all_gather_map(lambda rows: rows @ w, x, axis)
 
     def matmul_reduce_scatter(x, w, axis):  # x: [m, k/n], w: [k/n, f] -> [m/n, f]
-        return reduce(lambda wanted: wanted.take(x) @ w, axis)
+        return map_reduce_scatter(lambda rows: rows @ w, x, axis)
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,35 +23,118 @@ from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.choose.under_work import gather_plans, hides, scatter_plans, tour_plans
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
-from ringcoll.collectives.counting import holders, work_of
+from ringcoll.collectives.counting import work_of
 from ringcoll.collectives.front_door import wide_dtype
+from ringcoll.collectives.placing import blocks
 from ringcoll.collectives.public import integer, public
-from ringcoll.collectives.visits import Arrived, CutShards, Rounds, Wanted
+from ringcoll.collectives.visits import CutShards, Rounds, Rows, all_rows, any_rows, own_rows
 from ringcoll.collectives.wide_gradients import with_wide_gradients
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
+from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.scopes import record_plan_at_lowering
-from ringcoll.runtime.value_types import device_kind, empty, type_in_words, varying, varying_like
+from ringcoll.runtime.value_types import device_kind, type_in_words, varying, varying_like
+
+#: `(carry, arrived) -> (carry, rows)`, as the body of a `jax.lax.scan`.
+Visit = Callable[[Any, Rows], tuple[Any, Any]]
 
 
 @public()
-def gather(
+def all_gather_map(
+    f: Callable[[Any], Any],
     x: Any,
     axis_name: AxisName,
-    visit: Callable[[Any, Arrived], Any],
-    carry: Any,
     *,
     dim: int = 0,
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
     work: Work | None = None,
 ) -> Any:
-    """Visit the shards of all ranks, while the next ones travel.
+    """f of the rows of all ranks, computed for each shard while the next ones travel.
 
-    x: [m/n, ...] on each rank. `visit(carry, arrived)` is called once a round, first with this
-    rank's own shard. It gets all that arrived in the round, end to end along `dim`: one large
-    product is faster than several small ones. `per_shard` makes such a visit from one of single
-    shards.
+    `x: [m/n, ...] -> [m, ...]`: f makes a row of each row: `f(all_gather(x, tiled=True))`, but f
+    is called once a round, for the rows that arrived.
+
+    Steps and bytes, gradient: as `gather`, of which this is the shortest use.
+
+    Args:
+        f: a function of rows: an array, or a pytree of arrays, with as many rows along `dim` as it
+            gets. What it makes of a row must not depend on other rows.
+        x, axis_name, dim, axis_index_groups, algorithm, work: as for `gather`.
+
+    Raises: as `gather`.
+
+    Source: as for `gather`.
+
+    >>> matmul = lambda x, w: ringcoll.all_gather_map(lambda rows: rows @ w, x, "x")
+    >>> y = ranks(matmul, (P("x"), P()), P("x"))(jnp.ones((8, 2)), jnp.ones((2, 3)))
+    >>> y.shape, float(y[0, 0])  # every rank has all 8 rows
+    ((32, 3), 2.0)
+    """
+    _check_function("f", f)
+    options: Any = {"dim": dim, "axis_index_groups": axis_index_groups, "algorithm": algorithm}
+    visit: Visit = lambda carry, arrived: (carry, f(arrived.value))  # noqa: E731
+    return gather(x, axis_name, visit, None, work=work, **options)[1]
+
+
+@public()
+def map_reduce_scatter(
+    f: Callable[[Any], Any],
+    x: Any,
+    axis_name: AxisName,
+    *,
+    dim: int = 0,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+    accumulate_dtype: DTypeLike | None = None,
+    work: Work | None = None,
+) -> Any:
+    """The sum over ranks of f of their rows; each rank gets its shard of the sum.
+
+    `x: [m, ...] -> [m/n, ...]`: `psum_scatter(f(x), tiled=True)`, but f is called once a round, for
+    the rows whose sums leave next, while the sums before travel.
+
+    Steps and bytes, gradient: as `reduce`, of which this is the shortest use.
+
+    Args:
+        f: as for `all_gather_map`.
+        x: an array, or a pytree of arrays, with the rows of all ranks.
+        axis_name, dim, axis_index_groups, algorithm, accumulate_dtype, work: as for `reduce`.
+
+    Raises: as `reduce`.
+
+    Source: as for `gather`.
+
+    >>> matmul = lambda x, w: ringcoll.map_reduce_scatter(lambda rows: rows @ w, x, "x")
+    >>> y = ranks(matmul, (P(None, "x"), P("x")))(jnp.ones((8, 4)), jnp.ones((4, 3)))
+    >>> y.shape, float(y[0, 0])
+    ((8, 3), 4.0)
+    """
+    _check_function("f", f)
+    options: Any = {"dim": dim, "axis_index_groups": axis_index_groups, "algorithm": algorithm}
+    options |= {"accumulate_dtype": accumulate_dtype, "work": work}
+    return reduce(lambda wanted: f(wanted.take(x)), axis_name, **options)
+
+
+@public()
+def gather(
+    x: Any,
+    axis_name: AxisName,
+    visit: Visit,
+    carry: Any,
+    *,
+    dim: int = 0,
+    axis_index_groups: Groups = None,
+    algorithm: Algorithm = "auto",
+    work: Work | None = None,
+) -> tuple[Any, Any]:
+    """All-gather, and visit what arrives in a round while the next shards travel.
+
+    x: [m/n, ...] on each rank. `visit(carry, arrived)` returns `(carry, rows)`, as the body of a
+    `jax.lax.scan`. It is called once a round, first with this rank's own shard, and gets all that
+    arrived in the round, end to end along `dim`: one large product is faster than several small
+    ones. `per_shard` makes such a visit from one of single shards. The rows of all visits end up
+    in order: [m, ...].
 
     Steps and bytes: those of `all_gather` by the algorithm. By "lax" there is one visit, of all
     shards, after the all_gather.
@@ -65,58 +145,65 @@ def gather(
     Args:
         x: an array or a pytree of arrays, which all have the same length along `dim`.
         axis_name: a name, or several.
-        visit: returns a carry of the same shapes and dtypes. It must not depend on the order of
-            visits: each algorithm has its own. It is traced more often than it runs.
-        carry: a pytree of arrays. A `jax.ShapeDtypeStruct` is a buffer that is not filled, for
-            visits that `place` every row.
+        visit: returns a carry of the same shapes and dtypes, and rows: an array, or a pytree of
+            arrays, with as many rows along `dim` as arrived; or None. What it makes of rows must
+            not depend on the order of visits: each algorithm has its own. It is traced more often
+            than it runs.
+        carry: a pytree of arrays.
         dim: the dimension along which shards are joined, of each array.
         axis_index_groups: as for `all_gather`, but of one size.
         algorithm: as for `all_gather`, but no `Table`. "auto" is the cheapest by price on TPUs, if
             the work is known, and elsewhere "lax".
         work: all the work of the visits, for "auto"; None: the products in `visit` are counted.
 
+    Returns:
+        The last carry, and the rows of all visits.
+
     Raises:
         NameError: an axis is not bound.
-        TypeError: x has no array; a visit returns a carry of a different shape or dtype.
+        TypeError: x has no array; a visit returns no pair, or a carry of a different shape or
+            dtype.
         ValueError: arrays of x have different lengths; there is no such dimension or algorithm;
-            `arrived.place` or `arrived.take` gets an array with a wrong number of rows.
+            a visit returns a wrong number of rows, or `arrived.take` gets such an array.
 
     Source: Wang et al., "Overlap Communication with Dependent Computation via Decomposition in
     Large Deep Learning Models" (ASPLOS 2023).
 
-    >>> def rows(x, w):
-    ...     def visit(y, arrived):
-    ...         return arrived.place(y, arrived.value @ w)
-    ...     return ringcoll.gather(x, "x", visit, jax.ShapeDtypeStruct((8, 3), x.dtype))
-    >>> y = ranks(rows, (P("x"), P()), P("x"))(jnp.ones((8, 2)), jnp.ones((2, 3)))
-    >>> y.shape, float(y[0, 0])  # every rank has all 8 rows
-    ((32, 3), 2.0)
+    >>> def normed(x, w):  # the largest product, beside all products
+    ...     def visit(largest, arrived):
+    ...         y = arrived.value @ w
+    ...         return jnp.maximum(largest, y.max()), y
+    ...     largest, y = ringcoll.gather(x, "x", visit, -jnp.inf)
+    ...     return y / largest
+    >>> y = ranks(normed, (P("x"), P()), P("x"))(jnp.arange(8.0).reshape(8, 1), jnp.ones((1, 1)))
+    >>> print(y[:8, 0] * 7)
+    [0. 1. 2. 3. 4. 5. 6. 7.]
     """
-    rounds = _rounds("gather", visit, axis_name, axis_index_groups, dim, algorithm, "all_gather")
+    call = _Call.of("gather", "visit", visit, axis_name, axis_index_groups, dim, algorithm)
     _, shard_bytes = _checked_rows("x", x, dim)
-    x, checked = jax.tree.map(jnp.asarray, x), _keeping_carry(visit)
+    x, visit = jax.tree.map(jnp.asarray, x), _checked_visit(visit, dim)
+    whole = False
     try:
-        carry, program = _typed_as_visited(rounds, checked, carry, rounds.own(x))
+        carry, program, rows = _typed(call, visit, carry, own_rows(x, call.ranks, dim, whole=False))
     except CutShards:
-        rounds = replace(rounds, whole=True)
-        carry, program = _typed_as_visited(rounds, checked, carry, rounds.own(x))
-    shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
+        whole = True
+        carry, program, rows = _typed(call, visit, carry, own_rows(x, call.ranks, dim))
     if work is None:
-        work = work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size, shapes)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
+        work = work_of(program.jaxpr, len(jax.tree.leaves(x)), call.ranks.size, shapes)
 
     def plans(work: Work, sizes: tuple[int, ...], model: Model) -> list[Plan]:
-        return gather_plans([work], shard_bytes, sizes, model, whole=rounds.whole)
+        return gather_plans([work], shard_bytes, sizes, model, whole=whole)
 
-    plan = _planned(rounds, work, plans)
-    x = record_plan_at_lowering("gather", rounds.axes, x, lambda platform: plan)
-    adds = work is not None and work.accumulated > 0
-    checked = with_wide_gradients(checked, program)
-    return replace(rounds, algorithm=plan.algorithm).gather(x, checked, carry, adds=adds)
+    plan = call.plan(work, plans)
+    x = record_plan_at_lowering("gather", call.axes, x, lambda platform: plan)
+    adds, visit = work is not None and work.accumulated > 0, with_wide_gradients(visit, program)
+    return call.rounds(plan, whole=whole).gather(x, visit, carry, rows, adds=adds)
 
 
 @public()
 def reduce(
-    produce: Callable[[Wanted], Any],
+    produce: Callable[[Rows], Any],
     axis_name: AxisName,
     *,
     dim: int = 0,
@@ -125,7 +212,7 @@ def reduce(
     accumulate_dtype: DTypeLike | None = None,
     work: Work | None = None,
 ) -> Any:
-    """Sum what all ranks produce; each rank gets its shard of the sum. `gather` run backward.
+    """Reduce-scatter of what all ranks produce, while sums travel. `gather` run backward.
 
     `produce(wanted)` gives this rank's contributions to the rows that leave next, while the sums
     before travel: [m, ...] in all, and [m/n, ...] of the sum on each rank.
@@ -157,34 +244,35 @@ def reduce(
     >>> y.shape, float(y[0, 0])
     ((8, 3), 4.0)
     """
-    rounds = _rounds("reduce", produce, axis_name, axis_index_groups, dim, algorithm)
+    call = _Call.of("reduce", "produce", produce, axis_name, axis_index_groups, dim, algorithm)
 
-    def widened(wanted: Wanted) -> Any:
+    def widened(wanted: Rows) -> Any:
         return _widened(accumulate_dtype, produce(wanted))
 
-    program, out = jax.make_jaxpr(widened, return_shape=True)(rounds.wanted())
+    program, out = jax.make_jaxpr(widened, return_shape=True)(any_rows(call.ranks, dim))
     size, block_bytes = _checked_sums("what is produced", out, dim)
     # A function that forgets `wanted` makes the same rows for any; on a ring nobody would see it.
-    every, rows = jax.eval_shape(produce, rounds.wanted_all(size)), rounds.ranks().size * size
+    every = jax.eval_shape(produce, all_rows(call.ranks, dim, size))
+    rows = call.ranks.size * size
     if wrong := {x.shape[dim] for x in jax.tree.leaves(every)} - {rows}:
         raise ValueError(
             f"produce makes {min(wrong)} rows where {rows} are wanted, and {size} where {size} "
             "are; make a row for each, as wanted.take does"
         )
     if work is None:
-        work = work_of(program.jaxpr, 0, rounds.ranks().size)
-    plan = _planned(rounds, work, lambda work, *on: scatter_plans(work, block_bytes, *on))
-    rounds = replace(rounds, algorithm=plan.algorithm)
-    widened = with_wide_gradients(widened, program)
-    total = _with_dtypes(rounds.reduce(widened, size, by_turns=plan.by_turns), every)
-    return record_plan_at_lowering("reduce", rounds.axes, total, lambda platform: plan)
+        work = work_of(program.jaxpr, 0, call.ranks.size)
+    plan = call.plan(work, lambda work, *on: scatter_plans(work, block_bytes, *on))
+    produced = with_wide_gradients(widened, program)
+    total = call.rounds(plan).reduce(produced, size, by_turns=plan.by_turns)
+    total = _with_dtypes(total, every)
+    return record_plan_at_lowering("reduce", call.axes, total, lambda platform: plan)
 
 
 @public()
 def tour(
     x: Any,
     axis_name: AxisName,
-    visit: Callable[[Any, Arrived], tuple[Any, Any]],
+    visit: Visit,
     carry: Any,
     *,
     dim: int = 0,
@@ -193,7 +281,7 @@ def tour(
     accumulate_dtype: DTypeLike | None = None,
     work: Work | None = None,
 ) -> tuple[Any, Any]:
-    """Send this rank's shard round all ranks; the sum of what they make of it comes home.
+    """All-gather and reduce-scatter in step: the sum of what ranks make of a shard comes home.
 
     x: [m/n, ...] on each rank. `visit(carry, arrived)` returns the next carry and, for the rows
     that arrived, as many rows of results. The sum of all ranks' results for a shard follows it, one
@@ -226,35 +314,25 @@ def tour(
     >>> print(ranks(squares)(jnp.arange(4.0)))  # each number times 1 + 2 + 3 + 4
     [ 0. 10. 20. 30.]
     """
-    rounds = _rounds("tour", visit, axis_name, axis_index_groups, dim, algorithm)
+    call = _Call.of("tour", "visit", visit, axis_name, axis_index_groups, dim, algorithm)
     size, shard_bytes = _checked_rows("x", x, dim)
-    x = jax.tree.map(jnp.asarray, x)
-    result_types, sum_bytes = None, 0
+    x, checked = jax.tree.map(jnp.asarray, x), _checked_visit(visit, dim)
+    result_types: Any = None
 
-    def checked(carry: Any, arrived: Arrived) -> tuple[Any, Any]:
+    def widened(carry: Any, arrived: Rows) -> tuple[Any, Any]:
         nonlocal result_types
-        both = visit(carry, arrived)
-        if not isinstance(both, tuple) or len(both) != 2:
-            raise TypeError(
-                f"visit returns {type(both).__name__}, and no pair; return (carry, results)"
-            )
-        result_types = jax.tree.map(jax.typeof, both[1])
-        return _like_carry(carry, both[0]), _widened(accumulate_dtype, both[1])
+        carry, rows = checked(carry, arrived)
+        result_types = jax.tree.map(jax.typeof, rows)
+        return carry, _widened(accumulate_dtype, rows)
 
-    def visit_own(carry: Any, own: Arrived) -> Any:
-        nonlocal sum_bytes
-        carry, results = checked(carry, own)
-        _, sum_bytes = _checked_sums("what a visit makes", results, dim, size)
-        return carry
-
-    carry, program = _typed_as_visited(rounds, visit_own, carry, rounds.own(x))
+    carry, program, rows = _typed(call, widened, carry, own_rows(x, call.ranks, dim))
+    _, sum_bytes = _checked_sums("what a visit makes", rows, dim, size)
     if work is None:
-        work = work_of(program.jaxpr, len(jax.tree.leaves(x)), rounds.ranks().size)
-    plan = _planned(rounds, work, lambda work, *on: tour_plans(work, shard_bytes, sum_bytes, *on))
-    x = record_plan_at_lowering("tour", rounds.axes, x, lambda platform: plan)
-    checked = with_wide_gradients(checked, program)
-    rounds = replace(rounds, algorithm=plan.algorithm)
-    carry, total = rounds.tour(x, checked, carry, halved=True)
+        work = work_of(program.jaxpr, len(jax.tree.leaves(x)), call.ranks.size)
+    plan = call.plan(work, lambda work, *on: tour_plans(work, shard_bytes, sum_bytes, *on))
+    x = record_plan_at_lowering("tour", call.axes, x, lambda platform: plan)
+    visit = with_wide_gradients(widened, program)
+    carry, total = call.rounds(plan).tour(x, visit, carry, halved=True)
     return carry, _with_dtypes(total, result_types)
 
 
@@ -262,18 +340,18 @@ def tour(
 def exchange(
     x: Any,
     axis_name: AxisName,
-    visit: Callable[[Any, Arrived], Any],
+    visit: Visit,
     carry: Any,
     *,
     dim: int = 0,
     axis_index_groups: Groups = None,
     algorithm: Algorithm = "auto",
-) -> Any:
-    """Send each rank its block of x, and visit the blocks for this rank as they arrive.
+) -> tuple[Any, Any]:
+    """All-to-all, and visit the blocks for this rank as they arrive.
 
     x: [m, ...] on each rank; block j of its rows, [m/n, ...], is for rank j.
-    `visit(carry, arrived)` is called once a round, first with this rank's own block, while the next
-    blocks travel.
+    `visit(carry, arrived)` returns `(carry, rows)`. It is called once a round, first with this
+    rank's own block, while the next blocks travel. The rows end up in order: [m, ...].
 
     Steps and bytes: those of `all_to_all` by the algorithm. By "lax", and "auto", there is one
     visit, of all blocks, after the all_to_all.
@@ -289,47 +367,96 @@ def exchange(
 
     Source: as for `all_to_all`.
 
-    >>> def placed(x):
-    ...     y = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    ...     return ringcoll.exchange(x, "x", lambda y, arrived: arrived.place(y, arrived.value), y,
-    ...                              algorithm="pairwise")
-    >>> print(ranks(placed)(jnp.arange(16)))
+    >>> def swapped(x):
+    ...     visit = lambda carry, arrived: (carry, arrived.value)
+    ...     return ringcoll.exchange(x, "x", visit, None, algorithm="pairwise")[1]
+    >>> print(ranks(swapped)(jnp.arange(16)))
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
-    rounds = _rounds("exchange", visit, axis_name, axis_index_groups, dim, algorithm, "all_to_all")
-    rounds = replace(rounds, whole=True)  # blocks are never cut
-    rows, _ = _checked_rows("x", x, dim)
-    x = jax.tree.map(jnp.asarray, x)
-    if rows % (n := rounds.ranks().size):
-        raise ValueError(f"x has {rows} rows, not divisible by {n}; pad it")
-    checked = _keeping_carry(visit)
-    own = rounds.own(rounds.blocks(x, rounds.ranks())[0])
-    carry, program = _typed_as_visited(rounds, checked, carry, own)
-    plan = Plan(rounds.collective, why=NAMED)
-    if rounds.collective == "auto":
+    given = visit, axis_name, axis_index_groups, dim, algorithm
+    call = _Call.of("exchange", "visit", *given, collective="all_to_all")
+    count, _ = _checked_rows("x", x, dim)
+    x, visit = jax.tree.map(jnp.asarray, x), _checked_visit(visit, dim)
+    if count % (n := call.ranks.size):
+        raise ValueError(f"x has {count} rows, not divisible by {n}; pad it")
+    own = own_rows(blocks(x, dim, call.ranks)[0], call.ranks, dim)
+    carry, program, rows = _typed(call, visit, carry, own)
+    plan = Plan(call.algorithm, why=NAMED)
+    if call.algorithm == "auto":
         plan = Plan(LAX, why="an exchange has no price under work")
-    x = record_plan_at_lowering("exchange", rounds.axes, x, lambda platform: plan)
-    checked = with_wide_gradients(checked, program)
-    return replace(rounds, algorithm=plan.algorithm).exchange(x, checked, carry)
+    x = record_plan_at_lowering("exchange", call.axes, x, lambda platform: plan)
+    visit = with_wide_gradients(visit, program)
+    return call.rounds(plan).exchange(x, visit, carry, rows)
 
 
-def _rounds(
-    name: str,
-    function: Callable[..., Any],
-    axis_name: AxisName,
-    axis_index_groups: Groups,
-    dim: int,
-    algorithm: Algorithm,
-    collective: str = "psum_scatter",
-) -> Rounds:
-    """The rounds of a call, before there is a plan; its ranks and its algorithm are checked."""
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """What a call says about its rounds, checked.
+
+    Attributes:
+        name: the name of the function.
+        axes, groups, ranks: the ranks that take part.
+        dim: the dimension of the rows.
+        algorithm: the algorithm that it names, or "auto".
+    """
+
+    name: str
+    axes: tuple[Hashable, ...]
+    groups: tuple[tuple[int, ...], ...] | None
+    ranks: Ranks
+    dim: int
+    algorithm: Algorithm
+
+    @staticmethod
+    def of(
+        name: str,
+        argument: str,
+        function: Any,
+        axis_name: AxisName,
+        axis_index_groups: Groups,
+        dim: int,
+        algorithm: Algorithm,
+        collective: str = "all_gather",
+    ) -> "_Call":
+        _check_function(argument, function)
+        axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
+        algorithm = choice.algorithm_of(algorithm, axes, groups, collective)
+        where: Any = {"axes": axes, "groups": groups, "ranks": Ranks.over(axes, groups)}
+        return _Call(name=name, **where, dim=integer("dim", dim), algorithm=algorithm)
+
+    def plan(
+        self,
+        work: Work | None,
+        plans_on: Callable[[Work, tuple[int, ...], Model], list[Plan]],
+    ) -> Plan:
+        """The plan. `plans_on` gives those of the work, on axes of sizes, on a machine."""
+        if not isinstance(work, Work | None):
+            raise TypeError(f"work={work!r}; pass a ringcoll.costs.Work(flops)")
+        if self.algorithm != "auto":
+            return Plan(self.algorithm, why=NAMED)
+        if self.groups or not hides(device_kind()):
+            return Plan(LAX, why=f"{NOTHING_HIDES}, and only without groups")
+        if work is None:
+            return Plan(LAX, why="no product was counted; give its work")
+        sizes = self.ranks.shape
+        return cheapest(plans_on(work, sizes, choice.model_of(sizes)))
+
+    def rounds(self, plan: Plan, *, whole: bool = False) -> Rounds:
+        """The rounds of a plan. By "lax", the collective is "auto", unless the call names "lax"."""
+        return Rounds(
+            name=self.name,
+            axes=self.axes,
+            groups=self.groups,
+            algorithm=plan.algorithm,
+            collective=self.algorithm,
+            dim=self.dim,
+            whole=whole,
+        )
+
+
+def _check_function(name: str, function: Any) -> None:
     if not callable(function):
-        what = "produce" if name == "reduce" else "visit"
-        raise TypeError(f"{what} is a {type(function).__name__}, no function; pass a function")
-    axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
-    algorithm = choice.algorithm_of(algorithm, axes, groups, collective)
-    ranks: dict[str, Any] = {"axes": axes, "groups": groups}
-    return Rounds(name=name, **ranks, algorithm=LAX, collective=algorithm, dim=integer("dim", dim))
+        raise TypeError(f"{name} is a {type(function).__name__}, no function; pass a function")
 
 
 def _checked_rows(name: str, tree: Any, dim: int, rows: int | None = None) -> tuple[int, int]:
@@ -339,7 +466,7 @@ def _checked_rows(name: str, tree: Any, dim: int, rows: int | None = None) -> tu
         raise TypeError(f"{name} has no array; give one, or a pytree of arrays")
     counts = []
     for leaf in leaves:
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
+        if not isinstance(leaf, jax.ShapeDtypeStruct | jax.core.ShapedArray):
             jax.typeof(leaf)  # refuses what is no array
         counts.append(jnp.shape(leaf)[integer("dim", dim, jnp.ndim(leaf))])
     rows = counts[0] if rows is None else rows
@@ -358,9 +485,22 @@ def _checked_sums(name: str, tree: Any, dim: int, rows: int | None = None) -> tu
     return found
 
 
-def _keeping_carry(visit: Callable[[Any, Arrived], Any]) -> Callable[..., Any]:
-    """The visit, whose carry is checked and keeps its types."""
-    return lambda carry, arrived: _like_carry(carry, visit(carry, arrived))
+def _checked_visit(visit: Visit, dim: int) -> Visit:
+    """The visit, whose carry is checked and keeps its types, and whose rows are counted."""
+
+    def checked(carry: Any, arrived: Rows) -> tuple[Any, Any]:
+        both = visit(carry, arrived)
+        if not isinstance(both, tuple) or len(both) != 2:
+            raise TypeError(
+                f"visit returns {type(both).__name__}, and no pair; return (carry, rows), as in "
+                "jax.lax.scan; rows may be None"
+            )
+        after, rows = both
+        if jax.tree.leaves(rows):
+            _checked_rows("what is returned", rows, dim, sum(n for _, n in arrived.rows))
+        return _like_carry(carry, after), rows
+
+    return checked
 
 
 def _widened(dtype: DTypeLike | None, rows: Any) -> Any:
@@ -397,60 +537,14 @@ def _like_carry(before: Any, after: Any) -> Any:
     return jax.tree.map(typed, before, after)
 
 
-def _typed_as_visited(
-    rounds: Rounds, visit: Callable[..., Any], carry: Any, own: Arrived
-) -> tuple[Any, Any]:
-    """The carry for the first visit, with the types that it returns, and the visit's program."""
-
-    def allocated(leaf: Any) -> Array:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            aval = jax.core.ShapedArray(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-            return empty(leaf.shape, aval, rounds.axes, marked=True)
-        return varying(jnp.asarray(leaf), rounds.axes)
-
-    def typed(given: Any, leaf: Array, aval: Any) -> Array:
-        is_moved = jax.typeof(leaf).sharding.spec != aval.sharding.spec
-        is_buffer = is_moved and isinstance(given, jax.ShapeDtypeStruct)
-        return empty(leaf.shape, aval, (), marked=True) if is_buffer else varying_like(leaf, aval)
-
-    given, structure = jax.tree.flatten(carry)
-    leaves = list(map(allocated, given))
+def _typed(call: _Call, visit: Visit, carry: Any, own: Rows) -> tuple[Any, Any, Any]:
+    """The carry for the first visit, typed as visits return it; their program; the rows' types."""
+    leaves, structure = jax.tree.flatten(carry)
+    leaves = [varying(jnp.asarray(leaf), call.axes) for leaf in leaves]
     while True:
-        carry = jax.tree.unflatten(structure, leaves)
-        program = jax.make_jaxpr(visit)(carry, own)
-        before, leaves = leaves, list(map(typed, given, leaves, program.out_avals))
-        if list(map(jax.typeof, leaves)) == list(map(jax.typeof, before)):
-            _check_buffers(given, program.jaxpr)
-            return carry, program
-
-
-def _check_buffers(given: Sequence[Any], jaxpr: Any) -> None:
-    """Refuse a buffer that is not filled if a visit computes with it, or places nothing in it."""
-    for i, leaf in enumerate(given):
-        if not isinstance(leaf, jax.ShapeDtypeStruct):
-            continue
-        is_read = holders(jaxpr, {i}) is None
-        if is_read or jaxpr.outvars[i] is jaxpr.invars[i]:
-            what = "computes with" if is_read else "places no rows in"
-            raise ValueError(
-                f"visit {what} a carry of {type_in_words(leaf)} that is a ShapeDtypeStruct, not "
-                "filled; pass an array, such as jnp.zeros"
-            )
-
-
-def _planned(
-    rounds: Rounds,
-    work: Work | None,
-    plans_on: Callable[[Work, tuple[int, ...], Model], list[Plan]],
-) -> Plan:
-    """The plan of a call. `plans_on` gives those of its work, on axes of sizes, on a machine."""
-    if not isinstance(work, Work | None):
-        raise TypeError(f"work={work!r}; pass a ringcoll.costs.Work(flops)")
-    if rounds.collective != "auto":
-        return Plan(rounds.collective, why=NAMED)
-    if rounds.groups or not hides(device_kind()):
-        return Plan(LAX, why=f"{NOTHING_HIDES}, and only without groups")
-    if work is None:
-        return Plan(LAX, why="no product was counted; give its work")
-    sizes = rounds.ranks().shape
-    return cheapest(plans_on(work, sizes, choice.model_of(sizes)))
+        carry, before = jax.tree.unflatten(structure, leaves), [*map(jax.typeof, leaves)]
+        program, out = jax.make_jaxpr(visit, return_shape=True)(carry, own)
+        after, rows = program.out_avals[: len(leaves)], program.out_avals[len(leaves) :]
+        leaves = [varying_like(*pair) for pair in zip(leaves, after, strict=True)]
+        if [*map(jax.typeof, leaves)] == before:
+            return carry, program, jax.tree.unflatten(jax.tree.structure(out[1]), rows)

@@ -1,62 +1,41 @@
-"""How collectives place shards that arrive, and slice shards to send, while the engine runs."""
+"""How collectives place shards that arrive, and slice shards to send, while a schedule runs."""
 
 import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import Array
 
-from ringcoll.runtime import built_in, engine
-from ringcoll.runtime.contributions import Shard, Slot
+from ringcoll.runtime import built_in, run
 from ringcoll.runtime.hop import Ranks, as_bits
+from ringcoll.runtime.parts import Layout, Part
 from ringcoll.runtime.scopes import scope, send_through_hook
 from ringcoll.runtime.slicing import (
     concatenated,
     dynamic_slice,
     dynamic_slice_in_dim,
     dynamic_update_slice,
-    share,
     start_of,
 )
 from ringcoll.runtime.tree_sums import summed, summed_along
 from ringcoll.runtime.value_types import empty, sharded_dims
-from ringcoll.runtime.wire import Wire, encoded_once
+from ringcoll.runtime.wire import Wire
 from ringcoll.schedules.registry import Stages
 from ringcoll.schedules.schedule import Schedule
 
 
-class _Cut(NamedTuple):
-    """How lanes divide a shard along `dim`: the shapes and the starts of the shares."""
-
-    dim: int
-    starts: list[int]
-    shapes: list[tuple[int, ...]]
-
-    def start(self, whole: Array, dim: int, size: int, share: Slot | Shard) -> list[Any]:
-        """Where a share starts in `whole`, an array of all shards, each of `size` along `dim`."""
-        lo = self.starts[share.lane]
-        first = lo if dim == self.dim else 0
-        # All starts are of one dtype, so it depends on lo too.
-        at = start_of(share.origin, size, first, max(whole.shape[dim], lo))
-        start: list[Any] = [at.dtype.type(0)] * whole.ndim
-        start[self.dim] = at.dtype.type(lo)
-        start[dim] = at
-        return start
-
-
 @functools.lru_cache(maxsize=1024)
-def _cut(aval: jax.core.ShapedArray, shape: tuple[int, ...], lanes: int) -> _Cut:
-    """How lanes divide a shard of `shape`, of an operand of type `aval`."""
+def _layout(aval: jax.core.ShapedArray, dim: int, size: int, lanes: int) -> Layout:
+    """The layout of shards along `dim` of `aval`, which has one shard, or those of all ranks."""
+    shape = [size if d == dim else length for d, length in enumerate(aval.shape)]
     # Cutting a dimension that is sharded over a different axis moves data. Avoid it if possible.
     free = [d for d in range(len(shape)) if d not in sharded_dims(aval)] or range(len(shape))
-    dim = max(free, key=lambda d: shape[d])
-    shares = [share(shape[dim], lanes, lane) for lane in range(lanes)]
-    starts, sizes = zip(*shares, strict=True)
-    return _Cut(dim, [*starts], [(*shape[:dim], size, *shape[dim + 1 :]) for size in sizes])
+    cut = max(free, key=lambda d: shape[d])
+    return Layout(dim, size, lanes, (cut, shape[cut]))
 
 
 #: Floats of these widths are written as integers: XLA:CPU would convert the whole buffer for every
@@ -67,26 +46,26 @@ WRITTEN_AS_BITS = (8,) if jax.__version_info__ >= (0, 12) else (8, 16)
 def gather_along(
     x: Array, dim: int, schedule: Schedule, ranks: Ranks, wire: Wire | None = None
 ) -> Array:
-    """All-gather: every shard that arrives is put in its place."""
+    """All-gather: a gather that puts every part that arrives in its place."""
     bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
-    cut = _cut(jax.typeof(x), x.shape, schedule.lanes)
+    layout = _layout(jax.typeof(x), dim, x.shape[dim], schedule.lanes)
+    shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
+    out = empty(shape, bits, ranks.axes)
+    sent = x if wire else bits
+    return back(run.gather(schedule, ranks, layout, sent, placed(layout), out, wire=wire))
 
-    def visit(out: Array, shards: list[Shard]) -> Array:
-        for shard in shards:
-            start = cut.start(out, dim, x.shape[dim], shard)
-            value = as_bits(shard.value, WRITTEN_AS_BITS)[0]
+
+def placed(layout: Layout) -> run.Visit[Array]:
+    """A visit that puts every part in its place in an array of all shards."""
+
+    def visit(out: Array, parts: list[Part]) -> Array:
+        for part in parts:
+            value = as_bits(part.value, WRITTEN_AS_BITS)[0]
+            start = layout.start(part, out)
             out = dynamic_update_slice(out, value, start, allow_negative_indices=False)
         return out
 
-    sent = x if wire else bits
-    own = [
-        dynamic_slice_in_dim(sent, lo, shape[cut.dim], cut.dim)
-        for lo, shape in zip(cut.starts, cut.shapes, strict=True)
-    ]
-    shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
-    out = empty(shape, bits, ranks.axes)
-    of_rounds: tuple[Any, Any] = encoded_once(wire, own, visit) if wire else (own, visit)
-    return back(engine.gather(schedule, ranks, *of_rounds, out))
+    return visit
 
 
 def reduce_along(
@@ -94,21 +73,36 @@ def reduce_along(
     dim: int,
     schedule: Schedule,
     ranks: Ranks,
-    combine: engine.Combine,
+    combine: run.Combine,
     wire: Wire | None = None,
 ) -> Array:
-    """Reduce-scatter: every contribution is a slice of the operand."""
-    shape = tuple(s // schedule.size if d == dim else s for d, s in enumerate(x.shape))
-    cut = _cut(jax.typeof(x), shape, schedule.lanes)
+    """Reduce-scatter: a reduce whose contributions are slices of the operand."""
+    layout = _layout(jax.typeof(x), dim, x.shape[dim] // schedule.size, schedule.lanes)
+    cut = layout.cut_dim
 
-    def slices(slots: Sequence[Slot]) -> list[Array]:
-        sliced = partial(dynamic_slice, x, allow_negative_indices=False)
-        return [
-            sliced(cut.start(x, dim, shape[dim], slot), cut.shapes[slot.lane]) for slot in slots
-        ]
+    def slices(parts: Sequence[Part]) -> list[Array]:
+        found, shape = [], list(x.shape)
+        shape[dim] = layout.size
+        for part in parts:
+            shape[cut] = part.rows
+            start = layout.start(part, x)
+            found.append(dynamic_slice(x, start, shape, allow_negative_indices=False))
+        return found
 
-    mine = engine.reduce(schedule, replace(ranks, wire=wire), slices, combine)
-    return concatenated(mine, cut.dim)
+    mine = run.reduce(schedule, replace(ranks, wire=wire), layout, slices, combine)
+    return concatenated(mine, cut)
+
+
+def blocks(x: Any, dim: int, ranks: Ranks) -> list[Any]:
+    """The blocks of an exchange: number d is for the rank that is d ahead."""
+    size = jax.tree.leaves(x)[0].shape[dim] // ranks.size
+
+    def sliced(x: Array, to: int) -> Array:
+        along = dim % x.ndim
+        start = start_of(ranks.origin(to, forward=True), size, 0, x.shape[along])
+        return dynamic_slice_in_dim(x, start, size, along, allow_negative_indices=False)
+
+    return [jax.tree.map(partial(sliced, to=d), x) for d in range(ranks.size)]
 
 
 def exchanged_along(x: Array, dim: int, by: Any) -> Array:
@@ -134,7 +128,7 @@ def by_stages(
     x: Array,
     stages: Stages,
     ranks: Ranks,
-    combine: engine.Combine,
+    combine: run.Combine,
     wire: Wire | None = None,
     *,
     by_tree: bool = False,

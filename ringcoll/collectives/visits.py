@@ -1,41 +1,38 @@
-"""A function of the caller under the rounds of a schedule: it visits shards, or produces rows.
+"""A function of the caller under the rounds of a schedule: it visits rows, or produces them.
 
-The engine knows lanes and slots; a caller's function gets rows: all that arrived in a round, end to
-end, and where they belong. `ringcoll.gather` and its kin are these runs after the checks and the
-choice of a plan, and the collective matmuls are too.
+`Rounds` runs it after the checks and the choice of a plan: for `ringcoll.gather` and its kin, for
+the collective matmuls, attention and experts. By "lax" it runs once, for the rows of all ranks.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.by_schedule import built, named
+from ringcoll.collectives.placing import blocks
 from ringcoll.collectives.public import integer, public
 from ringcoll.costs.wire import Wire
-from ringcoll.runtime import engine, turns
+from ringcoll.runtime import looped, run
 from ringcoll.runtime.barriers import GATHER_ADD, GATHER_PLACE, REDUCE
-from ringcoll.runtime.contributions import Shard, Slot
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.parts import Layout, Part
 from ringcoll.runtime.slicing import (
     concatenated,
     dynamic_slice_in_dim,
     end_to_end,
     joined,
     placed,
-    share,
+    split,
     start_of,
 )
-from ringcoll.runtime.value_types import type_in_words, zeros
-from ringcoll.runtime.wire import encoded_once
+from ringcoll.runtime.value_types import empty, type_in_words, zeros
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import cut as shortened
 from ringcoll.schedules.tour import tour
@@ -44,33 +41,65 @@ Carry = TypeVar("Carry")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """The rows that are sent next: of one shard or several, or of a part of each.
+class Rows:
+    """Rows that arrived in a round, or that are wanted for the next: of one shard or several.
+
+    Each part is of one shard: all of its rows, or those that one lane of the schedule carries.
 
     Attributes:
-        origins: for each part, the rank to whose shard it belongs.
-        rows: for each part, its first row in the shard, and the number of its rows. They are not
-            known when `reduce` first asks for the type of what is produced: `wanted.take(numbers)`
-            is.
         is_all: whether these are all shards, in order: by "lax" there is only this call.
     """
 
-    origins: tuple[Array, ...]
-    is_all: bool = False
-    _rows: tuple[tuple[int, int], ...]
-    _of: "_Shards"
+    is_all: bool = field(default=False, metadata={"static": True})
+    _parts: tuple[Part, ...]
+    _whole: Any = None  # the shards of all ranks, if they arrived as one array
+    _ranks: Ranks = field(metadata={"static": True})
+    _dim: int = field(metadata={"static": True})
+    _size: int | None = field(metadata={"static": True})  # of a shard; None if it is not known
+    _from_wire: bool = field(default=False, metadata={"static": True})
+    _may_be_cut: bool = field(default=False, metadata={"static": True})  # lanes may divide shards
 
     @property
-    @public("Wanted.", arguments=False)
-    def rows(self) -> tuple[tuple[int, int], ...]:
-        if self._of.size is None:
-            raise ValueError(
-                "wanted.rows is not known before the result; take the numbers of the rows in "
-                "place of it: wanted.take(jnp.arange(m))"
-            )
-        return self._rows
+    @public("Rows.", arguments=False)
+    def value(self) -> Any:
+        """The rows that arrived, end to end along the dimension of the call; a pytree, as x."""
+        if self.is_all:
+            return self._whole
+        values = [part.value for part in self._parts]
+        if any(value is None for value in values):
+            raise ValueError("nothing has arrived here; these rows are wanted: use take")
+        # Decoded values are written to their place at once; a concatenation would copy them.
+        return joined(values, self._dim, end_to_end if self._from_wire else concatenated)
 
-    @public("Wanted.", arguments=False)
+    @property
+    def origins(self) -> tuple[Array, ...]:
+        """For each part, the rank to whose shard it belongs."""
+        return tuple(part.origin for part in self._parts)
+
+    @property
+    def offsets(self) -> tuple[tuple[int, ...], ...]:
+        """For each part that arrived, the offsets at which its schedule may have it.
+
+        In a loop there are several, and by "lax" all. On one axis, mostly, an offset is how far the
+        origin is behind this rank.
+        """
+        return tuple(part.offsets for part in self._parts)
+
+    @property
+    @public("Rows.", arguments=False)
+    def rows(self) -> tuple[tuple[int, int], ...]:
+        """For each part, its first row in the shard, and the number of its rows.
+
+        They are not known when `reduce` first asks for the type of what is produced: `take` works.
+        """
+        if self._size is None:
+            raise ValueError(
+                "rows is not known before the result; take the numbers of the rows in place of "
+                "it: wanted.take(jnp.arange(m))"
+            )
+        return tuple((part.first, part.rows) for part in self._parts)
+
+    @public("Rows.", arguments=False)
     def take(self, x: Any, dim: int | None = None) -> Any:
         """The rows of x that belong to these parts, end to end; x has the rows of all ranks.
 
@@ -96,9 +125,50 @@ class Wanted:
 
         return jax.tree.map(taken, x)
 
+    def parts(self) -> "Iterator[Rows]":
+        """The parts, one by one. By "lax", this rank's own shard is the first."""
+        if not self.is_all:
+            for part in self._parts:
+                yield replace(self, _parts=(part,))
+            return
+        for offset in range(self._ranks.size):
+            part = replace(self._parts[0], origin=self._ranks.origin(offset), offsets=(offset,))
+            wanted = replace(self, _parts=(part,), _whole=None, is_all=False)
+            yield replace(wanted, _parts=(replace(part, value=wanted.take(self._whole)),))
+
+    @public("Rows.", arguments=False)
+    def join(self, of_parts: Sequence[Any]) -> Any:
+        """Results of the `parts`, with as many rows, end to end as the rows of `value` are.
+
+        Raises:
+            ValueError: there are not as many results as parts, or as many rows.
+        """
+        if len(of_parts) != len(self._parts):
+            raise ValueError(
+                f"{len(of_parts)} results of {len(self._parts)} parts; join one for each"
+            )
+        for of_part, part in zip(of_parts, self._parts, strict=True):
+            checked(of_part, self._dim, part.rows)
+        results = joined(of_parts, self._dim)
+        if self.is_all:  # the parts were in a different order
+            for rows, of_part in zip(self.parts(), of_parts, strict=True):
+                results = rows.placed(results, of_part)
+        return results
+
+    def placed(self, wholes: Any, rows: Any, dims: Any = None) -> Any:
+        """Arrays of all ranks' rows, with these rows written where they belong."""
+
+        def written(whole: Array, rows: Array, dim: int) -> Array:
+            along = self._along(whole, dim)
+            return placed(whole, rows, along, self._places(whole, along))
+
+        leaves, structure = jax.tree.flatten(wholes)
+        dims = [self._dim] * len(leaves) if dims is None else dims
+        return jax.tree.unflatten(structure, map(written, leaves, jax.tree.leaves(rows), dims))
+
     def _along(self, x: Array, dim: int | None) -> int:
         """The dimension of the rows of x, counted from the first."""
-        dim = integer("dim", self._of.dim if dim is None else dim)
+        dim = integer("dim", self._dim if dim is None else dim)
         if not -x.ndim <= dim < x.ndim:
             raise ValueError(
                 f"{type_in_words(x)} has no dimension {dim}; pass that of its rows as dim"
@@ -107,12 +177,14 @@ class Wanted:
 
     def _places(self, whole: Array, dim: int) -> list[tuple[Any, int]]:
         """Where the parts are in an array with the rows of all ranks: (start, length) of each."""
-        length, size, ranks = whole.shape[dim], self._of.size, self._of.ranks.size
-        parts = [(0, length // ranks)] if size is None else self.rows
-        size = length // ranks if size is None else size
+        length, ranks = whole.shape[dim], self._ranks.size
+        size, parts = self._size, [(part.first, part.rows) for part in self._parts]
+        if size is None:
+            size = length // ranks
+            parts = [(0, size)] * len(parts)
         times = length // (ranks * size) if size else 1
         if times * ranks * size != length:
-            rows = f"{ranks} x {size}" if size else f"{ranks}"
+            rows = f"{ranks} x {self._size}" if self._size else f"{ranks}"
             raise ValueError(
                 f"dimension {dim} of {type_in_words(whole)} is no multiple of {rows}; pass the "
                 "rows of all ranks, padded to a multiple"
@@ -123,112 +195,56 @@ class Wanted:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arrived(Wanted):
-    """What arrived in one round: one shard or several, or a part of each.
-
-    Attributes:
-        value: the parts end to end along the dimension of the call; a pytree, as x.
-        origins: for each part, the rank from which it came.
-        offsets: for each part, the offsets at which its schedule may have it: in a loop there are
-            several, and by "lax" all. On one axis, mostly, how far its origin is behind this rank.
-        rows, is_all: as for `Wanted`.
-    """
-
-    value: Any
-    offsets: tuple[tuple[int, ...], ...]
-
-    @public("Arrived.", arguments=False)
-    def place(self, whole: Any, rows: Any, dim: int | None = None) -> Any:
-        """`whole`, an array with the rows of all ranks, with `rows` written where they belong.
-
-        Args:
-            whole: as x of `take`.
-            rows: the rows of the parts, end to end; their dtype becomes that of `whole`. A pytree,
-                if `whole` is one.
-            dim: the dimension of the rows; None is that of the call.
-
-        Raises:
-            ValueError: the number of rows, or their shape, is a different one.
-        """
-
-        def written(whole: Array, rows: Array) -> Array:
-            along = self._along(whole, dim)
-            places = self._places(whole, along)
-            count = sum(length for _, length in places)
-            if rows.shape != (*whole.shape[:along], count, *whole.shape[along + 1 :]):
-                raise ValueError(
-                    f"{type_in_words(rows)} are no {count} rows of {type_in_words(whole)}; make as "
-                    "many rows as arrived, of its shape"
-                )
-            rows = rows.astype(whole.dtype)
-            return rows if self.is_all else placed(whole, rows, along, places)
-
-        return jax.tree.map(written, whole, rows)
-
-    def parts(self) -> "Iterator[Arrived]":
-        """The parts, one by one. By "lax", this rank's own shard is the first."""
-        dim, ranks, size = self._of.dim, self._of.ranks, self._of.size
-        if not self.is_all:
-            values = _split(self.value, dim, [count for _, count in self.rows])
-            parts = zip(self.origins, self.offsets, self.rows, values, strict=True)
-            for origin, offsets, rows, value in parts:
-                where: dict[str, Any] = {"origins": (origin,), "offsets": (offsets,)}
-                yield replace(self, **where, _rows=(rows,), value=value)
-            return
-        for offset in range(ranks.size):
-            where = {"origins": (ranks.origin(offset),), "offsets": ((offset,),)}
-            part = replace(self, **where, _rows=((0, size or 0),), is_all=False)
-            yield replace(part, value=part.take(self.value))
-
-    @public("Arrived.", arguments=False)
-    def join(self, of_parts: Sequence[Any]) -> Any:
-        """Results of the `parts`, with as many rows, end to end as the rows of `value` are.
-
-        Raises:
-            ValueError: there are not as many results as parts, or as many rows.
-        """
-        if len(of_parts) != len(self.rows):
-            raise ValueError(
-                f"{len(of_parts)} results of {len(self.rows)} parts; join one for each"
-            )
-        for of_part, (_, count) in zip(of_parts, self.rows, strict=True):
-            _checked(of_part, self._of.dim, count)
-        results = joined(of_parts, self._of.dim)
-        if self.is_all:  # the parts were in a different order
-            for part, of_part in zip(self.parts(), of_parts, strict=True):
-                results = part.place(results, of_part)
-        return results
+jax.tree_util.register_dataclass(Rows)  # for `jax.checkpoint`
 
 
-for _kind, _data in ((Wanted, ["origins"]), (Arrived, ["origins", "value"])):  # for `checkpoint`
-    _fixed = [field.name for field in fields(_kind) if field.name not in _data]
-    jax.tree_util.register_dataclass(_kind, _data, _fixed)
+def own_rows(x: Any, ranks: Ranks, dim: int, *, whole: bool = True) -> Rows:
+    """This rank's shard x, as the first visit may get it; `whole`: lanes do not divide shards."""
+    size = row_count(x, dim)
+    part = Layout(dim, size).part(ranks.origin(0), 0, (0,), x)
+    return Rows(_parts=(part,), _ranks=ranks, _dim=dim, _size=size, _may_be_cut=not whole)
+
+
+def all_rows(ranks: Ranks, dim: int, size: int, value: Any = None) -> Rows:
+    """The rows of all ranks, as a visit or `produce` gets them by "lax"."""
+    layout, offsets = Layout(dim, size), tuple(range(ranks.size))
+    parts = tuple(layout.part(jnp.int32(rank), 0, offsets) for rank in range(ranks.size))
+    return Rows(_parts=parts, _whole=value, _ranks=ranks, _dim=dim, _size=size, is_all=True)
+
+
+def any_rows(ranks: Ranks, dim: int) -> Rows:
+    """This rank's rows of shards of any size, as `produce` may get them."""
+    part = Layout(dim, 0).part(ranks.origin(0), 0)
+    return Rows(_parts=(part,), _ranks=ranks, _dim=dim, _size=None)
 
 
 class CutShards(ValueError):
     """A function wants whole shards, and the lanes of the schedule cut them."""
 
 
-def per_shard(visit: Callable[[Carry, Arrived], Carry]) -> Callable[[Carry, Arrived], Carry]:
+def per_shard(
+    visit: Callable[[Carry, Rows], tuple[Carry, Any]],
+) -> Callable[[Carry, Rows], tuple[Carry, Any]]:
     """A visit of all that arrived in a round, from a `visit` of one whole shard.
 
     A schedule of several lanes runs by its first one, which then carries whole shards.
 
     >>> def counts(x):
-    ...     def visit(found, arrived):
-    ...         return found.at[arrived.origins[0]].add(arrived.value.sum())
-    ...     return ringcoll.gather(x, "x", ringcoll.per_shard(visit), jnp.zeros(4))
+    ...     def visit(found, shard):
+    ...         return found.at[shard.origins[0]].add(shard.value.sum()), None
+    ...     return ringcoll.gather(x, "x", ringcoll.per_shard(visit), jnp.zeros(4))[0]
     >>> print(ranks(counts)(jnp.arange(8.0))[:4])  # on every rank: the sum of each shard
     [ 1.  5.  9. 13.]
     """
 
-    def visit_all(carry: Carry, arrived: Arrived) -> Carry:
-        if arrived._of.lanes > 1:
+    def visit_all(carry: Carry, arrived: Rows) -> tuple[Carry, Any]:
+        if arrived._may_be_cut:
             raise CutShards("per_shard: shards arrived in parts; loop over arrived.parts()")
+        results = []
         for part in arrived.parts():
-            carry = visit(carry, part)
-        return carry
+            carry, rows = visit(carry, part)
+            results.append(rows)
+        return carry, arrived.join(results)
 
     return visit_all
 
@@ -265,86 +281,70 @@ class Rounds:
         """The ranks, as the digits of the schedule."""
         return Ranks.over(self.axes, self.groups) if self.algorithm == LAX else self._built()[1]
 
-    def own(self, x: Any) -> Arrived:
-        """This rank's shard x, as the first visit may get it.
-
-        Unless the rounds are `whole`, it looks as if it were cut, so that `per_shard` refuses it.
-        """
-        shard, lanes = Shard(x, self.ranks().origin(0), 0, (0,)), 1 if self.whole else 2
-        return _Shards(self.ranks(), self.dim, _rows(x, self.dim), lanes).arrived([shard])
-
-    def wanted(self) -> Wanted:
-        """This rank's rows, of shards of a size that is not known, as `produce` may get them."""
-        ranks = self.ranks()
-        return Wanted(origins=(ranks.origin(0),), _rows=(), _of=_Shards(ranks, self.dim))
-
-    def wanted_all(self, size: int) -> Wanted:
-        """The rows of all ranks, of shards of `size` rows, as `produce` gets them by "lax"."""
-        return Wanted(**_Shards(self.ranks(), self.dim, size).every())
-
-    def blocks(self, x: Any, ranks: Ranks) -> list[Any]:
-        """The blocks of an exchange: number d is for the rank that is d ahead."""
-        size = _rows(x, self.dim) // ranks.size
-
-        def sliced(x: Array, to: int) -> Array:
-            dim = self.dim % x.ndim
-            start = start_of(ranks.origin(to, forward=True), size, 0, x.shape[dim])
-            return dynamic_slice_in_dim(x, start, size, dim, allow_negative_indices=False)
-
-        return [jax.tree.map(partial(sliced, to=d), x) for d in range(ranks.size)]
-
     def gather(
-        self, x: Any, visit: Callable[[Carry, Arrived], Carry], carry: Carry, *, adds: bool = False
-    ) -> Carry:
-        """Visit the shards of all ranks; see `ringcoll.gather`. `adds`: products are added."""
-        size = _rows(x, self.dim)
+        self,
+        x: Any,
+        visit: Callable[[Carry, Rows], tuple[Carry, Any]],
+        carry: Carry,
+        rows: Any = None,
+        dims: Sequence[int] | None = None,
+        *,
+        adds: bool = False,
+    ) -> tuple[Carry, Any]:
+        """Visit the shards of all ranks; see `ringcoll.gather`.
+
+        Args:
+            x, visit, carry: as for `ringcoll.gather`.
+            rows: the types of the rows that the visit of this rank's own shard returns.
+            dims: for each array of them, the dimension of the rows; None: that of the call.
+            adds: whether products are added to the carry.
+        """
+        size = row_count(x, self.dim)
         with named(self.name, self.algorithm, "all_gather"):
             if self.algorithm == LAX:
                 return visit(carry, self._gathered(x))
             schedule, ranks = self._built(size)
-            shards = _Shards(ranks, self.dim, size, schedule.lanes)
+            layout = Layout(self.dim, size, schedule.lanes)
             if self.needed is not None:
                 schedule = shortened(schedule, self.needed)
-            # Decoded values are written to their place at once; a concatenation would copy them.
-            join = end_to_end if self.wire else concatenated
 
-            def visit_round(carry: Carry, latest: list[Shard]) -> Carry:
-                return visit(carry, shards.arrived(latest, join))
+            def visit_round(state: Any, parts: list[Part]) -> Any:
+                (carry, placed), arrived = state, self._rows(parts, ranks, size)
+                carry, rows = visit(carry, arrived)
+                return carry, arrived.placed(placed, rows, dims)
 
-            own, order = shards.by_lane(x), GATHER_ADD if adds else GATHER_PLACE
-            of_rounds: tuple[Any, Any] = own, visit_round
-            if self.wire:
-                of_rounds = encoded_once(self.wire, own, visit_round)
-            return engine.gather(schedule, ranks, *of_rounds, carry, order)
+            order = GATHER_ADD if adds else GATHER_PLACE
+            state = carry, self._buffers(rows, dims, ranks)
+            return run.gather(schedule, ranks, layout, x, visit_round, state, order, self.wire)
 
-    def reduce(self, produce: Callable[[Wanted], Any], size: int, *, by_turns: bool = False) -> Any:
+    def reduce(self, produce: Callable[[Rows], Any], size: int, *, by_turns: bool = False) -> Any:
         """The sum of what all ranks produce; see `ringcoll.reduce`. A shard has `size` rows."""
         with named(self.name, self.algorithm, "psum_scatter"):
             if self.algorithm == LAX:
-                return self._scattered(produce(self.wanted_all(size)), size)
+                return self._scattered(produce(all_rows(self.ranks(), self.dim, size)), size)
             schedule, ranks = self._built(size)
             by_turns &= size >= 2 * schedule.lanes
-            shards = _Shards(ranks, self.dim, size, schedule.lanes * (1 + by_turns))
+            layout = Layout(self.dim, size, schedule.lanes * (1 + by_turns))
 
-            def contributions(slots: Sequence[Slot], received: Sequence[Any] = ()) -> list[Any]:
-                mine = produce(Wanted(**shards.of(slots)))
-                sums = engine.added(joined(received, self.dim), mine) if received else mine
-                return shards.split(sums, slots)
+            def contributions(parts: Sequence[Part], received: Sequence[Any] = ()) -> list[Any]:
+                mine = produce(self._rows(parts, ranks, size))
+                sums = run.added(joined(received, self.dim), mine) if received else mine
+                return split_rows(sums, self.dim, parts)
 
-            def start(slot: Slot) -> Any:
-                program, out = jax.make_jaxpr(lambda: contributions([slot]), return_shape=True)()
+            def start(part: Part) -> Any:
+                program, out = jax.make_jaxpr(lambda: contributions([part]), return_shape=True)()
                 return jax.tree.unflatten(jax.tree.structure(*out), map(zeros, program.out_avals))
 
             if by_turns:
-                parts = turns.reduce(schedule, ranks, contributions, start)
+                shares = looped.reduce_by_turns(schedule, ranks, layout, contributions, start)
             else:
-                parts = engine.reduce(schedule, ranks, contributions, engine.added, REDUCE)
-            return joined(parts, self.dim)
+                shares = run.reduce(schedule, ranks, layout, contributions, run.added, REDUCE)
+            return joined(shares, self.dim)
 
     def tour(
         self,
         x: Any,
-        visit: Callable[[Carry, Arrived], tuple[Carry, Any]],
+        visit: Callable[[Carry, Rows], tuple[Carry, Any]],
         carry: Carry,
         *,
         halved: bool = False,
@@ -353,41 +353,44 @@ class Rounds:
 
         `halved`: a rank visits its own shard in halves, under the first and the last message.
         """
-        size = _rows(x, self.dim)
+        size = row_count(x, self.dim)
         with named(self.name, self.algorithm, "all_gather"):
             if self.algorithm == LAX:
                 carry, every = visit(carry, self._gathered(x))
                 return carry, self._scattered(every, size)
             schedule, ranks = self._built(size)
-            shards = _Shards(ranks, self.dim, size, schedule.lanes)
+            layout = Layout(self.dim, size, schedule.lanes)
 
-            def visit_round(carry: Carry, latest: list[Shard]) -> tuple[Carry, list[Any]]:
-                carry, results = visit(carry, shards.arrived(latest))
-                return carry, shards.split(results, latest)
+            def visit_round(carry: Carry, parts: list[Part]) -> tuple[Carry, list[Any]]:
+                carry, results = visit(carry, self._rows(parts, ranks, size))
+                return carry, split_rows(results, self.dim, parts)
 
-            path, own = tour(schedule, self.needed), shards.by_lane(x)
-            dim = self.dim if halved else None
-            carry, sums = engine.tour(
-                path, ranks, own, visit_round, carry, GATHER_PLACE, halves_along=dim
-            )
+            run_on = tour(schedule, self.needed), ranks, layout
+            carry, sums = run.tour(*run_on, x, visit_round, carry, GATHER_PLACE, halved=halved)
             return carry, joined(sums, self.dim)
 
-    def exchange(self, x: Any, visit: Callable[[Carry, Arrived], Carry], carry: Carry) -> Carry:
-        """Send each rank its block of x, and visit what arrives; see `ringcoll.exchange`."""
-        size = _rows(x, self.dim) // Ranks.over(self.axes, self.groups).size
+    def exchange(
+        self, x: Any, visit: Callable[[Carry, Rows], tuple[Carry, Any]], carry: Carry, rows: Any
+    ) -> tuple[Carry, Any]:
+        """Send each rank its block of x, and visit what arrives; see `ringcoll.exchange`.
+
+        `rows`: as for `gather`, of this rank's own block.
+        """
+        size = row_count(x, self.dim) // Ranks.over(self.axes, self.groups).size
         with named(self.name, self.algorithm, "all_to_all"):
             if self.algorithm == LAX:
                 value = all_to_all(x, self.axes, self.dim, self.dim, **self._of_collective())
-                every = _Shards(self.ranks(), self.dim, size)
-                return visit(carry, every.arrived_all(value))
+                return visit(carry, all_rows(self.ranks(), self.dim, size, value))
             schedule, ranks = built("all_to_all", self.algorithm, self.axes, self.groups)
-            shards = _Shards(ranks, self.dim, size)
 
-            def visit_round(carry: Carry, latest: list[Shard]) -> Carry:
-                return visit(carry, shards.arrived(latest))
+            def visit_round(state: Any, parts: list[Part]) -> Any:
+                (carry, placed), arrived = state, self._rows(parts, ranks, size)
+                carry, rows = visit(carry, arrived)
+                return carry, arrived.placed(placed, rows)
 
-            blocks = self.blocks(x, ranks)
-            return engine.exchange(schedule, ranks, blocks, visit_round, carry, GATHER_PLACE)
+            layout, own = Layout(self.dim, size), blocks(x, self.dim, ranks)
+            state = carry, self._buffers(rows, None, ranks)
+            return run.exchange(schedule, ranks, layout, own, visit_round, state, GATHER_PLACE)
 
     def _built(self, size: int | None = None) -> tuple[Schedule, Ranks]:
         """The gather and its ranks. Lanes cut shards only if each gets some of the `size` rows."""
@@ -395,75 +398,48 @@ class Rounds:
         is_cut = not self.whole and (size is None or size >= schedule.lanes)
         return schedule if is_cut else schedule.whole(), ranks
 
-    def _gathered(self, x: Any) -> Arrived:
+    def _rows(self, parts: Sequence[Part], ranks: Ranks, size: int) -> Rows:
+        """What arrived or is wanted in a round."""
+        return Rows(
+            _parts=tuple(parts),
+            _ranks=ranks,
+            _dim=self.dim,
+            _size=size,
+            _from_wire=self.wire is not None,
+        )
+
+    def _buffers(self, rows: Any, dims: Sequence[int] | None, ranks: Ranks) -> Any:
+        """Buffers that are not filled, for n times as many rows as these types have."""
+        leaves, structure = jax.tree.flatten(rows)
+
+        def buffer(aval: jax.core.ShapedArray, dim: int) -> Array:
+            shape = list(aval.shape)
+            shape[dim] *= ranks.size
+            return empty(shape, aval, ranks.axes)
+
+        dims = [self.dim] * len(leaves) if dims is None else dims
+        return jax.tree.unflatten(structure, map(buffer, leaves, dims))
+
+    def _gathered(self, x: Any) -> Rows:
         """The shards of all ranks, by the collective."""
         value = all_gather(x, self.axes, axis=self.dim, wire=self.wire, **self._of_collective())
-        return _Shards(self.ranks(), self.dim, _rows(x, self.dim)).arrived_all(value)
+        return all_rows(self.ranks(), self.dim, row_count(x, self.dim), value)
 
     def _scattered(self, every: Any, size: int) -> Any:
         """This rank's shard of a sum, by the collective."""
-        every = _checked(every, self.dim, self.ranks().size * size)
+        every = checked(every, self.dim, self.ranks().size * size)
         return psum_scatter(every, self.axes, scatter_dimension=self.dim, **self._of_collective())
 
     def _of_collective(self) -> dict[str, Any]:
         return {"axis_index_groups": self.groups, "tiled": True, "algorithm": self.collective}
 
 
-class _Shards(NamedTuple):
-    """The shards of `ranks`, each with `size` rows along `dim`, which `lanes` divide.
-
-    If the size is None, it is that of the array of which rows are taken.
-    """
-
-    ranks: Ranks
-    dim: int
-    size: int | None = None
-    lanes: int = 1
-
-    def by_lane(self, x: Any) -> list[Any]:
-        """The shares of the lanes of a shard."""
-        lengths = [share(self.size or 0, self.lanes, lane)[1] for lane in range(self.lanes)]
-        return _split(x, self.dim, lengths)
-
-    def of(self, slots: Sequence[Slot | Shard]) -> dict[str, Any]:
-        """Whose rows these are, as `Wanted` has them."""
-        origins, rows = (tuple(slot.origin for slot in slots), tuple(map(self._part, slots)))
-        return {"origins": origins, "_rows": rows, "_of": self}
-
-    def every(self) -> dict[str, Any]:
-        """All rows, as `Wanted` has them."""
-        slots = [Slot(jnp.int32(rank), 0) for rank in range(self.ranks.size)]
-        return {**self.of(slots), "is_all": True}
-
-    def arrived(self, shards: Sequence[Shard], join: Callable[..., Any] = concatenated) -> Arrived:
-        """Shards as a visit gets them, end to end."""
-        value = joined([shard.value for shard in shards], self.dim, join)
-        offsets = tuple(shard.offsets for shard in shards)
-        return Arrived(**self.of(shards), value=value, offsets=offsets)
-
-    def arrived_all(self, value: Any) -> Arrived:
-        """All shards, as a visit gets them."""
-        n = self.ranks.size
-        return Arrived(**self.every(), value=value, offsets=(tuple(range(n)),) * n)
-
-    def split(self, rows: Any, slots: Sequence[Slot | Shard]) -> list[Any]:
-        """The rows of each slot, of rows that are end to end."""
-        lengths = [self._part(slot)[1] for slot in slots]
-        return _split(_checked(rows, self.dim, sum(lengths)), self.dim, lengths)
-
-    def _part(self, slot: Slot | Shard) -> tuple[int, int]:
-        """The first row of a slot in its shard, and the number of its rows."""
-        start, length = share(self.size or 0, self.lanes, slot.lane)
-        if isinstance(slot, Slot):
-            return start, length
-        return start + slot.first, _rows(slot.value, self.dim)
-
-
-def _rows(tree: Any, dim: int) -> int:
+def row_count(tree: Any, dim: int) -> int:
+    """The number of rows of the arrays of a tree."""
     return jax.tree.leaves(tree)[0].shape[dim]
 
 
-def _checked(rows: Any, dim: int, count: int) -> Any:
+def checked(rows: Any, dim: int, count: int) -> Any:
     """The rows that a caller's function made, if there are so many."""
     if wrong := {x.shape[dim] for x in jax.tree.leaves(rows)} - {count}:
         raise ValueError(
@@ -473,13 +449,7 @@ def _checked(rows: Any, dim: int, count: int) -> Any:
     return rows
 
 
-def _split(tree: Any, dim: int, lengths: Sequence[int]) -> list[Any]:
-    """The same consecutive rows of all arrays."""
-    if len(lengths) == 1:
-        return [tree]
-    starts = np.cumsum([0, *lengths[:-1]])
-
-    def cut(start: int, rows: int) -> Any:
-        return jax.tree.map(lambda x: lax.slice_in_dim(x, start, start + rows, axis=dim), tree)
-
-    return [cut(int(start), rows) for start, rows in zip(starts, lengths, strict=True)]
+def split_rows(rows: Any, dim: int, parts: Sequence[Part]) -> list[Any]:
+    """The rows of each part, of rows that are end to end."""
+    lengths = [part.rows for part in parts]
+    return split(checked(rows, dim, sum(lengths)), dim, lengths)

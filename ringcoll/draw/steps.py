@@ -3,7 +3,7 @@
 A symbol is the set of ranks whose data it contains. A shard of an all-gather contains its owner's
 data; a partial sum contains the data of every rank that has added to it. If the last frame is the
 result of the collective, the schedule is proved, without a device and without
-`ringcoll.runtime.engine`.
+`ringcoll.runtime.run`.
 """
 
 from collections.abc import Iterator

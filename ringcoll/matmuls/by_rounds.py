@@ -13,11 +13,11 @@ from jax import Array, lax
 
 from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX
-from ringcoll.collectives.visits import Arrived, Rounds, Wanted
+from ringcoll.collectives.visits import Rounds, Rows, own_rows
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
-from ringcoll.runtime.value_types import empty, zeros
+from ringcoll.runtime.value_types import zeros
 
 
 def gathered_products(
@@ -29,49 +29,38 @@ def gathered_products(
     for `overlapped.gather_and_multiply`.
     """
     products, label, is_plain = gather.products, gather.label, plan.algorithm == LAX
-    dim = gather.moving.index(label)
+    dim, keeps = gather.moving.index(label), bool(gather.keeps or plan.late)
     early = [i for i in range(len(products)) if i not in plan.late]
+    placed = [i for i in early if label in products[i].out]
+    summed = [i for i in early if label not in products[i].out]
     rounds = _rounds("all_gather_einsum", options, plan, dim, gather.wire)
 
-    def product(i: int, arrived: Arrived) -> Array:
+    def product(i: int, arrived: Rows) -> Array:
         p, other = products[i], others[i]
         other = arrived.take(other, p.other.index(label)) if label in p.other else other
         dtype = p.dtype if is_plain or label in p.out else p.sums or p.dtype
         return options.einsum(p.spec(gather.moving), arrived.value, other, dtype, p.sharding)
 
-    def visit(carry: tuple[list[Any], Any], arrived: Arrived) -> tuple[list[Any], Any]:
-        results, gathered = list[Any](), arrived.value if is_plain else carry[1]
-        for i, result in zip(early, carry[0], strict=True):
-            y, out = product(i, arrived), products[i].out
-            if not is_plain:
-                y = arrived.place(result, y, out.index(label)) if label in out else result + y
-            results.append(y)
-        if not (is_plain or gathered is None):
-            gathered = arrived.place(gathered, arrived.value, dim)
-        return results, gathered
+    def visit(sums: list[Array], arrived: Rows) -> tuple[list[Array], list[Array]]:
+        rows = [product(i, arrived).astype(products[i].dtype) for i in placed]
+        terms = [product(i, arrived) for i in summed]
+        sums = terms if is_plain else list(map(lax.add, sums, terms))
+        return sums, [*rows, arrived.value] if keeps else rows
 
-    def buffer(like: Any, dim: int) -> Array:
-        """A buffer for n times as many rows."""
-        n = rounds.ranks().size
-        shape = [n * size if d == dim else size for d, size in enumerate(like.shape)]
-        return empty(shape, like, jax.typeof(x).mat.varying)
-
-    def start(i: int) -> Array:
-        """The sum to which product i is added, or the buffer of its result."""
-        program = jax.make_jaxpr(lambda: product(i, rounds.own(x)))()
-        (y,), p = program.out_avals, products[i]
-        return buffer(y.update(dtype=p.dtype), p.out.index(label)) if label in p.out else zeros(y)
-
-    carry: Any = [None] * len(early), None
+    sums, rows, dims = list[Array](), list[Any](), [products[i].out.index(label) for i in placed]
     if not is_plain:
-        keeps = gather.keeps or plan.late
-        carry = [start(i) for i in early], buffer(jax.typeof(x), dim) if keeps else None
-    adds = any(label not in products[i].out for i in early)
-    results, gathered = rounds.gather(x, visit, carry, adds=adds)
-    found = {i: y.astype(products[i].dtype) for i, y in zip(early, results, strict=True)}
+        own = own_rows(x, rounds.ranks(), dim)
+        types = {i: jax.make_jaxpr(product, static_argnums=0)(i, own).out_avals[0] for i in early}
+        sums = [zeros(types[i]) for i in summed]
+        rows = [types[i].update(dtype=products[i].dtype) for i in placed]
+    if keeps:
+        rows, dims = [*rows, jax.typeof(x)], [*dims, dim]
+    sums, rows = rounds.gather(x, visit, sums, rows, dims, adds=bool(summed))
+    found = dict(zip([*summed, *placed], [*sums, *rows], strict=False))
     for i in plan.late:
-        found[i] = multiply(options, gather.moving, products[i], gathered, others[i])
-    return [found[i] for i in range(len(products))], gathered if gather.keeps else None
+        found[i] = multiply(options, gather.moving, products[i], rows[-1], others[i])
+    results = [found[i].astype(products[i].dtype) for i in range(len(products))]
+    return results, rows[-1] if gather.keeps else None
 
 
 def scattered_sum(
@@ -81,7 +70,7 @@ def scattered_sum(
     label, dim = scatter.label, scatter.out.index(scatter.label)
     rounds = _rounds("einsum_reduce_scatter", options, plan, dim)
 
-    def produce(wanted: Wanted) -> Array:
+    def produce(wanted: Rows) -> Array:
         products = []
         for labels, factors in zip(scatter.terms, pairs, strict=True):
             a, b = (

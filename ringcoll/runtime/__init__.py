@@ -1,1 +1,1 @@
-"""Run a schedule inside `shard_map`: the engine, one hop that sends, collectives as primitives."""
+"""Run a schedule inside `shard_map`: its rounds, one hop that sends, collectives as primitives."""

@@ -19,7 +19,7 @@ Mine = TypeVar("Mine", bound=Sized)
 
 @dataclass(frozen=True)
 class Order:
-    """How the engine orders the operations of rounds.
+    """How the operations of rounds are ordered.
 
     Attributes:
         has_barriers: whether the work of a round waits for the round before.

@@ -8,6 +8,7 @@ this file.
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import wraps
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import jax
@@ -52,12 +53,6 @@ dynamic_update_slice = _with_long_starts(lax.dynamic_update_slice)
 dynamic_update_slice_in_dim = _with_long_starts(lax.dynamic_update_slice_in_dim)
 
 
-def share(size: int, lanes: int, lane: int) -> tuple[int, int]:
-    """Where a lane's share of `size` rows starts, and how long it is: lanes divide them evenly."""
-    start, stop = (i * size // lanes for i in (lane, lane + 1))
-    return start, stop - start
-
-
 def concatenated(pieces: Sequence[Array], dim: int) -> Array:
     """The pieces end to end, as one operand: one large product is faster than two small ones."""
     return lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
@@ -68,6 +63,18 @@ def joined(
 ) -> Any:
     """The arrays of pytrees, end to end."""
     return jax.tree.map(lambda *xs: join(xs, dim % xs[0].ndim), *trees)
+
+
+def split(tree: Any, dim: int, lengths: Sequence[int]) -> list[Any]:
+    """The arrays of a pytree, cut into parts of these lengths."""
+    if len(lengths) == 1:
+        return [tree]
+    stops = list(accumulate(lengths))
+
+    def cut(length: int, stop: int) -> Any:
+        return jax.tree.map(lambda x: lax.slice_in_dim(x, stop - length, stop, axis=dim), tree)
+
+    return list(map(cut, lengths, stops))
 
 
 def end_to_end(pieces: Sequence[Array], dim: int) -> Array:

@@ -79,20 +79,17 @@ def empty(
     shape: Sequence[int],
     like: Array | jax.core.ShapedArray,
     axes: Sequence[Hashable],
-    *,
-    marked: bool = False,
 ) -> Array:
     """A buffer to be overwritten, with the dtype, explicit sharding and type of `like`.
 
     `like` is an array or the type of one. If `shape` has more dimensions, the first ones are not
-    sharded. If it is `marked`, a CPU fills it with NaNs, or the least integer: a test sees what a
-    caller has not overwritten.
+    sharded.
     """
     aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
     spec = PartitionSpec(*[None] * (len(shape) - aval.ndim), *aval.sharding.spec)
     mesh = jax.sharding.get_abstract_mesh()
     out = NamedSharding(mesh, spec) if mesh.explicit_axes else None  # then a type names its mesh
-    buffer = _empty.bind(shape=tuple(shape), dtype=aval.dtype, out_sharding=out, marked=marked)
+    buffer = _empty.bind(shape=tuple(shape), dtype=aval.dtype, out_sharding=out)
     return varying(buffer, (*axes, *aval.mat.varying))
 
 
@@ -101,33 +98,22 @@ def zeros(aval: jax.core.ShapedArray) -> Array:
     return varying_like(jnp.zeros(aval.shape, aval.dtype), aval)
 
 
-def _lowered_empty(ctx, *, marked, **params):
+def _lowered_empty(ctx, **params):
     # In a program for several platforms, XLA compiles branches that send for every platform, and
     # CPU cannot compile the `lax.empty` of TPU and GPU.
     is_for_several = ctx.module_context.shape_poly_state.has_platform_index_argument
     return mlir.lower_fun(_zeros if is_for_several else lax.empty, False)(ctx, **params)
 
 
-def _lowered_empty_on_cpu(ctx, *, marked, **params):
-    make = _mark if marked else lax.empty
-    return mlir.lower_fun(make, False)(ctx, **params)
-
-
 def _zeros(*, shape, dtype, out_sharding):
     return jnp.zeros(shape, dtype, out_sharding=out_sharding)
 
 
-def _mark(*, shape, dtype, out_sharding):
-    mark = jnp.nan if jnp.issubdtype(dtype, jnp.inexact) else False
-    mark = jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.integer) else mark
-    return jnp.full(shape, mark, dtype, out_sharding=out_sharding)
-
-
 #: `lax.empty`, which is zeros in a program that is lowered for several platforms.
 _empty = Primitive("ringcoll_empty")
-_empty.def_impl(lambda *, marked, **params: (_mark if marked else lax.empty)(**params))
+_empty.def_impl(lax.empty)
 _empty.def_abstract_eval(
-    lambda *, marked, **params: jax.make_jaxpr(partial(lax.empty, **params))().out_avals[0]
+    lambda **params: jax.make_jaxpr(partial(lax.empty, **params))().out_avals[0]
 )
 mlir.register_lowering(_empty, _lowered_empty)
-mlir.register_lowering(_empty, _lowered_empty_on_cpu, platform="cpu")
+mlir.register_lowering(_empty, mlir.lower_fun(lax.empty, False), platform="cpu")

@@ -6,7 +6,7 @@ are one array, because every message costs a start. This also keeps the decoding
 compiler cannot move it before the hop, because the bytes of one array are both codes and scales.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, TypeVar
 
@@ -15,11 +15,9 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.costs.wire import SCALE, Wire
-from ringcoll.runtime.contributions import Shard
 from ringcoll.runtime.value_types import device_kind
 
 T = TypeVar("T")
-Visit = Callable[[Any, list[Shard]], Any]
 
 _TINY = np.float32(np.finfo(np.float32).tiny)
 #: A scale is multiplied by this, so that the largest code times the scale does not overflow.
@@ -79,23 +77,6 @@ def decode(wire: Wire, message: Array, shape: Sequence[int], dtype: Any) -> Arra
     values = lax.bitcast_convert_type(codes.reshape(blocks, size, columns), wire.dtype)
     flat = (values.astype(jnp.float32) * scale).astype(dtype).reshape(-1, columns)
     return _in_memory(flat[: prod(shape) // columns].reshape(shape))
-
-
-def encoded_once(wire: Wire, own: Sequence[Array], visit: Visit) -> tuple[list[Array], Visit]:
-    """This rank's shards (or blocks) and a visit, for messages that are encoded by their owner.
-
-    The visit gets decoded shards, also for the rank's own shard, so that all ranks use the same
-    values. The shards of a lane have one shape on all ranks.
-    """
-    # Without a barrier, XLA:CPU computes x again to decode it here, and may round differently.
-    # Codes may be computed again: the same x gives the same codes.
-    codes = [encode(wire, lax.optimization_barrier(x)) for x in own]
-
-    def decoded(shard: Shard) -> Shard:
-        like = own[shard.lane]
-        return shard._replace(value=decode(wire, shard.value, like.shape, like.dtype))
-
-    return codes, lambda carry, shards: visit(carry, [decoded(shard) for shard in shards])
 
 
 def _in_memory(x: T) -> T:

@@ -15,7 +15,7 @@ shape (4, 2) numbers its ranks row-major and adds each digit modulo its axis. (S
 
 Run forward, the list is an all-gather. Run backward with the shifts negated, it is a
 reduce-scatter: the partial sum of the shard at `offset + shift` returns to `offset`.
-This file knows nothing of JAX; `ringcoll.runtime.engine` executes what is written here.
+This file knows nothing of JAX; `ringcoll.runtime.run` executes what is written here.
 """
 
 from collections import defaultdict

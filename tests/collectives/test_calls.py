@@ -28,7 +28,7 @@ import ringcoll.lax
 from ringcoll import Tree
 from ringcoll.choose.table import LAX, Table, TableRow, choices
 from ringcoll.collectives import by_schedule
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 from ringcoll.runtime.hosts import HostSpread
 from ringcoll.runtime.value_types import varying
 
@@ -235,10 +235,10 @@ def folded(call: Call, x: np.ndarray) -> np.ndarray:
 
 def check(calls: Sequence[Call], program: str, jit: bool = True) -> None:
     """Compare some calls, as one program."""
-    limit = 1 if program == "loops" else engine.UNROLL_UP_TO
+    limit = 1 if program == "loops" else running.UNROLL_UP_TO
     with (
         mock.patch.object(by_schedule, "default_table", return_value=AUTO),
-        mock.patch.object(engine, "UNROLL_UP_TO", limit),
+        mock.patch.object(running, "UNROLL_UP_TO", limit),
         jax.enable_x64(True) if program == "x64" else nullcontext(),
     ):
         rights, operands = zip(*map(right_and_given, calls), strict=True)

@@ -75,11 +75,7 @@ def on_v5e(call):
 
 
 def all_gather_matmul(x, w, **options):
-    def visit(y, arrived):
-        return arrived.place(y, arrived.value @ w)
-
-    whole = jax.ShapeDtypeStruct((8192, 3584), x.dtype)
-    return ringcoll.gather(x, "x", visit, whole, **options)
+    return ringcoll.all_gather_map(lambda rows: rows @ w, x, "x", **options)
 
 
 def test_auto_is_that_of_the_same_matmul():
@@ -88,7 +84,7 @@ def test_auto_is_that_of_the_same_matmul():
     little = Work(flops=1.0)
     priced = on_v5e(lambda x, w: all_gather_matmul(x, w, work=little))
     assert priced == f"{gathered}bidirectional_ring: 1.31 ms; lax 1.47 ms"
-    idle = on_v5e(lambda x, w: ringcoll.gather(x, "x", lambda c, a: c + a.value.sum(), x))
+    idle = on_v5e(lambda x, w: ringcoll.gather(x, "x", lambda c, a: (c + a.value.sum(), None), x))
     assert idle == f"{gathered}lax: no product was counted; give its work"
     summed = on_v5e(lambda x, w: ringcoll.reduce(lambda wanted: wanted.take(w) @ w.T, "x"))
     assert summed.startswith("reduce over x=8, bfloat16[1024,8192]: bidirectional_ring, by turns: ")

@@ -267,9 +267,9 @@ FROM_VISITS = {
     "in a module": as_profile,
     "produced": lambda x: ringcoll.reduce(raises(TypeError("produced")), "x"),
     "ringcoll.psum(x, axis_name='z'): unbound axis name: z; the axes here are 'x'": (
-        lambda x: visited(x, lambda carry, arrived: carry + lax.psum(arrived.value, "z"))
+        lambda x: visited(x, lambda carry, arrived: (carry + lax.psum(arrived.value, "z"), None))
     ),
-    "ringcoll.Wanted.take: dimension 0 of float32[5] is no multiple of 3 x 3": (
+    "ringcoll.Rows.take: dimension 0 of float32[5] is no multiple of 3 x 3": (
         lambda x: ringcoll.tour(x, "x", lambda c, a: (c, a.take(jnp.ones(5))), jnp.zeros(2))
     ),
 }

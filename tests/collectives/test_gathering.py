@@ -9,15 +9,25 @@ import numpy as np
 import pytest
 from covering import SEEDS, any_of, covering
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 import ringcoll
-from ringcoll import Move, Schedule, exchange, gather, per_shard, reduce, tour
+from ringcoll import (
+    Move,
+    Schedule,
+    all_gather_map,
+    exchange,
+    gather,
+    map_reduce_scatter,
+    per_shard,
+    reduce,
+    tour,
+)
 from ringcoll.choose.plan import Plan
 from ringcoll.collectives import gathering
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 #: Recipes of few operations.
@@ -42,8 +52,8 @@ def backwards(*shape):
 
 FACTORS = {
     "recipe": [
-        *("placed", "summed", "tree", "each", "reduced", "reduced tree", "toured", "toured tree"),
-        "exchanged",
+        *("placed", "mapped", "summed", "tree", "each", "reduced", "reduced map", "reduced tree"),
+        *("toured", "toured tree", "exchanged"),
     ],
     "algorithm": [
         *("auto", "lax", "ring", "bidirectional_ring", "two_ended", "bruck", "direct"),
@@ -80,39 +90,37 @@ def over_rows(x, w, dim):
     return x.T @ w if dim == 0 else x @ w
 
 
-def whole_shape(x, dim, n):
-    return tuple(size * n if at == dim % 2 else size for at, size in enumerate(x.shape))
-
-
 def ours(recipe, axes, groups, dim, algorithm, x, w, weights):
     """The recipe on one rank. x: its shard, or its contributions to all; w: [4, 4]."""
     n = len(groups[0]) if groups else int(np.prod([lax.axis_size(a) for a in axes]))
     options = {"dim": dim, "algorithm": algorithm, "axis_index_groups": groups}
-    whole = jax.ShapeDtypeStruct(whole_shape(x, dim, n), F32)
 
-    def placed(y, arrived):
-        return arrived.place(y, times(arrived.value, w, dim))
+    def placed(_, arrived):
+        return None, times(arrived.value, w, dim)
 
     def summed(y, arrived):
-        return y + over_rows(arrived.value, arrived.take(weights, 0), dim)
+        return y + over_rows(arrived.value, arrived.take(weights, 0), dim), None
 
-    def tree(y, arrived):
+    def tree(carry, arrived):
         a, b = arrived.value["a"], arrived.value["b"]
-        return arrived.place(y[0], a), arrived.place(y[1], times(b.astype(F32), w, dim))
+        return carry, (a, times(b.astype(F32), w, dim))
 
     def each(y, arrived):
-        return y.at[arrived.origins[0]].add(arrived.value.sum())
+        y = y.at[arrived.origins[0]].add(arrived.value.sum())
+        return y, times(arrived.value, w, dim)
 
     def produced(wanted):
         return times(wanted.take(x), w, dim)
 
     if recipe == "placed":
-        return gather(x, axes, placed, whole, **options)
+        return gather(x, axes, placed, None, **options)[1]
+    if recipe == "mapped":
+        return all_gather_map(lambda rows: times(rows, w, dim), x, axes, **options)
     if recipe == "summed":
-        return gather(x, axes, summed, jnp.zeros((4, 4)), **options)
+        return gather(x, axes, summed, jnp.zeros((4, 4)), **options)[0]
     if recipe == "tree":
         pair = {"a": x, "b": x.astype(BF16)}
-        return gather(pair, axes, tree, (whole, jnp.zeros(whole.shape)), **options)
+        return gather(pair, axes, tree, None, **options)[1]
     if recipe == "each":
         return gather(x, axes, per_shard(each), jnp.zeros(n), **options)
 
@@ -125,13 +133,14 @@ def ours(recipe, axes, groups, dim, algorithm, x, w, weights):
         return found, total if recipe == "toured" else {"a": total, "b": arrived.value}
 
     if recipe == "exchanged":
-        same = jax.ShapeDtypeStruct(x.shape, F32)
         options["algorithm"] = algorithm if algorithm in ("auto", "lax", "bruck") else "pairwise"
-        return exchange(x, axes, placed, same, **options)
+        return exchange(x, axes, placed, None, **options)[1]
     if recipe.startswith("toured"):
         return tour(x, axes, toured, jnp.zeros(n), **options)
     if recipe == "reduced":
         return reduce(produced, axes, **options)
+    if recipe == "reduced map":
+        return map_reduce_scatter(lambda rows: times(rows, w, dim), x, axes, **options)
     return reduce(lambda wanted: {"a": produced(wanted), "b": wanted.take(x)}, axes, **options)
 
 
@@ -141,7 +150,7 @@ def expected(recipe, team, own, axes_are_grouped, dim, xs, w, weights):
     if recipe.startswith("reduced"):
         mine = [jnp.split(x, len(team), dim)[own] for x in shards]
         total = sum(times(x, w, dim) for x in mine)
-        return total if recipe == "reduced" else {"a": total, "b": sum(mine)}
+        return {"a": total, "b": sum(mine)} if recipe == "reduced tree" else total
     if recipe == "exchanged":
         blocks = [jnp.split(x, len(team), dim)[own] for x in shards]
         return times(jnp.concatenate(blocks, dim), w, dim)
@@ -155,7 +164,7 @@ def expected(recipe, team, own, axes_are_grouped, dim, xs, w, weights):
     if recipe == "summed":
         return over_rows(every, weights, dim)
     if recipe == "each":
-        return jnp.stack([x.sum() for x in shards])
+        return jnp.stack([x.sum() for x in shards]), times(every, w, dim)
     if recipe == "tree":
         return every, times(every.astype(BF16).astype(F32), w, dim)
     return times(every, w, dim)
@@ -188,7 +197,7 @@ TRANSFORMS = {
 
 def check(monkeypatch, recipe, algorithm, ranks, dim, rows, transform, check_vma, unrolled):
     """Values on all ranks, and gradients by x and w, are those of one device."""
-    monkeypatch.setattr(engine, "UNROLL_UP_TO", unrolled)
+    monkeypatch.setattr(running, "UNROLL_UP_TO", unrolled)
     shape, axes, groups = ranks
     count, rng = int(np.prod(shape)), np.random.default_rng(0)
     of = teams(shape, axes, groups)
@@ -254,22 +263,19 @@ def mapped(function, **options):
 def test_a_sum_by_turns(shape, axes, monkeypatch):
     """Only "auto" runs it, on TPUs."""
     halves = Plan("bidirectional_ring", by_turns=True)
-    monkeypatch.setattr(gathering, "_planned", lambda *_: halves)
+    monkeypatch.setattr(gathering._Call, "plan", lambda *_: halves)
     ranks = shape, axes, None
     check(monkeypatch, "reduced tree", "auto", ranks, 1, 3, "none", check_vma=True, unrolled=24)
 
 
 def test_an_axis_of_a_vmap():
-    def copied(x):
-        whole = jax.ShapeDtypeStruct((8,), x.dtype)
-        return gather(x, "i", lambda y, a: a.place(y, a.value), whole, algorithm="ring")
-
+    copied = partial(all_gather_map, lambda rows: rows, axis_name="i", algorithm="ring")
     y = jax.vmap(copied, axis_name="i")(jnp.arange(8.0).reshape(4, 2))
     np.testing.assert_array_equal(y, np.tile(np.arange(8.0), (4, 1)))
 
 
 def kept(carry, arrived):
-    return carry
+    return carry, None
 
 
 def test_beside_an_explicit_axis():
@@ -292,12 +298,13 @@ def test_a_carry_that_is_made_anew_and_a_visit_with_a_checkpoint(algorithm):
     """In a loop, the carry keeps its type."""
 
     def visit(carry, arrived):
-        return False, carry[1] + arrived.value.T @ arrived.take(jnp.ones((16, 2)))
+        total = carry[1] + arrived.value.T @ arrived.take(jnp.ones((16, 2)))
+        return (False, total), None
 
     def call(x):
         start = True, jnp.zeros((3, 2))
-        found = gather(np.ones((2, 3), np.float32), "x", visit, start, algorithm=algorithm)
-        again = gather(x, "x", jax.checkpoint(visit), start, algorithm=algorithm)
+        found, _ = gather(np.ones((2, 3), np.float32), "x", visit, start, algorithm=algorithm)
+        again, _ = gather(x, "x", jax.checkpoint(visit), start, algorithm=algorithm)
         return found[1] + again[1]
 
     y = jax.jit(mapped(call))(jnp.ones((16, 3)))
@@ -310,21 +317,15 @@ class Pair(NamedTuple):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("spec", [P("y"), P("y", "x"), P(("y", "x"))])
-@pytest.mark.parametrize("carry", ["struct", "sharded struct", "zeros", "exchange"])
-def test_beside_an_explicit_axis_a_carry_is_sharded_as_its_rows_are(carry, spec, check_vma):
+@pytest.mark.parametrize("call", ["gather", "exchange"])
+def test_beside_an_explicit_axis_rows_keep_their_sharding(call, spec, check_vma):
     mesh = make_mesh(2, 3, axis_type=AxisType.Explicit)
 
     def doubled(x):
-        own = NamedSharding(jax.sharding.get_abstract_mesh(), jax.typeof(x).sharding.spec)
-        kind = {"sharding": own} if carry == "sharded struct" else {}
-        whole = jax.ShapeDtypeStruct((18, 2), x.dtype, **kind)
-        if carry == "zeros":
-            whole = jnp.zeros(whole.shape, x.dtype)
-        visit = lambda y, arrived: arrived.place(y, 2 * arrived.value)  # noqa: E731
-        if carry == "exchange":
-            same = jax.ShapeDtypeStruct(x.shape, x.dtype)
-            return exchange(x, "y", visit, same, algorithm="pairwise")
-        return gather(x, "y", visit, whole, algorithm="ring")
+        if call == "exchange":
+            visit = lambda c, arrived: (c, 2 * arrived.value)  # noqa: E731
+            return exchange(x, "y", visit, None, algorithm="pairwise")[1]
+        return all_gather_map(lambda rows: 2 * rows, x, "y", algorithm="ring")
 
     x = np.arange(36.0, dtype=F32).reshape(18, 2)
     options = {"in_specs": P("y"), "out_specs": P("y"), "check_vma": check_vma}
@@ -333,19 +334,14 @@ def test_beside_an_explicit_axis_a_carry_is_sharded_as_its_rows_are(carry, spec,
         found = jax.jit(mapped)(jax.device_put(x, spec))
         assert found.sharding.spec == P(*spec, *[None] * (2 - len(spec)))
     rows = np.tile(x, (3, 1))
-    if carry == "exchange":
+    if call == "exchange":
         rows = x.reshape(3, 3, 2, 2).swapaxes(0, 1).reshape(18, 2)
     np.testing.assert_array_equal(found, 2 * rows)
 
 
-def read(carry, arrived):
-    return arrived.place(carry, jnp.tanh(arrived.take(carry)))
-
-
-WHOLE = jax.ShapeDtypeStruct((16, 3), F32)
 REFUSED = {
     "visit returns a carry of bfloat16[3], in place of float32[3]": (
-        TypeError, lambda x: gather(x, "x", lambda c, a: c.astype(BF16), jnp.zeros(3))
+        TypeError, lambda x: gather(x, "x", lambda c, a: (c.astype(BF16), None), jnp.zeros(3))
     ),
     "unbound axis name: y; the axes here are 'x'": (
         NameError, lambda x: gather(x, "y", kept, jnp.zeros(3))
@@ -355,12 +351,11 @@ REFUSED = {
         ValueError, lambda x: gather((x, x[:1]), "x", kept, jnp.zeros(3))
     ),
     "dim: axis 2 is out of bounds": (ValueError, lambda x: gather(x, "x", kept, x, dim=2)),
-    "float32[1,3] are no 2 rows of float32[16,3]": (
-        ValueError,
-        lambda x: gather(x, "x", lambda c, a: a.place(c, a.value[:1]), jnp.zeros((16, 3))),
+    "what is returned has 1 rows along dim, in place of 2": (
+        ValueError, lambda x: gather(x, "x", lambda c, a: (c, a.value[:1]), 0)
     ),
     "dimension 0 of float32[17,3] is no multiple of 8 x 2": (
-        ValueError, lambda x: gather(x, "x", lambda c, a: a.place(c, a.value), jnp.zeros((17, 3)))
+        ValueError, lambda x: gather(x, "x", lambda c, a: (c, a.take(jnp.ones((17, 3)))), 0)
     ),
     "dimension 0 of float32[9,2] is no multiple of 8": (
         ValueError, lambda x: reduce(lambda wanted: wanted.take(jnp.ones((9, 2))), "x")
@@ -368,12 +363,8 @@ REFUSED = {
     "no algorithm 'rign'; did you mean 'ring'?": (
         ValueError, lambda x: gather(x, "x", kept, jnp.zeros(3), algorithm="rign")
     ),
-    "float32[2,2] are no 2 rows of float32[16,3]": (
-        ValueError,
-        lambda x: gather(x, "x", lambda c, a: a.place(c, a.value[:, :2]), jnp.zeros((16, 3))),
-    ),
     "visit returns a carry of ('float32[3]',), in place of Pair(": (
-        TypeError, lambda x: gather(x, "x", lambda c, a: (c.own,), Pair(jnp.zeros(3)))
+        TypeError, lambda x: gather(x, "x", lambda c, a: ((c.own,), None), Pair(jnp.zeros(3)))
     ),
     "what is produced is bool": (TypeError, lambda x: reduce(lambda wanted: x > 0, "x")),
     "what is produced has no array": (TypeError, lambda x: reduce(lambda wanted: None, "x")),
@@ -386,14 +377,8 @@ REFUSED = {
     "work=1000.0; pass a ringcoll.costs.Work(flops)": (
         TypeError, lambda x: gather(x, "x", kept, jnp.zeros(3), algorithm="ring", work=1e3)
     ),
-    "wanted.rows is not known before the result; take the numbers": (
+    "rows is not known before the result; take the numbers": (
         ValueError, lambda x: reduce(lambda wanted: x[: wanted.rows[0][1]], "x")
-    ),
-    "visit places no rows in a carry of float32[16,3] that is a ShapeDtypeStruct": (
-        ValueError, lambda x: gather(x, "x", kept, WHOLE, algorithm="ring")
-    ),
-    "visit computes with a carry of float32[16,3] that is a ShapeDtypeStruct": (
-        ValueError, lambda x: exchange(jnp.ones((16, 3)), "x", jax.checkpoint(read), WHOLE)
     ),
     "accumulate_dtype=float16 cannot hold every float32": (
         ValueError, lambda x: tour(x, "x", lambda c, a: (c, a.value), 0, accumulate_dtype="float16")
@@ -408,10 +393,10 @@ REFUSED = {
         ValueError, lambda x: exchange(x, "x", kept, x, axis_index_groups=[[0, 1]])
     ),
     "visit returns a carry of float32[16,3], in place of float32[2,3]": (
-        TypeError, lambda x: gather(x, "x", lambda c, a: a.value, x, algorithm="lax")
+        TypeError, lambda x: gather(x, "x", lambda c, a: (a.value, None), x, algorithm="lax")
     ),
     "float32[16,3] has no dimension 2": (
-        ValueError, lambda x: gather(x, "x", lambda c, a: a.place(c, a.value, 2), jnp.ones((16, 3)))
+        ValueError, lambda x: gather(x, "x", lambda c, a: (a.take(jnp.ones((16, 3)), 2), 0), 0)
     ),
     "visit returns list, and no pair": (
         TypeError, lambda x: tour(x, "x", lambda c, a: [c, a.value], x)
@@ -431,7 +416,7 @@ REFUSED = {
     ),
     "1 rows along dimension 0, in place of 2": (
         ValueError,
-        lambda x: gather(x, "x", lambda c, a: a.join([p.value[:1] for p in a.parts()]), x[:1]),
+        lambda x: gather(x, "x", lambda c, a: (c, a.join([p.value[:1] for p in a.parts()])), 0),
     ),
     "x has 2 rows, not divisible by 8": (ValueError, lambda x: exchange(x, "x", kept, x)),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from sent import messages
 from support import every_rank, make_mesh
 
 import ringcoll
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 
 SHARD = 12  # elements of a shard
 
@@ -60,5 +60,5 @@ def test_the_program_does_not_grow_with_a_long_ring(collective, algorithm):
     expected = {"all_gather": ways, "psum_scatter": 2 * ways, "psum": 3 * ways}
     assert {len(messages(text)) for text in texts.values()} == {expected[collective]}
     assert len({text.count("\n") for text in texts.values()}) == 1
-    long = program(collective, algorithm, engine.UNROLL_UP_TO + 1)  # the last without a loop
+    long = program(collective, algorithm, running.UNROLL_UP_TO + 1)  # the last without a loop
     assert long.count("\n") > texts[512].count("\n")

@@ -10,26 +10,23 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from support import assert_rounded_once, make_mesh
 
-from ringcoll import exchange, gather, per_shard, reduce, tour
+from ringcoll import all_gather_map, exchange, gather, map_reduce_scatter, per_shard, tour
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 
 
 def placed(x, multiply, algorithm):
-    whole = jax.ShapeDtypeStruct((lax.axis_size("x") * len(x), 32), x.dtype)
-    visit = lambda y, a: a.place(y, multiply(a.value))  # noqa: E731
-    return gather(x, "x", visit, whole, algorithm=algorithm)
+    return all_gather_map(multiply, x, "x", algorithm=algorithm)
 
 
 def each(x, multiply, algorithm):
-    whole = jnp.zeros((lax.axis_size("x") * len(x), 32), x.dtype)
-    visit = per_shard(lambda y, a: a.place(y, multiply(a.value)))
-    return gather(x, "x", jax.checkpoint(visit), whole, algorithm=algorithm)
+    visit = per_shard(lambda c, a: (c, multiply(a.value)))
+    return gather(x, "x", jax.checkpoint(visit), None, algorithm=algorithm)[1]
 
 
 def reduced(x, multiply, algorithm):
     options = {"algorithm": algorithm, "accumulate_dtype": F32}
-    return reduce(lambda wanted: multiply(wanted.take(x)), "x", **options)
+    return map_reduce_scatter(multiply, x, "x", **options)
 
 
 def toured(x, multiply, algorithm):
@@ -38,9 +35,7 @@ def toured(x, multiply, algorithm):
 
 
 def exchanged(x, multiply, algorithm):
-    whole = jax.ShapeDtypeStruct((len(x), 32), x.dtype)
-    visit = lambda y, a: a.place(y, multiply(a.value))  # noqa: E731
-    return exchange(x, "x", visit, whole, algorithm=algorithm)
+    return exchange(x, "x", lambda c, a: (c, multiply(a.value)), None, algorithm=algorithm)[1]
 
 
 MULTIPLY = {

@@ -19,7 +19,7 @@ import ringcoll
 from ringcoll import Wire, costs
 from ringcoll.collectives import as_bytes
 from ringcoll.costs.wire import CODES
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 
 #: By function, two forms of a call: the shape of one rank's operand on n ranks, and the arguments.
 FORMS = {
@@ -178,7 +178,7 @@ def test_every_call_is_within_its_bound(seed, monkeypatch):
         def program(xs):
             found = []
             for case, of in zip(some, xs, strict=True):
-                for room in (engine, as_bytes):
+                for room in (running, as_bytes):
                     monkeypatch.setattr(room, "UNROLL_UP_TO", case["unroll up to"])
                 found.append(run(case, module, *of))
             return found

@@ -20,7 +20,7 @@ import ringcoll
 from ringcoll import debug
 from ringcoll.debug import consistent
 from ringcoll.debug.progress import LOG
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 
 
 @pytest.fixture(autouse=True)
@@ -173,7 +173,7 @@ def test_marks_change_no_result(algorithm, check_vma):
 
 
 def test_marks_in_every_mode(monkeypatch):
-    monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
+    monkeypatch.setattr(running, "UNROLL_UP_TO", 2)
     x = jnp.ones((8, 3))
 
     def total(x):

@@ -24,7 +24,7 @@ from support import make_mesh
 
 import ringcoll
 from ringcoll.layers import context_parallel as cp
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
@@ -179,7 +179,7 @@ def check(case):
         **masking,
     )
     others = (ids,) if case["segments"] else ()
-    with mock.patch.object(engine, "UNROLL_UP_TO", case["unroll_up_to"]):
+    with mock.patch.object(running, "UNROLL_UP_TO", case["unroll_up_to"]):
         y, _ = compared(
             lambda qkv, *ids: ours(*qkv, *ids),
             lambda qkv, *ids: reference(*qkv, *ids, **masking),

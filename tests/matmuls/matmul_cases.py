@@ -14,7 +14,7 @@ from support import exists
 
 from ringcoll.choose.plan import Plan, cheapest
 from ringcoll.matmuls import overlapped, plans
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 from ringcoll.schedules.registry import build
 from ringcoll.schedules.schedule import Move, Schedule, only_forwards
 
@@ -61,7 +61,7 @@ def turns_if_possible(_: Any, __: Any, sizes: tuple[int, ...], *___: Any) -> Pla
 #: Forms that "auto" or the engine choose elsewhere: what to replace by what.
 PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     "usual": {},
-    "loops": {(engine, "UNROLL_UP_TO"): 0},
+    "loops": {(running, "UNROLL_UP_TO"): 0},
     "by turns": {(overlapped, "PLAIN_ON"): (), (plans, "to_scatter"): turns_if_possible},
     "late products": {  # the last of several, computed from the whole gathered factor
         (overlapped, "PLAIN_ON"): (),

@@ -11,7 +11,7 @@ from matmul_cases import PATHS
 from matmul_forms import FORMS
 from support import data, make_mesh, mostly_exhaustive, per_rank, with_gradients
 
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 
 N = 4
 #: For matrices: shapes of x and w that two ranks of y can share, and which of rows and columns
@@ -53,7 +53,7 @@ def operands(name):
 def test_beside_an_axis_that_shards_rows_or_columns(
     axis_type, check_vma, unrolled, algorithm, turns, cases, monkeypatch
 ):
-    monkeypatch.setattr(engine, "UNROLL_UP_TO", unrolled)
+    monkeypatch.setattr(running, "UNROLL_UP_TO", unrolled)
     for place, replacement in PATHS["by turns" if turns else "usual"].items():
         monkeypatch.setattr(*place, replacement)
     mesh = make_mesh(N, 2, axis_type=axis_type)

@@ -10,7 +10,7 @@ from operations import count, hops, parts_of
 from support import make_mesh
 
 import ringcoll
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 
 N = 4
 
@@ -98,7 +98,7 @@ def test_beside_operands_and_result_two_shards_are_held(make, out, algorithm, sh
     A bidirectional ring also holds the two joined halves. This is so for loops. XLA:CPU knows no
     barriers, so if rounds are unrolled, it may multiply all shards before it sends any.
     """
-    monkeypatch.setattr(engine, "UNROLL_UP_TO", 0)  # a scatter is a loop in any case
+    monkeypatch.setattr(running, "UNROLL_UP_TO", 0)  # a scatter is a loop in any case
     n, rows, k, f = 8, 64, 512, 128  # of one rank; what travels is [rows, k]
     shapes = ((n * rows, k), (k, n * f)) if make is gather else ((n * rows, n * f), (n * f, k))
     operands = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

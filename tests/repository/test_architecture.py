@@ -171,9 +171,9 @@ def test_imports(module):
 
 def test_no_imports_run_in_a_circle():
     assert circle(SOURCES) == []
-    engine = "from ringcoll.runtime.turns import reduce\n"
-    assert "runtime.engine" in circle(
-        SOURCES | {"runtime.engine": engine, "runtime.turns": "from ringcoll.runtime import engine"}
+    run = "from ringcoll.runtime.looped import reduce\n"
+    assert "runtime.run" in circle(
+        SOURCES | {"runtime.run": run, "runtime.looped": "from ringcoll.runtime import run"}
     )
 
 
@@ -187,11 +187,11 @@ def test_no_imports_run_in_a_circle():
         ("runtime.hop", "from ringcoll.collectives.placing import gather_along", "above it"),
         ("runtime.hop", "from .primitive import Collective", "standard library"),
         ("collectives.choice", "from ringcoll.collectives.placing import _start", "private to"),
-        ("runtime.engine", "from ringcoll.runtime import built_in\nbuilt_in.ppermute", "hop sends"),
+        ("runtime.run", "from ringcoll.runtime import built_in\nbuilt_in.ppermute", "hop sends"),
         ("overlap.program", "from ringcoll.runtime import hop", "overlap stands on"),
         ("__init__", "from ringcoll import overlap as overlap", "above it"),
         ("lax", "if TYPE_CHECKING:\n    from ringcoll import overlap", "above it"),
-        ("layers.linear", "from ringcoll.runtime.engine import gather", "layers are made of"),
+        ("layers.linear", "from ringcoll.runtime.run import gather", "layers are made of"),
         ("overlap.report", "def f():\n    import matplotlib", "standard library"),
     ],
 )

@@ -23,7 +23,7 @@ from benchmarks.collectives import sweep
 from benchmarks.compiled import grid, pages, recorded_claims, steps
 from ringcoll import algorithms, costs
 from ringcoll.commands import arguments, explain
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -235,7 +235,7 @@ def test_the_code_prints_what_the_page_says(page):
 def test_the_lines_of_the_first_page_are_a_collective_and_a_product(n):
     ring = r"(?<=```py\n)def all_gather_matmul.*?(?=\n```)"
     lines, recipes = re.findall(ring, PAGES["README.md"], re.DOTALL)
-    for module in (algorithms, engine):  # which show the same lines
+    for module in (algorithms, running):  # which show the same lines
         assert textwrap.indent(lines, "    ") in module.__doc__
     ring, ours = ({"lax": jax.lax, "jnp": jnp, "jax": jax, "ringcoll": ringcoll} for _ in range(2))
     exec(lines, ring)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support import assert_same
 
-from ringcoll.runtime.contributions import Key, message
 from ringcoll.runtime.hop import multiply_add
+from ringcoll.runtime.parts import message
 from ringcoll.runtime.tree_sums import rounded
 
 
@@ -20,7 +20,7 @@ def test_what_is_rounded_for_sums_by_a_tree():
 
 def test_a_message_has_the_widest_dtype_of_its_shards():
     narrow, wide = jnp.full(2, 1.5, jnp.bfloat16), jnp.full(2, 1 / 3, jnp.float32)
-    keys = Key(0, 0), Key(0, 1), Key(0, 2)
+    keys = (0, 0), (0, 1), (0, 2)
     held = dict(zip(keys, (narrow, wide, narrow), strict=True))
     for some in (keys[:2], keys[1:]):
         of_some = np.stack([np.float32(held[key]) for key in some])

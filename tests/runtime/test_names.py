@@ -10,7 +10,7 @@ from support import make_mesh
 import ringcoll
 from ringcoll import algorithms
 from ringcoll.overlap.hlo import parse
-from ringcoll.runtime import engine
+from ringcoll.runtime import run as running
 
 
 def names(function, n=8):
@@ -84,7 +84,7 @@ def test_plain_rounds_have_no_barriers():
 
 
 def test_the_rounds_of_a_loop_share_a_name(monkeypatch):
-    monkeypatch.setattr(engine, "UNROLL_UP_TO", 2)
+    monkeypatch.setattr(running, "UNROLL_UP_TO", 2)
     found = names(lambda x: ringcoll.psum(x, "x", algorithm="ring"))
     ends = [re.sub(r"while/body/\w+/", "", name) for name in found]  # JAX's own of the loop
     # A sum sends its first contributions before the loop.

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from ringcoll.collectives.visits import Arrived, Rounds
+from ringcoll.collectives.visits import Rounds, Rows
 from ringcoll.layers.context_parallel.tiles import plan
 from ringcoll.layers.context_parallel.visits import (
     AttentionOptions,
@@ -78,12 +78,12 @@ def _attend(
     least = jnp.full(shape, lowest(exact), exact)
     state = Softmax(*(varying_like(x, q) for x in (least, *zeros)))
 
-    def visit(state: Softmax, arrived: Arrived) -> Softmax:
+    def visit(state: Softmax, arrived: Rows) -> tuple[Softmax, None]:
         for part in filter(work.is_needed, arrived.parts()):
             state = work.attend(q, state, part)
-        return state
+        return state, None
 
-    state = work.rounds("attention").gather(kv, visit, state)
+    state, _ = work.rounds("attention").gather(kv, visit, state)
     total = jnp.where(state.total > 0, state.total, 1)
     out = state.values / total[..., None]
     return back(out.astype(q.dtype)), back(state.greatest + jnp.log(total))
@@ -133,7 +133,7 @@ def _attend_backward(options, residuals, ct):
     by_row = [by_rows(x) for x in (q, ct.astype(q.dtype), lse, inner)]
     dq = varying_like(jnp.zeros(by_row[0].shape, exact), by_row[0])
 
-    def visit(dq: Array, arrived: Arrived) -> tuple[Array, Array]:
+    def visit(dq: Array, arrived: Rows) -> tuple[Array, Array]:
         gradients = []
         for part in arrived.parts():
             if work.is_needed(part):

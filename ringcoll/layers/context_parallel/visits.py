@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.choose.table import Algorithm
-from ringcoll.collectives.visits import Arrived, Rounds
+from ringcoll.collectives.visits import Rounds, Rows
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, rows_together
 from ringcoll.runtime.value_types import varying_like
 
@@ -149,7 +149,7 @@ class Visits:
         """The number of this rank."""
         return self.rounds("attention").ranks().number()
 
-    def is_needed(self, part: Arrived) -> bool:
+    def is_needed(self, part: Rows) -> bool:
         """Whether some rank computes a tile of a shard."""
         return not self.plan.needed.isdisjoint(part.offsets[0]) or 0 in part.offsets[0]
 
@@ -177,7 +177,7 @@ class Visits:
 
         return lax.scan(block, state, jnp.arange(0, count, together, dtype=jnp.int32))[0]
 
-    def tiled(self, shard: Arrived, rows: Any, body: Callable[..., Any], state: Any) -> Any:
+    def tiled(self, shard: Rows, rows: Any, body: Callable[..., Any], state: Any) -> Any:
         """`state = body(state, i, j, visible)` for each tile of a shard that this rank computes.
 
         The tile starts at query i and key j. `visible` is None if all keys are seen; for a kernel
@@ -237,7 +237,7 @@ class Visits:
         both = lax.dynamic_slice_in_dim(kv, j, self.plan.tile, 1)
         return both[..., : self.sizes[0]], both[..., self.sizes[0] :]
 
-    def attend(self, q: Array, state: Softmax, shard: Arrived) -> Softmax:
+    def attend(self, q: Array, state: Softmax, shard: Rows) -> Softmax:
         """The softmax with keys and values added to it, for the queries of the same rows."""
         tile, (start, count) = self.plan.tile, shard.rows[0]
         own = lax.slice_in_dim(q, start, start + count)
@@ -282,7 +282,7 @@ class Visits:
         return Softmax(jnp.where(sees, lse, lowest(exact)), sees.astype(exact), values)
 
     def differentiate(
-        self, by_query: Sequence[Array], dq: Array, shard: Arrived
+        self, by_query: Sequence[Array], dq: Array, shard: Rows
     ) -> tuple[Array, Array]:
         """Add a shard to the gradient of the queries; also the gradient of its keys and values.
 

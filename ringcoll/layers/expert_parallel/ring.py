@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.collectives.all_gather import all_gather
-from ringcoll.collectives.visits import Arrived, Rounds, Wanted
+from ringcoll.collectives.visits import Rounds, Rows
 from ringcoll.layers.expert_parallel.experts import Experts, Kernel
 from ringcoll.layers.expert_parallel.routing import Routing
 from ringcoll.runtime.value_types import with_common_axes
@@ -57,13 +57,13 @@ class _Ring:
     tokens: int
 
     def tour(
-        self, x: Array, visit: Callable[[Any, Arrived], tuple[Any, Array]], carry: Any
+        self, x: Array, visit: Callable[[Any, Rows], tuple[Any, Array]], carry: Any
     ) -> tuple[Any, Array]:
         """Bring the tokens of all ranks to the visit, and the sums of its results home."""
         rounds = Rounds(name="moe", axes=self.axes, algorithm=self.algorithm, dim=0)
         return rounds.tour(x, visit, carry, halved=True)
 
-    def work(self, at: Wanted, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
+    def work(self, at: Rows, ids: Array, x: Array, weights: Array, experts: Experts) -> Array:
         """The weighted sums of this rank's experts' results for the tokens of a round."""
         return experts.weighted(x, at.take(ids), at.take(weights), self.axes, self.most(len(x)))
 
@@ -78,7 +78,7 @@ class _Ring:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mixed(ring: _Ring, x: Array, weights: Array, ids: Array, experts: Experts) -> Array:
-    def visit(_: None, arrived: Arrived) -> tuple[None, Array]:
+    def visit(_: None, arrived: Rows) -> tuple[None, Array]:
         return None, ring.work(arrived, ids, arrived.value, weights, experts)
 
     return ring.tour(x, visit, None)[1]
@@ -87,7 +87,7 @@ def _mixed(ring: _Ring, x: Array, weights: Array, ids: Array, experts: Experts) 
 def _forward(ring: _Ring, x: Array, weights: Array, ids: Array, experts: Experts) -> Any:
     saved = list[Any]()
 
-    def visit(_: None, arrived: Arrived) -> tuple[None, Array]:
+    def visit(_: None, arrived: Rows) -> tuple[None, Array]:
         x = arrived.value
         if ring.keeps():
             result, of_round = _keeping(ring, arrived, ids, x, weights, experts)
@@ -107,7 +107,7 @@ def _backward(ring: _Ring, residuals: Any, ct: Array) -> tuple[Any, ...]:
         saved, ct = lax.optimization_barrier((saved, ct))
     rounds, products = iter(saved), list[Any]()
 
-    def visit(sums: Any, arrived: Arrived) -> tuple[Any, Array]:
+    def visit(sums: Any, arrived: Rows) -> tuple[Any, Array]:
         of_round, ct = next(rounds), arrived.value
         if ring.keeps():
             pull, multiplied = of_round
@@ -136,7 +136,7 @@ _mixed.defvjp(_forward, _backward)
 
 
 def _keeping(
-    ring: _Ring, at: Wanted, ids: Array, x: Array, weights: Array, experts: Experts
+    ring: _Ring, at: Rows, ids: Array, x: Array, weights: Array, experts: Experts
 ) -> tuple[Array, Any]:
     """The work of a round, its pull-back, and the rows that were multiplied, with their sizes.
 

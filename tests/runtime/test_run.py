@@ -1,6 +1,6 @@
-"""The engine by itself: visits and contributions in every round, unrolled and as a loop.
+"""Runs of schedules by themselves: visits and contributions in every round, unrolled and as a loop.
 
-No collective is involved. What the engine must do is computed here from the schedule as data. The
+No collective is involved. What a run must do is computed here from the schedule as data. The
 data are integers, or are compared bit by bit, so results must be equal.
 """
 
@@ -19,9 +19,10 @@ from support import exists, make_mesh, per_rank, runnable
 
 from ringcoll import algorithms
 from ringcoll.algorithms import GATHERS
-from ringcoll.runtime import engine, turns
+from ringcoll.runtime import looped, run
 from ringcoll.runtime.barriers import GATHER_ADD, GATHER_PLACE, NO_WORK, REDUCE
 from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.parts import Layout
 from ringcoll.schedules.schedule import Move, Schedule, only_forwards, stretches
 from ringcoll.schedules.tour import tour
 
@@ -42,76 +43,75 @@ def rounds_by_origin(schedule, rank):
     return when
 
 
-def diary(schedule, ranks, own, order):
-    """Gather; record by [lane, origin] how often the visitor got a shard, when, and its value."""
+def layout_of(schedule, lanes=1):
+    """Three rows for each lane."""
+    return Layout(0, 3 * lanes * schedule.lanes, lanes * schedule.lanes)
 
-    def visit(carry, shards):
+
+def gathered(schedule, ranks, x, order):
+    """How often every part was visited, when, and its value: by lane and origin."""
+
+    def visit(carry, parts):
         clock, book = carry
-        for value, origin, lane, *_ in shards:
-            at, page = (lane, origin, 0), (1, 1, book.shape[2])
-            entry = jnp.concatenate([jnp.stack([1, clock]), value]).reshape(page)
+        for part in parts:
+            at, page = (part.lane, part.origin, 0), (1, 1, book.shape[2])
+            entry = jnp.concatenate([jnp.stack([1, clock]), part.value]).reshape(page)
             entry += lax.dynamic_slice(book, at, page)
             book = lax.dynamic_update_slice(book, entry, at)
         return clock + 1, book
 
-    blank = jnp.zeros((schedule.lanes, ranks.size, 2 + own[0].size), jnp.int32)
+    own = x[0, : schedule.lanes].reshape(-1)
+    blank = jnp.zeros((schedule.lanes, ranks.size, 2 + 3), jnp.int32)
     zero = ranks.number() * 0  # varying, as all that is computed from it
     start = zero, blank + zero
     ranks = replace(ranks, shape=schedule.shape)
-    book = engine.gather(schedule, ranks, own, visit, start, order=order)[1]
+    layout = layout_of(schedule)
+    book = run.gather(schedule, ranks, layout, own, visit, start, order=order)[1]
     return book[..., 0], book[..., 1], book[..., 2:]
-
-
-# -- the table: what is run, by which schedule, in which order --
-
-
-def gathered(schedule, ranks, x, order):
-    """How often every shard was visited, when, and its value: by lane and origin."""
-    return diary(schedule, ranks, list(x[0, : schedule.lanes]), order)
 
 
 def reduced(schedule, ranks, x, order):
     """The sums for this rank, and if nothing is looped, the origins that were asked for by lane."""
     asked = []
 
-    def produce(slots):
-        asked.extend(slots)
-        return [x[slot.origin, slot.lane] for slot in slots]
+    def produce(parts):
+        asked.extend(parts)
+        return [x[part.origin, part.lane] for part in parts]
 
-    sums = engine.reduce(schedule, ranks, produce, lax.add, order=order)
-    limit = 0 if order.always_loops else engine.UNROLL_UP_TO
-    if len(stretches(schedule, limit)) < len(schedule.rounds):  # slots of a loop's own trace
+    sums = run.reduce(schedule, ranks, layout_of(schedule), produce, lax.add, order=order)
+    limit = 0 if order.always_loops else run.UNROLL_UP_TO
+    if len(stretches(schedule, limit)) < len(schedule.rounds):  # parts of a loop's own trace
         return jnp.stack(sums), []
-    by_lane = [[o for o, lane in asked if lane == i] for i in range(schedule.lanes)]
+    by_lane = [[p.origin for p in asked if p.lane == i] for i in range(schedule.lanes)]
     return jnp.stack(sums), by_lane
 
 
 def by_turns(schedule, ranks, x, order):
-    def add(slots, received):
-        pairs = zip(slots, received, strict=True)
-        return [r + x[slot.origin, slot.lane] for slot, r in pairs]
+    def add(parts, received):
+        pairs = zip(parts, received, strict=True)
+        return [r + x[part.origin, part.lane] for part, r in pairs]
 
-    def start(slot):
+    def start(part):
         return jnp.zeros_like(x[0, 0])
 
-    return jnp.stack(turns.reduce(schedule, ranks, add, start)), []
+    layout = layout_of(schedule, lanes=2)
+    return jnp.stack(looped.reduce_by_turns(schedule, ranks, layout, add, start)), []
 
 
 def toured(schedule, ranks, x, order, halves=False):
     """What a rank has seen, weighed by origin; and the sums that came home."""
 
-    def visit(carry, shards):
+    def visit(carry, parts):
         contributions = []
-        for value, origin, lane, _, first in shards:
-            carry += (1 + origin) * jnp.sum(value)
-            contributions.append(x[origin, lane, first : first + len(value)] + len(value) * 0)
+        for part in parts:
+            first = part.first - 3 * part.lane
+            carry += (1 + part.origin) * jnp.sum(part.value)
+            contributions.append(x[part.origin, part.lane, first : first + part.rows])
         return carry, contributions
 
-    own, nothing = list(x[0, : schedule.lanes]), jnp.int32(0) + ranks.number() * 0
-    checked = tour(schedule)
-    carry, sums = engine.tour(
-        checked, ranks, own, visit, nothing, order, halves_along=0 if halves else None
-    )
+    own, nothing = x[0, : schedule.lanes].reshape(-1), jnp.int32(0) + ranks.number() * 0
+    path, layout = tour(schedule), layout_of(schedule)
+    carry, sums = run.tour(path, ranks, layout, own, visit, nothing, order, halved=halves)
     return carry, jnp.stack(sums)
 
 
@@ -132,14 +132,14 @@ FACTORS = {
 }
 
 
-def schedule_of(run, algorithm, shape):
+def schedule_of(kind, algorithm, shape):
     """The schedule; None if there is none."""
     if algorithm == "resent":
-        return RESENT if shape == (6,) and run != "turns" else None
+        return RESENT if shape == (6,) and kind != "turns" else None
     if not exists("all_gather", algorithm, shape):
         return None
     schedule = algorithms.build("all_gather", algorithm, shape)
-    return schedule if run != "turns" or only_forwards(schedule) else None
+    return schedule if kind != "turns" or only_forwards(schedule) else None
 
 
 def forbidden(case):
@@ -150,18 +150,18 @@ def forbidden(case):
 
 
 def check(case, found, x):
-    run, shape, name = case["run"], case["shape"], str(case)
-    schedule, n = schedule_of(run, case["algorithm"], shape), prod(shape)
+    kind, shape, name = case["run"], case["shape"], str(case)
+    schedule, n = schedule_of(kind, case["algorithm"], shape), prod(shape)
     lanes = schedule.lanes
-    if run == "gather":
+    if kind == "gather":
         times, when, values = found
         assert (times == 1).all(), name
         for rank in range(n):
             np.testing.assert_array_equal(when[rank], rounds_by_origin(schedule, rank), name)
             np.testing.assert_array_equal(values[rank], x[:, 0, :lanes].swapaxes(0, 1), name)
-    elif run in ("reduce", "turns"):
+    elif kind in ("reduce", "turns"):
         sums, asked = found
-        lanes *= 1 + (run == "turns")
+        lanes *= 1 + (kind == "turns")
         np.testing.assert_array_equal(sums, x.sum(0)[:, :lanes], name)
         for by_lane in asked:
             seen = np.sort(np.stack(by_lane, axis=1))
@@ -187,7 +187,7 @@ def test_every_run_by_every_schedule(seed, monkeypatch):
         def program(x, some=some, shape=shape):
             results = []
             for case in some:
-                monkeypatch.setattr(engine, "UNROLL_UP_TO", case["unroll up to"])
+                monkeypatch.setattr(run, "UNROLL_UP_TO", case["unroll up to"])
                 schedule = schedule_of(case["run"], case["algorithm"], shape)
                 ranks = replace(everyone(shape), shape=schedule.shape)
                 results.append(RUNS[case["run"]](schedule, ranks, x, case["order"]))
@@ -201,14 +201,14 @@ def test_every_run_by_every_schedule(seed, monkeypatch):
 @pytest.mark.parametrize("unroll", [24, 2])
 def test_the_order_of_combine(unroll, monkeypatch):
     """On a ring, received sums are doubled, so the number of the rank k ahead counts 2**k times."""
-    monkeypatch.setattr(engine, "UNROLL_UP_TO", unroll)
+    monkeypatch.setattr(run, "UNROLL_UP_TO", unroll)
 
     def program(x):
-        def produce(slots):
-            return [x[None] for _ in slots]
+        def produce(parts):
+            return [x[None] for _ in parts]
 
-        ranks = everyone((5,))
-        return engine.reduce(algorithms.ring(5), ranks, produce, lambda a, b: 2 * a + b)[0]
+        ring, ranks = algorithms.ring(5), everyone((5,))
+        return run.reduce(ring, ranks, Layout(0, 1), produce, lambda a, b: 2 * a + b)[0]
 
     results = per_rank(make_mesh(5), program, np.arange(5, dtype=np.float32))
     expected = [[sum(2**k * ((rank + k) % 5) for k in range(5))] for rank in range(5)]

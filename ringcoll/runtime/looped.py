@@ -1,0 +1,141 @@
+"""A long stretch of rounds as a `lax.scan`: the size of the program does not depend on n.
+
+In the rounds of a stretch every move sends what it brought in the round before (see
+`schedules.schedule.stretches`), so the state of the loop is what arrived last.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from ringcoll.runtime.barriers import Order
+from ringcoll.runtime.hop import Ranks
+from ringcoll.runtime.parts import Layout, Part, PlannedRound, message, opened, planned
+from ringcoll.runtime.value_types import tree_varying
+from ringcoll.schedules.schedule import Schedule
+
+Carry = TypeVar("Carry")
+
+
+def gather(
+    name: str,
+    steps: Sequence[PlannedRound],
+    ranks: Ranks,
+    layout: Layout,
+    sent: list[Any],
+    visit: Callable[[Carry, list[Part]], Carry],
+    carry: Carry,
+) -> tuple[Carry, list[Any]]:
+    """Send the messages `sent`, then forward and visit what arrives, until the last round.
+
+    It visits what it sends. It returns the carry, and what arrives in the last round.
+    """
+    moves, of_steps = steps[0].moves, zip(*(chain(*step.sent) for step in steps), strict=True)
+    possible = {keys[0]: tuple(offset for _, offset in keys) for keys in of_steps}
+
+    def body(state: tuple[Carry, list[Any]], i: Array) -> tuple[Any, None]:
+        carry, last = state
+        arriving = ranks.hops(name, moves, last)
+        parts = [
+            layout.part(ranks.origin(key[1], m.axis, i * m.shift), m.lane, possible[key], x)
+            for m, of_move, keys in zip(moves, last, steps[0].sent, strict=True)
+            for key, x in opened([of_move], [keys])
+        ]
+        return (visit(carry, parts), arriving), None
+
+    return lax.scan(body, (carry, sent), jnp.arange(len(steps), dtype=jnp.int32))[0]
+
+
+def reduce(
+    name: str,
+    steps: Sequence[PlannedRound],
+    ranks: Ranks,
+    sent: list[Any],
+    layout: Layout,
+    produce: Callable[[list[Part]], Sequence[Any]],
+    combine: Callable[[Any, Any], Any],
+    order: Order,
+    zero: Array | None,
+) -> list[Any]:
+    """Send the partial sums `sent`, and add to what arrives, until the last round.
+
+    Raw contributions, which were sent in the round before, may be of a narrower dtype. `zero` is
+    tied to the sums. It returns the last sums.
+    """
+    moves, mine_of = steps[0].moves, steps[0].arrived
+
+    def body(state: Any, i: Array) -> tuple[Any, None]:
+        last, zero = state
+        received = ranks.hops(name, moves, last)
+        wanted = [
+            layout.part(order.depend_on(ranks.origin(offset, m.axis, i * m.shift), zero), lane)
+            for m, keys in zip(moves, mine_of, strict=True)
+            for lane, offset in keys
+        ]
+        produced = dict(zip(chain(*mine_of), produce(wanted), strict=True))
+        mine = [message(produced, keys) for keys in mine_of]
+        mine = order.barrier_if_single(tree_varying(mine, ranks.axes))
+        summed = [combine(r, x) for r, x in zip(received, mine, strict=True)]
+        # The next products wait for these sums; otherwise compilers would merge the products.
+        return order.barrier((summed, zero)), None
+
+    return lax.scan(body, (sent, zero), jnp.arange(len(steps), dtype=jnp.int32))[0][0]
+
+
+def reduce_by_turns(
+    schedule: Schedule,
+    ranks: Ranks,
+    layout: Layout,
+    add: Callable[[Sequence[Part], Sequence[Any]], Sequence[Any]],
+    start: Callable[[Part], Any],
+) -> list[Any]:
+    """A whole reduce: a half of every share is computed while the sums of the other half travel.
+
+    `run.reduce` computes contributions while sums travel, and adds them when the sums arrive. By
+    turns, a contribution is computed after its sum has arrived. So a compiler makes one matmul of a
+    product and its addition, and the sums of the other half travel under that matmul.
+
+    Args:
+        schedule: the gather that is run backward; it `only_forwards`.
+        ranks: the ranks that run it, as the digits of the schedule.
+        layout: twice as many shares of a shard as the schedule has lanes.
+        add: `(parts, received) -> sums`: this rank's contributions, added to the partial sums
+            received. It is called with one half of the shares at a time.
+        start: gives, for a part, zeros of the shape and dtype of the sum. The first contribution is
+            added to them.
+
+    Returns:
+        This rank's shard, in the shares of the layout.
+    """
+    steps = planned(schedule, back=True)
+    (moves, sent, _), count = steps[0], len(steps)
+
+    def parts(half: int, turn: Array) -> list[Part]:
+        return [
+            layout.part(ranks.origin(offset, m.axis, turn * m.shift), half * schedule.lanes + lane)
+            for m, keys in zip(moves, sent, strict=True)
+            for lane, offset in keys
+        ]
+
+    def added(half: int, turn: Array, received: Sequence[Any]) -> list[Any]:
+        return tree_varying([*add(parts(half, turn), received)], ranks.axes)
+
+    def sent_back(sums: list[Any]) -> list[Any]:
+        return ranks.hops(f"rounds 1 to {count}", moves, sums)
+
+    def body(state: Any, turn: Array) -> tuple[Any, None]:
+        first, second = state  # sums to send, and sums that have arrived
+        arriving = sent_back(first)
+        second = sent_back(added(1, turn, second))
+        return (added(0, turn + 1, arriving), second), None
+
+    before, after = jnp.int32(0), jnp.int32(count)
+    first = added(0, before, [start(part) for part in parts(0, before)])
+    second = tree_varying([start(part) for part in parts(1, before)], ranks.axes)
+    (first, second), _ = lax.scan(body, (first, second), jnp.arange(count, dtype=jnp.int32))
+    sums = [*first, *added(1, after, second)]
+    lanes = [half * schedule.lanes + move.lane for half in (0, 1) for move in moves]
+    return [sums[lanes.index(lane)] for lane in range(len(lanes))]
