@@ -80,7 +80,7 @@ FORMS = {
         lambda m, k, f: ((m, k), (k, f)),
         (P(None, "x"), P(None, "x")),
         P(None, "x"),
-        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", dimension=-1, **options),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", dim=-1, **options),
         lambda x, w: lax.all_gather(x, "x", axis=1, tiled=True) @ w,
         travels=0,
     ),
@@ -96,9 +96,7 @@ FORMS = {
         lambda m, k, f: ((8 * m, k), (k, f)),
         (P("x"), P(None, "x")),
         P("x"),
-        lambda x, w, **options: ringcoll.all_gather_matmul(
-            x, w, "x", operand=1, dimension=-1, **options
-        ),
+        lambda x, w, **options: ringcoll.all_gather_matmul(x, w, "x", operand=1, dim=-1, **options),
         lambda x, w: x @ lax.all_gather(w, "x", axis=1, tiled=True),
         travels=1,
     ),

@@ -2,6 +2,7 @@
 
 Programs are compiled for chips that you need not have, and `ringcoll.overlap` computes their times.
 
+  mlp                8192 rows of 4096 bf16 features, a hidden layer of 16384: docs/gather.md
   nearest            `examples.nearest_neighbours`: the 16 nearest of 65536 points of 1024 bf16
                      features to each of 8192 queries
   muon               `examples.muon`: 32 matrices of 2048 x 8192, sent in bf16
@@ -28,11 +29,34 @@ from examples.nearest_neighbours import nearest
 from ringcoll.choose.table import LAX
 from ringcoll.commands.overlap import mesh_on
 
+
+def mlp(x: Array, w: Array, v: Array, axis: str) -> Array:
+    """`x: [m/n, k], w: [k, f/n], v: [f/n, k] -> [m/n, k]`."""
+    h = ringcoll.all_gather_map(lambda rows: jax.nn.relu(rows @ w), x, axis)
+    return ringcoll.map_reduce_scatter(lambda rows: rows @ v, h, axis)
+
+
 STACK = (32, 2048, 8192)
-#: The function, the sharding of all operands, their dtypes and their shapes.
+#: The function, the shardings of its operands and its result, the dtypes and the shapes.
 RECIPES = {
-    "nearest": (partial(nearest, k=16), P("x"), "bfloat16 bfloat16", ((8192, 1024), (65536, 1024))),
-    "muon": (partial(muon, rate=0.02), P(None, "x"), "float32 bfloat16 bfloat16", (STACK,) * 3),
+    "mlp": (
+        mlp,
+        ((P("x"), P(None, "x"), P("x")), P("x")),
+        "bfloat16 bfloat16 bfloat16",
+        ((8192, 4096), (4096, 16384), (16384, 4096)),
+    ),
+    "nearest": (
+        partial(nearest, k=16),
+        ((P("x"),) * 2, P("x")),
+        "bfloat16 bfloat16",
+        ((8192, 1024), (65536, 1024)),
+    ),
+    "muon": (
+        partial(muon, rate=0.02),
+        ((P(None, "x"),) * 3, P(None, "x")),
+        "float32 bfloat16 bfloat16",
+        (STACK,) * 3,
+    ),
 }
 ALGORITHMS = (PLAIN, "auto", "auto" + ASYNCHRONOUS)
 
@@ -58,14 +82,16 @@ def run(args: argparse.Namespace) -> int:
 
 def program_of(topology: str, recipe: str, algorithm: str) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
-    function, spec, dtypes, shapes = RECIPES[recipe]
+    function, (specs, out), dtypes, shapes = RECIPES[recipe]
     mesh = mesh_on(topology)
 
     def by_algorithm(*operands: Array) -> Any:
         with ringcoll.algorithm(LAX if algorithm == PLAIN else "auto"):
             return function(*operands, axis="x")
 
-    mapped = jax.shard_map(by_algorithm, mesh=mesh, in_specs=spec, out_specs=spec)
-    sharding = NamedSharding(mesh, spec)
-    kinds = zip(shapes, dtypes.split(), strict=True)
-    return mapped, tuple(jax.ShapeDtypeStruct(*kind, sharding=sharding) for kind in kinds)
+    mapped = jax.shard_map(by_algorithm, mesh=mesh, in_specs=specs, out_specs=out)
+    kinds = zip(shapes, dtypes.split(), specs, strict=True)
+    return mapped, tuple(
+        jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+        for shape, dtype, spec in kinds
+    )

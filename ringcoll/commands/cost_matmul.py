@@ -28,7 +28,7 @@ from ringcoll.matmuls.labels import Gather, Product, Scatter
 GATHER, SUM = "all_gather_matmul", "matmul_reduce_scatter"
 NAMES = GATHER, SUM
 #: The options that only matmuls take.
-OPTIONS = "shape", "operand", "dimension"
+OPTIONS = "shape", "operand", "dim"
 
 _DTYPE = jnp.dtype(jnp.bfloat16)
 _LEGEND = (
@@ -46,14 +46,14 @@ class Matmul(NamedTuple):
 
     Attributes:
         name: `GATHER` or `SUM`.
-        operand, dimension: what is gathered, or the dimension that is scattered.
+        operand, dim: what is gathered, or the dimension that is scattered.
         wire: what messages hold.
         axes: the sizes of the axes of ranks.
     """
 
     name: str
     operand: int
-    dimension: int
+    dim: int
     wire: Wire | None
     axes: tuple[int, ...]
 
@@ -83,19 +83,19 @@ class Matmul(NamedTuple):
             return Shape(tuple(of_labels[c] // (n if c == cut else 1) for c in labels), _DTYPE)
 
         if self.name == SUM:
-            scatter = Scatter("mk"[self.dimension], "mk", (("mf", "fk"),), _DTYPE)
+            scatter = Scatter("mk"[self.dim], "mk", (("mf", "fk"),), _DTYPE)
             return scatter, [(part("mf", "f"), part("fk", "f"))]
         moving, other, cut = ("kf", "mk", "m") if self.operand else ("mk", "kf", "f")
-        label = moving[self.dimension]
+        label = moving[self.dim]
         gather = Gather(label, moving, (Product(other, "mf", _DTYPE),), self.wire)
         return gather, part(moving, label), [part(other, cut)]
 
     def title(self, m: int, k: int, f: int) -> str:
         """The call with operands of these sizes, in words."""
         if self.name == SUM:
-            return f"{SUM}, x: [{m}, {f}], w: [{f}, {k}], scatter_dimension={self.dimension}"
+            return f"{SUM}, x: [{m}, {f}], w: [{f}, {k}], dim={self.dim}"
         wire = f", wire={self.wire.dtype!r}" if self.wire else ""
-        options = f"operand={self.operand}, dimension={self.dimension}{wire}"
+        options = f"operand={self.operand}, dim={self.dim}{wire}"
         return f"{GATHER}, x: [{m}, {k}], w: [{k}, {f}], {options}"
 
 
@@ -159,7 +159,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "which is gathered: 0 is x; 1 is w, as with FSDP (default: 0)"
     add("--operand", type=int, choices=(0, 1), help=what)
     what = "the dimension that is gathered or scattered (default: -2)"
-    add("--dimension", type=int, choices=(-1, -2), help=what)
+    add("--dim", type=int, choices=(-1, -2), help=what)
 
 
 def run(args: argparse.Namespace, device: Device) -> int:
@@ -174,12 +174,12 @@ def run(args: argparse.Namespace, device: Device) -> int:
     if args.collective == SUM and args.operand is not None:
         raise ValueError(f"--operand: {SUM} gathers nothing; leave it out")
     wire = arguments.wire(args.wire, "all_gather" if args.collective == GATHER else SUM)
-    call = args.collective, args.operand or 0, args.dimension or -2, wire
+    call = args.collective, args.operand or 0, args.dim or -2, wire
     matmuls = [Matmul(*call, axes) for axes in args.ranks]
     sizes = args.shape or SIZES
     tables = [(matmul, table(matmul, sizes, device.model)) for matmul in matmuls]
     if args.json:
-        asked = {"matmul": args.collective, "operand": call[1], "dimension": call[2]}
+        asked = {"matmul": args.collective, "operand": call[1], "dim": call[2]}
         asked |= {"shape": sizes, "device": device.name, "wire": args.wire}
         rows = [
             asked | {"ranks": matmul.axes} | line._asdict()

@@ -301,6 +301,6 @@ def linear(
             "[d, f/n] or [d/n, f], where d are the features of x"
         )
     matrix = shared(kernel, replicas).astype(x.dtype)
-    dimension = -1 if kernel.shape[0] == features else -2
-    y = all_gather_matmul(x, matrix, axis_name, operand=1, dimension=dimension, **options)
+    dim = -1 if kernel.shape[0] == features else -2
+    y = all_gather_matmul(x, matrix, axis_name, operand=1, dim=dim, **options)
     return with_bias(y, shared(bias, (*axes_of(axis_name), *axes_of(replicas))))

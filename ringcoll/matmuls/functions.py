@@ -178,16 +178,16 @@ def all_gather_matmul(
     axis_name: AxisName,
     *,
     operand: int = 0,
-    dimension: int = -2,
+    dim: int = -2,
     wire: WireLike | None = None,
     **options: Unpack[GatherOptions],
 ) -> Any:
     """x @ w; one factor is gathered along one of its last two dimensions.
 
     - `x: [..., m/n, k], w: [k, f] -> [..., m, f]`;
-    - `dimension=-1`, added as shards arrive: `x: [..., m, k/n], w: [k, f] -> [..., m, f]`;
+    - `dim=-1`, added as shards arrive: `x: [..., m, k/n], w: [k, f] -> [..., m, f]`;
     - `operand=1`, FSDP: `x: [..., m, k], w: [k/n, f] -> [..., m, f]`;
-    - `operand=1, dimension=-1`: `x: [..., m, k], w: [k, f/n] -> [..., m, f]`.
+    - `operand=1, dim=-1`: `x: [..., m, k], w: [k, f/n] -> [..., m, f]`.
 
     Options: `ringcoll.GatherOptions`. Steps and bytes, gradient, raises, source: as
     `all_gather_einsum`, which this calls. The other factor may be a pytree.
@@ -200,14 +200,14 @@ def all_gather_matmul(
     spec = _matrix_spec(x)
     labels = Labels.of(spec)
     moving = labels.w if operand else labels.x
-    dimension = integer("dimension", dimension)
-    if dimension not in (-1, -2) or len(moving) < -dimension:
+    dim = integer("dim", dim)
+    if dim not in (-1, -2) or len(moving) < -dim:
         raise ValueError(
-            f"dimension {dimension} is not one of the last two of a matrix; pass -2 or -1; use "
+            f"dim={dim} is not one of the last two of a matrix; pass -2 or -1; use "
             "all_gather_einsum for the others"
         )
     return all_gather_einsum(
-        spec, x, w, axis_name, gather=moving[dimension], operand=operand, wire=wire, **options
+        spec, x, w, axis_name, gather=moving[dim], operand=operand, wire=wire, **options
     )
 
 
@@ -217,12 +217,12 @@ def matmul_reduce_scatter(
     w: Array,
     axis_name: AxisName,
     *,
-    scatter_dimension: int = -2,
+    dim: int = -2,
     **options: Unpack[MatmulOptions],
 ) -> Array:
     """The sum over ranks of x @ w; rank r keeps block r of a dimension.
 
-    `x: [..., m, k/n], w: [k/n, f] -> [..., m/n, f]`; `scatter_dimension=-1`: [..., m, f/n].
+    `x: [..., m, k/n], w: [k/n, f] -> [..., m/n, f]`; `dim=-1`: [..., m, f/n].
 
     Options: `ringcoll.MatmulOptions`. Steps and bytes, gradient, raises, source: as
     `einsum_reduce_scatter`.
@@ -234,7 +234,7 @@ def matmul_reduce_scatter(
     """
     spec = _matrix_spec(x)
     out = Labels.of(spec).out
-    dim = integer("scatter_dimension", scatter_dimension, len(out))
+    dim = integer("dim", dim, len(out))
     return einsum_reduce_scatter(spec, x, w, axis_name, scatter=out[dim], **options)
 
 

@@ -221,11 +221,11 @@ def test_constants_replace_what_was_measured(capsys):
 ROWS, COLUMNS = P("x"), P(None, "x")
 MATMULS = {
     "all_gather_matmul": (ROWS, COLUMNS, 4 * 8),
-    "all_gather_matmul --dimension -1": (COLUMNS, COLUMNS, 8 * 4),
+    "all_gather_matmul --dim -1": (COLUMNS, COLUMNS, 8 * 4),
     "all_gather_matmul --operand 1": (ROWS, ROWS, 4 * 16),
-    "all_gather_matmul --operand 1 --dimension -1": (ROWS, COLUMNS, 8 * 8),
+    "all_gather_matmul --operand 1 --dim -1": (ROWS, COLUMNS, 8 * 8),
     "matmul_reduce_scatter": (COLUMNS, ROWS, 4 * 8),
-    "matmul_reduce_scatter --dimension -1": (COLUMNS, ROWS, 8 * 4),
+    "matmul_reduce_scatter --dim -1": (COLUMNS, ROWS, 8 * 4),
 }
 #: A FLOP takes 1 second, a byte on the wire 2, a message 3 more, and memory nothing.
 PAPER = {

@@ -111,17 +111,17 @@ _scattering = partial(of_einsum, ringcoll.einsum_reduce_scatter)
 FORMS = {
     "rows gathered": Form(_gather, "ak,kf->af", "x", "a"),
     "leading dimensions": Form(_gather, "bak,kf->baf", "x", "a"),
-    "contraction gathered": Form(partial(_gather, dimension=-1), "ak,kf->af", "x", "k"),
+    "contraction gathered": Form(partial(_gather, dim=-1), "ak,kf->af", "x", "k"),
     "weight gathered": Form(partial(_gather, operand=1), "ak,kf->af", "w", "k"),
     "columns of the weight gathered": Form(
-        partial(_gather, operand=1, dimension=-1), "bak,kf->baf", "w", "f"
+        partial(_gather, operand=1, dim=-1), "bak,kf->baf", "w", "f"
     ),
     "a batch gathered": Form(_gathering("ebk,ekf->ebf", gather="e"), "ebk,ekf->ebf", "x", "e"),
     "a batch of weights gathered": Form(
         _gathering("ebk,ekf->bfe", gather="e", operand=1), "ebk,ekf->bfe", "w", "e"
     ),
     "rows scattered": Form(_scatter, "ak,kf->af", "y", "a"),
-    "columns scattered": Form(partial(_scatter, scatter_dimension=-1), "bak,kf->baf", "y", "f"),
+    "columns scattered": Form(partial(_scatter, dim=-1), "bak,kf->baf", "y", "f"),
     "a batch scattered": Form(_scattering("ebk,ekf->bfe", scatter="e"), "ebk,ekf->bfe", "y", "e"),
     "sum on every rank": Form(_sum, "bak,kf->baf", "sum", "a"),
 }

@@ -26,7 +26,7 @@ H100 = "NVIDIA H100 80GB HBM3"
 CALLS = {
     "rows": (ringcoll.all_gather_matmul, lambda m, k, f, n: ((m // n, k), (k, f))),
     "contraction": (
-        partial(ringcoll.all_gather_matmul, dimension=-1),
+        partial(ringcoll.all_gather_matmul, dim=-1),
         lambda m, k, f, n: ((m, k // n), (k, f)),
     ),
     "weight": (
@@ -34,7 +34,7 @@ CALLS = {
         lambda m, k, f, n: ((m, k), (k // n, f)),
     ),
     "columns": (
-        partial(ringcoll.all_gather_matmul, operand=1, dimension=-1),
+        partial(ringcoll.all_gather_matmul, operand=1, dim=-1),
         lambda m, k, f, n: ((m, k), (k, f // n)),
     ),
     "sum": (ringcoll.matmul_reduce_scatter, lambda m, k, f, n: ((m, k // n), (k // n, f))),

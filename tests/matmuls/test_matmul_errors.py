@@ -53,7 +53,7 @@ def keys(x):
 #: For each error: a part of its message, and a call that raises it.
 REFUSED = {
     NameError: {
-        "axis_name='typo', operand=0, dimension=-2): unbound axis name": gather(axis_name="typo"),
+        "axis_name='typo', operand=0, dim=-2): unbound axis name": gather(axis_name="typo"),
         "unbound axis name: typo; the axes here are 'x', 'y'": sharded(P("typo"), P(), P()),
         "unbound axis name: free": sharded(P("free"), P(), P("free")),  # nothing would be sent
     },
@@ -66,8 +66,8 @@ REFUSED = {
         "a Table is only for collectives; pass": gather(algorithm=Table.from_json('{"rows": []}')),
         "residuals='keep'; choose from regather, save": gather(residuals="keep"),
         "operand=2; pass 0 to gather x, 1 to gather w": gather(operand=2),
-        "of a matrix; pass -2 or -1; use all_gather_einsum": gather(dimension=0),
-        "scatter_dimension: axis 2 is out of bounds": scatter(scatter_dimension=2),
+        "of a matrix; pass -2 or -1; use all_gather_einsum": gather(dim=0),
+        "dim: axis 2 is out of bounds": scatter(dim=2),
         "x has 0 dimensions; pass a matrix": scatter(lambda x, w: (x[0, 0], w)),
         "(x, w, axis_name='x'): x has 1 dimensions; pass a matrix": reduce(lambda x, w: (x[0], w)),
         "key<fry>": gather(lambda x, w: (keys(x), w)),
@@ -99,7 +99,7 @@ REFUSED = {
     TypeError: {
         "algorithm=[1] is not an algorithm; pass": gather(algorithm=[1]),
         "but 1 was given; it is called with the size of each": gather(algorithm=lambda: None),
-        "scatter_dimension='0' is not an integer; pass": scatter(scatter_dimension="0"),
+        "dim='0' is not an integer; pass": scatter(dim="0"),
         "'None' of type '<class 'NoneType'>'": gather(lambda x, w: (None, w)),
         "'<class 'list'>' is not a valid JAX type": gather(lambda x, w: ([x, x], w)),
         "accumulate_dtype='wide' is not a dtype; pass": gather(accumulate_dtype="wide"),

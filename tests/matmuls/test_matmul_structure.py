@@ -61,7 +61,7 @@ def test_a_compiler_must_keep_the_products_of_rounds_apart(make, shapes, expecte
 @pytest.mark.parametrize("residuals", ["save", "regather"])
 def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
     """With a barrier, or unrolled, a compiler copies their sum in every round."""
-    call, _ = gather(algorithm="ring", dimension=-1, residuals=residuals)
+    call, _ = gather(algorithm="ring", dim=-1, residuals=residuals)
     traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((5, 2)), np.ones((2 * N, 6)))
     assert count(traced.jaxpr, "optimization_barrier") == 0
     assert count(traced.jaxpr, "scan") == 1
