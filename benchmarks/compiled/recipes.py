@@ -38,7 +38,7 @@ def mlp(x: Array, w: Array, v: Array, axis: str) -> Array:
 
 STACK = (32, 2048, 8192)
 #: The function, the shardings of its operands and its result, the dtypes and the shapes.
-RECIPES = {
+RECIPES: dict[str, tuple[Callable[..., Any], tuple[Any, P], str, tuple[Any, ...]]] = {
     "mlp": (
         mlp,
         ((P("x"), P(None, "x"), P("x")), P("x")),

@@ -73,20 +73,20 @@ the other, under the product |
     if a_j != b_j:
         if a_j and b_j:
             raise ValueError(f"J is sharded over {a_j} in a and {b_j} in b; reshard one")
-        which = {"operand": 0, "dimension": -1} if a_j else {"operand": 1, "dimension": -2}
+        which = {"operand": 0, "dim": -1} if a_j else {"operand": 1, "dimension": -2}
         needed.append((all_gather_matmul, a_j or b_j, which))
     if a_j == b_j != ():
         if (c_i, c_k) == (a_i + a_j, b_k):
-            needed.append((matmul_reduce_scatter, a_j, {"scatter_dimension": -2}))
+            needed.append((matmul_reduce_scatter, a_j, {"dim": -2}))
             c_i = a_i
         elif (c_i, c_k) == (a_i, b_k + b_j):
-            needed.append((matmul_reduce_scatter, a_j, {"scatter_dimension": -1}))
+            needed.append((matmul_reduce_scatter, a_j, {"dim": -1}))
             c_k = b_k
         else:
             needed.append((matmul_all_reduce, a_j, {}))
     for have, want, name, which in (
-        (a_i, c_i, "I", {"operand": 0, "dimension": -2}),
-        (b_k, c_k, "K", {"operand": 1, "dimension": -1}),
+        (a_i, c_i, "I", {"operand": 0, "dim": -2}),
+        (b_k, c_k, "K", {"operand": 1, "dim": -1}),
     ):
         if have == want:
             continue
