@@ -196,7 +196,7 @@ def gather(
         return gather_plans([work], shard_bytes, sizes, model, whole=whole)
 
     plan = call.plan(work, plans)
-    x = record_plan_at_lowering("gather", call.axes, x, lambda platform: plan)
+    x = record_plan_at_lowering("gather", call.axes, x, plan)
     adds, visit = work is not None and work.accumulated > 0, with_wide_gradients(visit, program)
     return call.rounds(plan, whole=whole).gather(x, visit, carry, rows, adds=adds)
 
@@ -265,7 +265,7 @@ def reduce(
     produced = with_wide_gradients(widened, program)
     total = call.rounds(plan).reduce(produced, size, by_turns=plan.by_turns)
     total = _with_dtypes(total, every)
-    return record_plan_at_lowering("reduce", call.axes, total, lambda platform: plan)
+    return record_plan_at_lowering("reduce", call.axes, total, plan)
 
 
 @public()
@@ -330,7 +330,7 @@ def tour(
     if work is None:
         work = work_of(program.jaxpr, len(jax.tree.leaves(x)), call.ranks.size)
     plan = call.plan(work, lambda work, *on: tour_plans(work, shard_bytes, sum_bytes, *on))
-    x = record_plan_at_lowering("tour", call.axes, x, lambda platform: plan)
+    x = record_plan_at_lowering("tour", call.axes, x, plan)
     visit = with_wide_gradients(widened, program)
     carry, total = call.rounds(plan).tour(x, visit, carry, halved=True)
     return carry, _with_dtypes(total, result_types)
@@ -384,7 +384,7 @@ def exchange(
     plan = Plan(call.algorithm, why=NAMED)
     if call.algorithm == "auto":
         plan = Plan(LAX, why="an exchange has no price under work")
-    x = record_plan_at_lowering("exchange", call.axes, x, lambda platform: plan)
+    x = record_plan_at_lowering("exchange", call.axes, x, plan)
     visit = with_wide_gradients(visit, program)
     return call.rounds(plan).exchange(x, visit, carry, rows)
 

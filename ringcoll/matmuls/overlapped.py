@@ -17,14 +17,14 @@ does.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
-from ringcoll.choose.plan import NAMED, Plan
+from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan
 from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import hides
 from ringcoll.collectives.all_to_all import all_to_all
@@ -34,13 +34,6 @@ from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime.scopes import record_plan_at_lowering
 from ringcoll.runtime.value_types import device_kind, explicit_spec
-
-T = TypeVar("T")
-
-#: Here the plain form runs. XLA:CPU starts operations in no fixed order, and its devices share
-#: cores, so nothing is hidden; GPUs send slowly by permutes.
-PLAIN_ON = ("cpu", "cuda", "rocm")
-PLAIN = Plan(LAX, why="CPUs and GPUs hide no messages under matmuls")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -97,15 +90,21 @@ def _planned_gather(
     options: Options, gather: Gather, x: Array, others: list[Array]
 ) -> tuple[list[Array], Array | None]:
     """The results; and the gathered x if `gather.keeps`, unless rows travel in its place."""
-    call, run = "all_gather_einsum", partial(_by_plan, options)
+
+    def cheapest() -> Plan:
+        may_exchange = all(explicit_spec(value) is None for value in (x, *others))
+        return plans.to_gather(gather, x, others, options.sizes(), options.model(), may_exchange)
+
+    plan = _plan(options, cheapest)
+    x, others = record_plan_at_lowering("all_gather_einsum", options.axes, (x, others), plan)
+    return _by_plan(options, gather, plan, x, others)
+
+
+def _plan(options: Options, cheapest: Callable[[], Plan]) -> Plan:
+    """The algorithm that a call names; by "auto" the cheapest form, where work hides messages."""
     if options.algorithm != "auto":
-        given = Plan(options.algorithm, why=NAMED)
-        return _run(call, options, given, partial(run, gather), x, others, everywhere=True)
-    is_explicit = any(explicit_spec(value) is not None for value in (x, *others))
-    may_exchange = hides(device_kind()) and not is_explicit
-    plan = plans.to_gather(gather, x, others, options.sizes(), options.model(), may_exchange)
-    gather = replace(gather, keeps=gather.keeps and plan.swapped is None)
-    return _run(call, options, plan, partial(run, gather), x, others)
+        return Plan(options.algorithm, why=NAMED)
+    return cheapest() if hides(device_kind()) else Plan(LAX, why=NOTHING_HIDES)
 
 
 def _by_plan(
@@ -149,11 +148,13 @@ def multiply_and_scatter(
         scatter: see `Scatter`.
         pairs: the factors a and b of each product.
     """
-    call, run = "einsum_reduce_scatter", partial(scattered_sum, options, scatter)
-    if options.algorithm != "auto":
-        return _run(call, options, Plan(options.algorithm, why=NAMED), run, pairs, everywhere=True)
-    plan = plans.to_scatter(scatter, pairs, options.sizes(), options.model())
-    return _run(call, options, plan, run, pairs)
+
+    def cheapest() -> Plan:
+        return plans.to_scatter(scatter, pairs, options.sizes(), options.model())
+
+    plan = _plan(options, cheapest)
+    pairs = record_plan_at_lowering("einsum_reduce_scatter", options.axes, pairs, plan)
+    return scattered_sum(options, scatter, plan, pairs)
 
 
 def _multiply_and_scatter_forward(options, scatter, pairs):
@@ -174,27 +175,3 @@ def _multiply_and_scatter_backward(options, scatter, pairs, ct):
 
 
 multiply_and_scatter.defvjp(_multiply_and_scatter_forward, _multiply_and_scatter_backward)
-
-
-def _run(
-    call: str,
-    options: Options,
-    plan: Plan,
-    run: Callable[..., T],
-    *operands: Any,
-    everywhere: bool = False,
-) -> T:
-    """`run(plan, *operands)`, or by the plain form on platforms that hide nothing.
-
-    The plan was made when the call was traced. Which of the two runs is decided when it is lowered,
-    because the platform is not known before. With `everywhere`, the plan runs on every platform.
-    """
-
-    def plan_on(platform: str) -> Plan:
-        return PLAIN if platform in PLAIN_ON and not everywhere else plan
-
-    operands = record_plan_at_lowering(call, options.axes, operands, plan_on)
-    if everywhere or (plan.algorithm == LAX and plan.swapped is None):
-        return run(plan, *operands)
-    others = dict.fromkeys(PLAIN_ON, partial(run, PLAIN))
-    return lax.platform_dependent(*operands, default=partial(run, plan), **others)

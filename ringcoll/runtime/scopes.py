@@ -102,19 +102,18 @@ def users_line(stack: Sequence[traceback.FrameSummary]) -> tuple[str, int]:
 
 
 def record_plan_at_lowering(
-    call: str, over: Sequence[Hashable], operands: Arrays, plan_on: Callable[[str], object]
+    call: str, over: Sequence[Hashable], operands: Arrays, plan: object
 ) -> Arrays:
     """The operands of a call that is being traced. Its plan is recorded when they are lowered.
 
-    So a call that is traced twice, or is not used, is not recorded. `plan_on` gives the plan on a
-    platform: "cpu", "cuda", "rocm" or "tpu". Other arguments: as for `record_plan`; the operands
-    may be a pytree.
+    So a call that is traced twice, or is not used, is not recorded. Arguments: as for
+    `record_plan`; the operands may be a pytree.
     """
     if takes_plans.value is None:
         return operands
     leaves, structure = jax.tree.flatten(operands)
     words = line_of_call(), _in_words(call, over, leaves)
-    passed = _recorded.bind(*leaves, words=words, plan_on=plan_on)
+    passed = _recorded.bind(*leaves, words=words, plan=plan)
     return jax.tree.unflatten(structure, passed)
 
 
@@ -145,10 +144,10 @@ def _record_rule(
     context: mlir.LoweringRuleContext,
     *xs: Any,
     words: tuple[str, str],
-    plan_on: Callable[[str], object],
+    plan: object,
 ) -> Sequence[Any]:
     if takes_plans.value is not None:
-        takes_plans.value(*words, plan_on(context.module_context.platforms[0]))
+        takes_plans.value(*words, plan)
     return xs
 
 

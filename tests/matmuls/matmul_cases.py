@@ -62,14 +62,16 @@ def turns_if_possible(_: Any, __: Any, sizes: tuple[int, ...], *___: Any) -> Pla
 PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     "usual": {},
     "loops": {(running, "UNROLL_UP_TO"): 0},
-    "by turns": {(overlapped, "PLAIN_ON"): (), (plans, "to_scatter"): turns_if_possible},
+    "by turns": {
+        (overlapped, "hides"): lambda kind: True,
+        (plans, "to_scatter"): turns_if_possible,
+    },
     "late products": {  # the last of several, computed from the whole gathered factor
-        (overlapped, "PLAIN_ON"): (),
+        (overlapped, "hides"): lambda kind: True,
         (plans, "to_gather"): lambda gather, *_: Plan(HALVES, late=(len(gather.products) - 1,)),
         (plans, "to_scatter"): lambda *_, **__: Plan(HALVES),
     },
     "rows travel": {
-        (overlapped, "PLAIN_ON"): (),
         (overlapped, "device_kind"): lambda: "TPU v5e",
         (plans, "cheapest"): with_rows,
     },

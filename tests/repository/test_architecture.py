@@ -164,6 +164,15 @@ def circle(sources):
     return []
 
 
+def test_the_page_for_readers_has_the_files_and_their_lines():
+    page = Path(pages.__file__).parents[2].joinpath("docs/reading.md").read_text()
+    files = re.findall(r"^\| `([\w/.]+)`", page, re.MULTILINE)
+    lines = sum(len((PACKAGE / file).read_text().splitlines()) for file in files)
+    said = re.search(r"(\w+) files, about ([\d,]+) lines", page)
+    assert said[1] == {6: "six", 7: "seven"}[len(files)]
+    assert int(said[2].replace(",", "")) == round(lines, -2)
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_imports(module):
     assert list(complaints(module, SOURCES[module])) == []

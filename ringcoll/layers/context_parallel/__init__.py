@@ -136,7 +136,7 @@ def attention(
     gather = gathers[0] if gathers else "ring"  # a ring of one rank, which has no rounds
     algorithm = choice.resolve_algorithm(gather, OF_SUMS, gathered)
     recorded = plan or Plan(algorithm if gathers else ULYSSES, why=NAMED, exchanged=exchanged)
-    q, k, v = record_plan_at_lowering("attention", axes, (q, k, v), lambda *_: recorded)
+    q, k, v = record_plan_at_lowering("attention", axes, (q, k, v), recorded)
 
     if jax.sharding.get_abstract_mesh().explicit_axes:  # a device has whole sequences of its own
         batch, heads = (jax.typeof(x).sharding.spec[dim] for x, dim in ((q, 0), (k, 2)))

@@ -178,7 +178,7 @@ def moe(
         mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
         plan = fastest(mixture, device_kind())
     form: Any = plan.algorithm
-    tokens = record_plan_at_lowering("moe", axes, tokens, lambda *_: plan)
+    tokens = record_plan_at_lowering("moe", axes, tokens, plan)
     if form == GATHER:
         y = _by_gather(tokens, routing, own, axes, max_send)
     elif form == RAGGED:
