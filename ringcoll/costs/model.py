@@ -232,3 +232,14 @@ def scatter_links(ranks: int, model: Model) -> float:
     is_sum = is_square and 0 < model.all_reduces <= ranks
     share = model.built_in_sum / 2 if is_sum else model.built_in
     return links(ranks, model) * share
+
+
+def built_in_start(ranks: int, model: Model) -> float:
+    """Seconds that a built-in collective starts: a message for each link to the farthest rank.
+
+    The sides of the slice are assumed to be equal. (`overlap` knows them.)
+    """
+    side = ranks ** (1 / model.axes)
+    is_closed = links(ranks, model) > model.axes
+    farthest = model.axes * (min(side - 1, side / 2) if is_closed else side - 1)
+    return (model.alpha + model.hop) * farthest

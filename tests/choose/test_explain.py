@@ -218,7 +218,7 @@ def test_a_gradient_is_of_the_line_of_its_call():
     told = ringcoll.explain(jax.grad(mapped(summed, mesh), (0, 1)))(*operands)
     assert told.lines == (f"test_explain.py:{first}",) * 2
     table = " ".join(str(told).split())
-    assert "bidirectional_ring 2538 two_ended 2595 3911" in table
+    assert "bidirectional_ring 2538 two_ended 2595 3918" in table
     assert "the built-in" in table
 
 

@@ -11,7 +11,7 @@ from math import prod
 from ringcoll.choose.plan import NOTHING_HIDES, Plan, cheapest
 from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import hides, machine, visited_seconds
-from ringcoll.costs.model import Model, gather_links
+from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, plan
 
@@ -88,7 +88,6 @@ def _seconds(
         return of_tile * int(max(map(sum, of_ranks)))
 
     if name in (LAX, ULYSSES):
-        n = prod(sizes)
-        wire = built_in_seconds([], keys, n, model, gather_links(n, model), gathers=True)
+        wire = built_in_seconds([], keys, prod(sizes), model, gathers=True)
         return wire + busiest([0, *tiles.needed])
     return visited_seconds(name, sizes, tiles.needed, busiest, keys, model)

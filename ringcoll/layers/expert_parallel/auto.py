@@ -52,7 +52,7 @@ def _plans(mixture: Mixture, model: Model) -> list[Plan]:
     read = mixture.experts * expert * mixture.itemsize  # by every piece: a row may go to any expert
     work = Work(2 * mixture.tokens * mixture.top_k * expert, reread=read)
     gather, *tours = tour_plans(work, block, block, (n,), model)
-    products = built_in_seconds([work], 0, n, model, 1, gathers=False)
+    products = built_in_seconds([work], 0, n, model, gathers=False)
     exchanges = 2 * all_to_all_seconds(mixture.top_k * block, n, model)
     by_price = [replace(gather, algorithm=GATHER), Plan(RAGGED, exchanges + products)]
     return by_price + [plan for plan in tours if plan.algorithm in RINGS]
