@@ -43,23 +43,24 @@ class Attention:
     itemsize: int
 
 
-def fastest(attention: Attention, device_kind: str | None) -> Plan:
+def fastest(attention: Attention, device_kind: str | None, of: int = 1) -> Plan:
     """The cheapest plan. The built-in gather is not preferred: it holds the keys of all ranks.
 
     Where nothing hides, heads are exchanged if each rank gets whole ones; else keys are gathered.
+    `of` is the number of devices in the mesh.
     """
     if not hides(device_kind):
         n = prod(attention.sizes)
         if attention.heads % n or attention.groups % n:
             return Plan(LAX, why=NOTHING_HIDES)
         return Plan(ULYSSES, why=NOTHING_HIDES, exchanged=tuple(range(len(attention.sizes))))
-    return cheapest(plans(attention, device_kind), error=1.0)
+    return cheapest(plans(attention, device_kind, of), error=1.0)
 
 
-def plans(attention: Attention, device_kind: str | None) -> list[Plan]:
+def plans(attention: Attention, device_kind: str | None, of: int = 1) -> list[Plan]:
     """A plan for each gather, and for the axes over which positions are exchanged for heads."""
     sizes, heads, groups = attention.sizes, attention.heads, attention.groups
-    axes, model, priced = tuple(range(len(sizes))), machine(device_kind), []
+    axes, model, priced = tuple(range(len(sizes))), machine(device_kind, prod(sizes), of), []
     width = attention.batch * sum(attention.widths)  # of queries and results, or keys and values
     of_head = width * attention.length * attention.itemsize
     for exchanged in dict.fromkeys([(), *((axis,) for axis in axes), axes]):
