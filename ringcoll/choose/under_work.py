@@ -42,7 +42,7 @@ def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
     """
     model = DEVICES[KINDS.get(device_kind or "", "v6e")]
     if ranks < of:
-        model = replace(model, beta=model.beta * model.devices)
+        model = replace(model, beta=model.beta * model.devices, devices=1)
     is_plane = ranks < of < SIDES[3] ** 3 and model.axes == 3
     return replace(model, axes=2) if is_plane else model
 

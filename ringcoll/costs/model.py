@@ -207,15 +207,19 @@ def links(ranks: int, model: Model) -> int:
     """The number of links over which every device of a slice can receive at the same time.
 
     It is two for each axis of a torus. It is one for each axis of a grid, because a corner has no
-    more. A slice with at least as many chips as a torus of `slices.SIDES` is assumed to be a torus;
-    a single axis is a ring.
+    more; 4 chips have two axes. A slice with at least as many chips as a torus of `slices.SIDES` is
+    assumed to be a torus; a single axis is a ring.
 
     >>> v5e = costs.DEVICES["v5e"]
     >>> costs.links(8, v5e), costs.links(256, v5e)  # a grid, a torus
     (2, 4)
     """
-    closed = ranks >= SIDES.get(model.axes, 1) ** model.axes
-    return model.axes * (1 + closed)
+    chips = max(ranks // model.devices, 2)
+    return min(model.axes, chips.bit_length() - 1) * (1 + _is_torus(ranks, model))
+
+
+def _is_torus(ranks: int, model: Model) -> bool:
+    return ranks // model.devices >= SIDES.get(model.axes, 1) ** model.axes
 
 
 def gather_links(ranks: int, model: Model) -> float:
@@ -240,6 +244,5 @@ def built_in_start(ranks: int, model: Model) -> float:
     The sides of the slice are assumed to be equal. (`overlap` knows them.)
     """
     side = ranks ** (1 / model.axes)
-    is_closed = links(ranks, model) > model.axes
-    farthest = model.axes * (min(side - 1, side / 2) if is_closed else side - 1)
-    return (model.alpha + model.hop) * farthest
+    farthest = min(side - 1, side / 2) if _is_torus(ranks, model) else side - 1
+    return (model.alpha + model.hop) * model.axes * farthest

@@ -164,7 +164,8 @@ def built_in_seconds(
             operand is then fetched while it travels. If not, it is a reduce-scatter.
     """
     links = (gather_links if gathers else scatter_links)(ranks, model)
-    wire = (ranks - 1) * model.beta * ratio * shard_bytes / links
+    arriving = max(ranks - model.devices, min(ranks - 1, 1))  # at a chip, for all its devices
+    wire = arriving * model.beta * ratio * shard_bytes / links
     wire += built_in_start(ranks, model) if shard_bytes else 0.0
     wire += (1 + ranks) * shard_bytes * (1 + ratio) * model.memory if ratio < 1 else 0.0
     if gathers:

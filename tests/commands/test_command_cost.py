@@ -254,7 +254,7 @@ def test_what_the_price_of_a_matmul_consists_of(capsys, tmp_path, call):
     assert found["ring"]["hop"] == pytest.approx(hop)
     assert found["ring"]["product"] == pytest.approx(work)
     assert found["ring"]["exposed"] == pytest.approx(max(hop - work / 2, 0), abs=1e-6)
-    wire = 2 * 2 * shard / 2  # the built-in has two links
+    wire = 2 * 2 * shard  # two ranks have one link
     start = 3 * 2 * (2**0.5 - 1)  # of 2 ranks on a plane, whose sides are assumed to be equal
     assert found["lax"]["rounds"] is None
     assert found["lax"]["hop"] == pytest.approx(wire + start)

@@ -57,7 +57,7 @@ CHOICES = [
     (V5E, "sum", (2048, 28672, 8192), 8, HALVES),  # 1028, 723, whole 757
     (V5P, "sum", (512, 28672, 8192), 8, "lax"),  # 131, 306; of half the columns 104, 76
     (V5P, "sum", (512, 14336, 8192), 8, HALVES),
-    (TPU7X, "sum", (2048, 28672, 8192), 8, "lax"),  # 229, 270
+    (TPU7X, "sum", (2048, 28672, 8192), 8, HALVES),  # 244, "lax" 274
     # Sums that every round adds to.
     (V5E, "contraction", (512, 8192, 7168), 4, "lax"),  # 467; lost: one way 401
     (V5E, "contraction", (512, 8192, 1792), 16, WHOLE),  # 167, 155
