@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringcoll.algorithms import bidirectional_ring
-from ringcoll.costs import DEVICES, Model, links, price, seconds
+from ringcoll.costs import DEVICES, Model, price, seconds
 from ringcoll.costs.under_work import Work, built_in_seconds, overlapped_seconds, rounds
 from ringcoll.learn import show
 
@@ -92,8 +92,7 @@ class Transformer:
             for times, works in ((2, 1), (1, 2)):
                 work = Work(works * 2 * share * weights)
                 hidden = overlapped_seconds([work], shard, machine, halves)
-                ways = links(of.devices, machine) * machine.built_in
-                bare = built_in_seconds([work], shard, model, machine, ways, gathers=True)
+                bare = built_in_seconds([work], shard, model, machine, gathers=True)
                 over = min(hidden, bare) - work.flops * machine.delta
                 exposed += times * of.layers * over
 

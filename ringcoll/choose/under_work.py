@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX
 from ringcoll.costs.machines import DEVICES, KINDS
-from ringcoll.costs.model import Model, gather_links, scatter_links
+from ringcoll.costs.model import Model
 from ringcoll.costs.slices import SIDES, rings
 from ringcoll.costs.under_work import (
     Round,
@@ -42,7 +42,7 @@ def machine(device_kind: str | None, ranks: int = 1, of: int = 1) -> Model:
     """
     model = DEVICES[KINDS.get(device_kind or "", "v6e")]
     if ranks < of:
-        model = replace(model, beta=model.beta * model.devices)
+        model = replace(model, beta=model.beta * model.devices, devices=1)
     is_plane = ranks < of < SIDES[3] ** 3 and model.axes == 3
     return replace(model, axes=2) if is_plane else model
 
@@ -108,14 +108,12 @@ def gather_plans(
         whole: whether shards must not be cut.
     """
     n = prod(sizes)
-    plain = built_in_seconds(
-        works, shard_bytes, n, model, gather_links(n, model), gathers=True, ratio=ratio
-    )
+    plain = built_in_seconds(works, shard_bytes, n, model, gathers=True, ratio=ratio)
     sums = tuple(i for i, work in enumerate(works) if work.accumulated)
     plans = [Plan(LAX, plain)]
     for late in [(), sums] if 0 < len(sums) < len(works) else [()]:
         early = [work for i, work in enumerate(works) if i not in late]
-        after = built_in_seconds([works[i] for i in late], 0.0, n, model, 1, gathers=True)
+        after = built_in_seconds([works[i] for i in late], 0.0, n, model, gathers=True)
         for name, schedule in neighbours(sizes).items():
             if whole and schedule.lanes > 1:
                 continue  # it would run by one lane, as a different one does
@@ -140,7 +138,7 @@ def scatter_plans(
         sizes, model: as for `gather_plans`.
     """
     n = prod(sizes)
-    whole = built_in_seconds([work], block_bytes, n, model, scatter_links(n, model), gathers=False)
+    whole = built_in_seconds([work], block_bytes, n, model, gathers=False)
     plans = [Plan(LAX, whole)]
     adding = (n - 1) * model.gamma * block_bytes
     halved = replace(work, accumulated=block_bytes / 2)
@@ -166,9 +164,8 @@ def tour_plans(
         sizes, model: as for `gather_plans`.
     """
     n = prod(sizes)
-    ways = gather_links(n, model), scatter_links(n, model)
-    gathered = built_in_seconds([work], shard_bytes, n, model, ways[0], gathers=True)
-    scattered = built_in_seconds([], sum_bytes, n, model, ways[1], gathers=False)
+    gathered = built_in_seconds([work], shard_bytes, n, model, gathers=True)
+    scattered = built_in_seconds([], sum_bytes, n, model, gathers=False)
     plans = [Plan(LAX, gathered + scattered)]
     for name, schedule in neighbours(sizes).items() if n > 1 else ():
         own, *others, home = tour_rounds(tour(schedule), sum_bytes / max(shard_bytes, 1))

@@ -111,8 +111,7 @@ def algorithm_of(
 
 def model_of(sizes: Sequence[int]) -> Model:
     """The model of the devices of the mesh, and of the links between the ranks on these axes."""
-    mesh_sizes = jax.sharding.get_abstract_mesh().axis_sizes
-    return machine(device_kind(), prod(sizes), prod(mesh_sizes))
+    return machine(device_kind(), prod(sizes), jax.sharding.get_abstract_mesh().size)
 
 
 def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:

@@ -124,8 +124,9 @@ def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[Line]:
     )
     priced, products, hops = (matmul.forms(sizes, one) for one in (model, free_wire, free_compute))
     whole, *_ = matmul._replace(wire=None).forms(sizes, free_wire)
-    # (A built-in does not reach the whole rate of its links; a sum may become an all-reduce.)
-    all_links = replace(free_compute, built_in=1.0, built_in_sum=1.0, all_reduces=0)
+    # (A built-in has a start, and not the whole rate of its links; a sum may become an all-reduce.)
+    bare = replace(free_compute, alpha=0.0, hop=0.0)
+    all_links = replace(bare, built_in=1.0, built_in_sum=1.0, all_reduces=0)
     wire, *_ = matmul.forms(sizes, all_links)
     limit = max(whole.seconds, wire.seconds)
     chosen = matmul.plan(sizes, model).form

@@ -298,9 +298,9 @@ def _read_report(text: str) -> Report:
     try:
         return Report.from_json(Path(text).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", "it holds something else")
+        why = getattr(error, "strerror", "it holds something else, or another version wrote it")
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no report that --json wrote: {why}; name a file that --json > FILE wrote"
+            f"{text!r} is no report that --json wrote: {why}; make it again with --json > FILE"
         ) from error
 
 

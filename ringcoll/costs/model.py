@@ -207,15 +207,19 @@ def links(ranks: int, model: Model) -> int:
     """The number of links over which every device of a slice can receive at the same time.
 
     It is two for each axis of a torus. It is one for each axis of a grid, because a corner has no
-    more. A slice with at least as many chips as a torus of `slices.SIDES` is assumed to be a torus;
-    a single axis is a ring.
+    more; 4 chips have two axes. A slice with at least as many chips as a torus of `slices.SIDES` is
+    assumed to be a torus; a single axis is a ring.
 
     >>> v5e = costs.DEVICES["v5e"]
     >>> costs.links(8, v5e), costs.links(256, v5e)  # a grid, a torus
     (2, 4)
     """
-    closed = ranks >= SIDES.get(model.axes, 1) ** model.axes
-    return model.axes * (1 + closed)
+    chips = max(ranks // model.devices, 2)
+    return min(model.axes, chips.bit_length() - 1) * (1 + _is_torus(ranks, model))
+
+
+def _is_torus(ranks: int, model: Model) -> bool:
+    return ranks // model.devices >= SIDES.get(model.axes, 1) ** model.axes
 
 
 def gather_links(ranks: int, model: Model) -> float:
@@ -232,3 +236,13 @@ def scatter_links(ranks: int, model: Model) -> float:
     is_sum = is_square and 0 < model.all_reduces <= ranks
     share = model.built_in_sum / 2 if is_sum else model.built_in
     return links(ranks, model) * share
+
+
+def built_in_start(ranks: int, model: Model) -> float:
+    """Seconds that a built-in collective starts: a message for each link to the farthest rank.
+
+    The sides of the slice are assumed to be equal. (`overlap` knows them.)
+    """
+    side = ranks ** (1 / model.axes)
+    farthest = min(side - 1, side / 2) if _is_torus(ranks, model) else side - 1
+    return (model.alpha + model.hop) * model.axes * farthest

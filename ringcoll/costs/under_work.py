@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
-from ringcoll.costs.model import Model, gather_links
+from ringcoll.costs.model import Model, built_in_start, gather_links, scatter_links
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import Tour
 
@@ -150,7 +150,6 @@ def built_in_seconds(
     shard_bytes: float,
     ranks: int,
     model: Model,
-    ways: float,
     *,
     gathers: bool,
     ratio: float = 1.0,
@@ -161,11 +160,13 @@ def built_in_seconds(
         works, shard_bytes, model, ratio: as for `overlapped_seconds`. Everything is encoded once
             before the collective and decoded once after it.
         ranks: the number of ranks.
-        ways: the number of links over which a rank receives at the same time.
-        gathers: whether the matmuls read the result of the collective. Their other operand is then
-            fetched while it travels.
+        gathers: whether the collective is a gather, whose result the matmuls read. Their other
+            operand is then fetched while it travels. If not, it is a reduce-scatter.
     """
-    wire = (ranks - 1) * model.beta * ratio * shard_bytes / ways
+    links = (gather_links if gathers else scatter_links)(ranks, model)
+    arriving = max(ranks - model.devices, min(ranks - 1, 1))  # at a chip, for all its devices
+    wire = arriving * model.beta * ratio * shard_bytes / links
+    wire += built_in_start(ranks, model) if shard_bytes else 0.0
     wire += (1 + ranks) * shard_bytes * (1 + ratio) * model.memory if ratio < 1 else 0.0
     if gathers:
         whole = [replace(work, reread=work.reread + work.slice_reads) for work in works]
@@ -189,7 +190,7 @@ def _seconds(work: Work, share: float, model: Model, is_near: bool) -> float:
 
 
 def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
-    """Seconds of a built-in all-to-all without its latency; `block_bytes` is a rank's operand.
+    """Seconds of a built-in all-to-all; `block_bytes` is a rank's operand.
 
     Each part passes as many links as the average message on a torus: a quarter of each axis.
 
@@ -199,4 +200,4 @@ def all_to_all_seconds(block_bytes: float, ranks: int, model: Model) -> float:
     """
     distance = max(model.axes * ranks ** (1 / model.axes) / 4, 1.0)
     sent = (ranks - 1) / ranks * model.beta * block_bytes
-    return sent * distance / gather_links(ranks, model)
+    return built_in_start(ranks, model) + sent * distance / gather_links(ranks, model)

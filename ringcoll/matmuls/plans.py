@@ -47,7 +47,7 @@ def to_gather(
     ct = exchange.shape_of(lengths, product.out, product.dtype)
     back = replace(gather, products=(Product(product.out, product.other, other.dtype),))
     again = _cheapest(_rows(back, x, ct, sizes, model)).seconds
-    late = built_in_seconds(works_of(gather, x, others, n), 0.0, n, model, 1, gathers=False)
+    late = built_in_seconds(works_of(gather, x, others, n), 0.0, n, model, gathers=False)
     kept = cheapest(form for form in forms if not form.swapped)
     return plan if plan.seconds + again < kept.seconds + late else kept
 

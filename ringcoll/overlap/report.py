@@ -195,8 +195,8 @@ class Report:
             return cls(**fields, segments=())
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"from_json: {text[:40]!r} is not a report; pass what report.to_json() or "
-                "python -m ringcoll overlap --json wrote"
+                f"from_json: {text[:40]!r} is not a report, or another version of ringcoll wrote "
+                "it; make it again with report.to_json() or python -m ringcoll overlap --json"
             ) from error
 
     def to_perfetto(self, *below: "Report") -> str:

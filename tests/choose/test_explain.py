@@ -15,7 +15,7 @@ import ringcoll
 from ringcoll import lax
 from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import Table, TableRow
-from ringcoll.layers import tensor_parallel
+from ringcoll.layers import context_parallel, expert_parallel, tensor_parallel
 from ringcoll.runtime.hosts import HostSpread
 
 TABLE = Table(
@@ -48,10 +48,10 @@ def summed(x, w, **options):
     return ringcoll.all_gather_matmul(x, w, "x", **options).astype(jnp.float32).sum()
 
 
-def on(kind, platform):
-    """A mesh of eight devices that are not here, and operands on it."""
-    device = AbstractDevice(kind, None, platform)
-    mesh = AbstractMesh((8,), ("x",), abstract_device=device, axis_types=(AxisType.Auto,))
+def on(kind, platform, groups=1):
+    """A mesh of groups of eight devices that are not here, and operands on it."""
+    device, types = AbstractDevice(kind, None, platform), (AxisType.Auto,) * 2
+    mesh = AbstractMesh((groups, 8), ("y", "x"), abstract_device=device, axis_types=types)
     of = NamedSharding(mesh, P())
     shapes = (1024, 8192), (8192, 3584)
     return mesh, [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=of) for shape in shapes]
@@ -106,6 +106,24 @@ def test_groups_and_equal_calls():
 def test_a_matmul(kind, platform, words):
     mesh, operands = on(kind, platform)
     assert explained(mapped(summed, mesh), *operands) == words
+
+
+def attended(x, w):
+    return context_parallel.attention(*[x.reshape(1, 512, 64, 256)] * 3, "x", causal=True)
+
+
+def mixed(x, w):
+    experts = {"gate": w[None], "up": w[None], "down": w.T[None]}
+    return expert_parallel.moe(x, w[:, :8], experts, "x", top_k=2).output
+
+
+@pytest.mark.parametrize("call", [summed, attended, mixed])
+def test_two_groups_share_the_links_of_a_chip_with_two_devices(call):
+    alone, beside = (
+        max(plan.seconds or 0 for _, plan in ringcoll.explain(mapped(call, mesh))(*operands).plans)
+        for mesh, operands in (on("TPU7x", "tpu", groups) for groups in (1, 2))
+    )
+    assert beside > 1.1 * alone > 0
 
 
 def test_named_algorithms():
@@ -218,7 +236,7 @@ def test_a_gradient_is_of_the_line_of_its_call():
     told = ringcoll.explain(jax.grad(mapped(summed, mesh), (0, 1)))(*operands)
     assert told.lines == (f"test_explain.py:{first}",) * 2
     table = " ".join(str(told).split())
-    assert "bidirectional_ring 2538 two_ended 2595 3911" in table
+    assert "bidirectional_ring 2538 two_ended 2595 3918" in table
     assert "the built-in" in table
 
 

@@ -63,8 +63,9 @@ def test_fit_refuses_samples_without_time(bad):
     [
         *(("v5e", 8, 2, 2), ("v5e", 16, 2, 1), ("v5e", 32, 2, 2), ("v5e", 64, 2, 1)),
         *(("v5e", 256, 4, 2), ("v6e", 8, 2, 2), ("v6e", 16, 2, 1), ("v6e", 64, 2, 1)),
-        *(("v5p", 4, 3, 3), ("v5p", 8, 3, 1.5), ("v5p", 64, 6, 3)),
-        *(("tpu7x", 8, 3, 3), ("tpu7x", 32, 3, 3)),
+        *(("v5p", 4, 2, 2), ("v5p", 8, 3, 1.5), ("v5p", 64, 6, 3), ("v6e", 2, 1, 1)),
+        # Two devices share the links of a chip.
+        *(("tpu7x", 2, 1, 1), ("tpu7x", 8, 2, 2), ("tpu7x", 64, 3, 3), ("tpu7x", 128, 6, 6)),
     ],
 )
 def test_links_of_a_slice(name, ranks, expected, of_a_scatter):

@@ -44,10 +44,10 @@ CHOICES = [
     (V5E, "rows", (8192, 8192, 3584), 8, HALVES),
     (V6E, "rows", (8192, 8192, 3584), 8, HALVES),
     (V5E, "rows", (1024, 4096, 512), 8, HALVES),
-    (V6E, "rows", (1024, 4096, 512), 8, "lax"),
+    (V6E, "rows", (1024, 4096, 512), 8, HALVES),  # 50, "lax" 71: it waits for four links
     (V5P, "rows", (1024, 4096, 512), 8, "lax"),  # a built-in gather has three links there
     (V5E, "sum", (4096, 4096, 4096), 8, HALVES),
-    (V6E, "sum", (1024, 4096, 4096), 8, "lax"),
+    (V6E, "sum", (1024, 4096, 4096), 8, HALVES),  # 62, "lax" 72
     # Every round reads the other factor again: dear for few rows, less so with whole shards.
     (V5E, "rows", (128, 8192, 3584), 8, "lax"),  # 114 us, ring 168
     (V5E, "rows", (512, 8192, 3584), 8, "lax"),  # 239, 252
@@ -57,7 +57,7 @@ CHOICES = [
     (V5E, "sum", (2048, 28672, 8192), 8, HALVES),  # 1028, 723, whole 757
     (V5P, "sum", (512, 28672, 8192), 8, "lax"),  # 131, 306; of half the columns 104, 76
     (V5P, "sum", (512, 14336, 8192), 8, HALVES),
-    (TPU7X, "sum", (2048, 28672, 8192), 8, "lax"),  # 229, 270
+    (TPU7X, "sum", (2048, 28672, 8192), 8, HALVES),  # 244, "lax" 274
     # Sums that every round adds to.
     (V5E, "contraction", (512, 8192, 7168), 4, "lax"),  # 467; lost: one way 401
     (V5E, "contraction", (512, 8192, 1792), 16, WHOLE),  # 167, 155

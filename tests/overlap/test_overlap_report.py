@@ -167,8 +167,9 @@ def test_a_saved_report_is_read(chip):
     assert saved.to_dict() == made.to_dict() | {"unread": [], "assumptions": [*made.assumptions]}
     with pytest.raises(ValueError, match="has no t"):
         saved.to_html()
-    with pytest.raises(ValueError, match="is not a report; pass what"):
-        overlap.Report.from_json(json.dumps([made.to_dict()]))
+    for other in ([made.to_dict()], made.to_dict() | {"bare": 0.1}):
+        with pytest.raises(ValueError, match="another version of ringcoll wrote it; make it again"):
+            overlap.Report.from_json(json.dumps(other))
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ def attention(
         (batch, length, _, d) = q.shape
         heads, groups = _heads_of_a_device(q), _heads_of_a_device(k)
         shape = batch, length, heads, groups, (d, v.shape[3]), q.dtype.itemsize
-        plan = fastest(Attention(sizes, layout, mask, *shape), device_kind())
+        of = jax.sharding.get_abstract_mesh().size
+        plan = fastest(Attention(sizes, layout, mask, *shape), device_kind(), of)
         per_axis = tuple(
             ULYSSES if i in plan.exchanged else plan.algorithm for i in range(len(sizes))
         )

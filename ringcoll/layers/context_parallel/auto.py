@@ -11,7 +11,7 @@ from math import prod
 from ringcoll.choose.plan import NOTHING_HIDES, Plan, cheapest
 from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import hides, machine, visited_seconds
-from ringcoll.costs.model import Model, gather_links
+from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, plan
 
@@ -43,23 +43,24 @@ class Attention:
     itemsize: int
 
 
-def fastest(attention: Attention, device_kind: str | None) -> Plan:
+def fastest(attention: Attention, device_kind: str | None, of: int = 1) -> Plan:
     """The cheapest plan. The built-in gather is not preferred: it holds the keys of all ranks.
 
     Where nothing hides, heads are exchanged if each rank gets whole ones; else keys are gathered.
+    `of` is the number of devices in the mesh.
     """
     if not hides(device_kind):
         n = prod(attention.sizes)
         if attention.heads % n or attention.groups % n:
             return Plan(LAX, why=NOTHING_HIDES)
         return Plan(ULYSSES, why=NOTHING_HIDES, exchanged=tuple(range(len(attention.sizes))))
-    return cheapest(plans(attention, device_kind), error=1.0)
+    return cheapest(plans(attention, device_kind, of), error=1.0)
 
 
-def plans(attention: Attention, device_kind: str | None) -> list[Plan]:
+def plans(attention: Attention, device_kind: str | None, of: int = 1) -> list[Plan]:
     """A plan for each gather, and for the axes over which positions are exchanged for heads."""
     sizes, heads, groups = attention.sizes, attention.heads, attention.groups
-    axes, model, priced = tuple(range(len(sizes))), machine(device_kind), []
+    axes, model, priced = tuple(range(len(sizes))), machine(device_kind, prod(sizes), of), []
     width = attention.batch * sum(attention.widths)  # of queries and results, or keys and values
     of_head = width * attention.length * attention.itemsize
     for exchanged in dict.fromkeys([(), *((axis,) for axis in axes), axes]):
@@ -88,7 +89,6 @@ def _seconds(
         return of_tile * int(max(map(sum, of_ranks)))
 
     if name in (LAX, ULYSSES):
-        n = prod(sizes)
-        wire = built_in_seconds([], keys, n, model, gather_links(n, model), gathers=True)
+        wire = built_in_seconds([], keys, prod(sizes), model, gathers=True)
         return wire + busiest([0, *tiles.needed])
     return visited_seconds(name, sizes, tiles.needed, busiest, keys, model)

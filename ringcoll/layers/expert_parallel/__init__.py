@@ -176,7 +176,7 @@ def moe(
     plan = Plan(algorithm, why=NAMED)
     if algorithm == "auto":
         mixture = Mixture(n, len(tokens), count, top_k, d, f, x.dtype.itemsize)
-        plan = fastest(mixture, device_kind())
+        plan = fastest(mixture, device_kind(), jax.sharding.get_abstract_mesh().size)
     form: Any = plan.algorithm
     tokens = record_plan_at_lowering("moe", axes, tokens, plan)
     if form == GATHER:

@@ -31,8 +31,10 @@ class Mixture:
     itemsize: int
 
 
-def fastest(mixture: Mixture, device_kind: str | None) -> Plan:
+def fastest(mixture: Mixture, device_kind: str | None, of: int = 1) -> Plan:
     """The cheapest plan on TPUs; elsewhere, and for symbolic sizes, "gather". None is preferred.
+
+    `of` is the number of devices in the mesh.
 
     >>> from ringcoll.layers.expert_parallel.auto import Mixture, fastest
     >>> many = Mixture(ranks=8, tokens=8192, experts=8, top_k=8, d=4096, f=4096, itemsize=2)
@@ -41,7 +43,7 @@ def fastest(mixture: Mixture, device_kind: str | None) -> Plan:
     """
     are_known = all(isinstance(x, int) for x in (mixture.tokens, mixture.d, mixture.f))
     if mixture.ranks > 1 and are_known and hides(device_kind):
-        return cheapest(_plans(mixture, machine(device_kind)))
+        return cheapest(_plans(mixture, machine(device_kind, mixture.ranks, of)))
     return Plan(GATHER, why="no price: one rank, symbolic sizes, or no TPUs")
 
 
@@ -52,7 +54,7 @@ def _plans(mixture: Mixture, model: Model) -> list[Plan]:
     read = mixture.experts * expert * mixture.itemsize  # by every piece: a row may go to any expert
     work = Work(2 * mixture.tokens * mixture.top_k * expert, reread=read)
     gather, *tours = tour_plans(work, block, block, (n,), model)
-    products = built_in_seconds([work], 0, n, model, 1, gathers=False)
+    products = built_in_seconds([work], 0, n, model, gathers=False)
     exchanges = 2 * all_to_all_seconds(mixture.top_k * block, n, model)
     by_price = [replace(gather, algorithm=GATHER), Plan(RAGGED, exchanges + products)]
     return by_price + [plan for plan in tours if plan.algorithm in RINGS]
