@@ -17,6 +17,41 @@ NAMED: Final = "named by the caller"
 
 
 @dataclass(frozen=True)
+class Late:
+    """Of several matmuls with one gather, some come at the end, from the whole operand."""
+
+    products: tuple[int, ...]  # their indices
+
+    def __str__(self) -> str:
+        return ", sums at the end"
+
+
+@dataclass(frozen=True)
+class Turns:
+    """A sum of matmuls in two halves, by turns."""
+
+    def __str__(self) -> str:
+        return ", by turns"
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """The rows of the other factor travel in place of the gathered one, and are multiplied then."""
+
+    then: "Plan"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention: all-to-alls exchange positions for heads over some axes, before the gather."""
+
+    axes: tuple[int, ...]  # their indices; the algorithm gathers over the others
+
+    def __str__(self) -> str:
+        return f", heads exchanged over axes {self.axes}"
+
+
+@dataclass(frozen=True)
 class Plan:
     """How one call runs, and what decided.
 
@@ -24,39 +59,33 @@ class Plan:
         algorithm: the algorithm; "lax" is the built-in.
         seconds: the price; 0 if no price decided.
         why: what decided, in words: a price and that of the runner-up, or a row of a table.
-        late: for a gather of several matmuls, the indices of those that are computed at the end,
-            from the whole gathered operand.
-        by_turns: for a sum of matmuls, whether it is computed in two halves by turns.
-        swapped: if the rows of the other factor travel in place of the gathered one, the plan of
-            the matmul with these rows.
-        exchanged: for attention, the indices of the axes over which all-to-alls exchange positions
-            for heads; the algorithm gathers over the others.
+        form: how the algorithm runs, if not in the plain way.
         others: the other forms that have a price, the best first.
     """
 
     algorithm: Algorithm = LAX
     seconds: float = 0.0
     why: str = ""
-    late: tuple[int, ...] = ()
-    by_turns: bool = False
-    swapped: "Plan | None" = None
-    exchanged: tuple[int, ...] = ()
+    form: Late | Turns | Swapped | Heads | None = None
     others: tuple["Plan", ...] = field(default=(), repr=False, compare=False)
 
     @property
-    def form(self) -> str:
+    def then(self) -> "Plan | None":
+        """The plan of the matmul with the rows of the other factor, if these travel."""
+        return self.form.then if isinstance(self.form, Swapped) else None
+
+    @property
+    def name(self) -> str:
         """The algorithm and the form, in words: "bidirectional_ring, by turns"."""
-        if self.swapped:
-            return f"rows travel, then {self.swapped.form}"
-        name = self.algorithm
-        if not isinstance(name, str):
-            name = getattr(name, "__name__", "given")
-        sums = ", sums at the end" if self.late else ""
-        over = f", heads exchanged over axes {self.exchanged}" if self.exchanged else ""
-        return name + sums + (", by turns" if self.by_turns else "") + over
+        if self.then:
+            return f"rows travel, then {self.then.name}"
+        own = self.algorithm
+        if not isinstance(own, str):
+            own = getattr(own, "__name__", "given")
+        return f"{own}{self.form or ''}"
 
     def __str__(self) -> str:
-        return f"{self.form}: {self.why}" if self.why else self.form
+        return f"{self.name}: {self.why}" if self.why else self.name
 
 
 #: The plan where `jax.export` has symbols in place of sizes.
@@ -82,11 +111,11 @@ def cheapest(plans: Iterable[Plan], error: float = ERROR) -> Plan:
     """
 
     def compared(plan: Plan) -> float:
-        is_built_in = plan.algorithm == LAX and plan.swapped is None
+        is_built_in = plan.algorithm == LAX and plan.then is None
         return plan.seconds / error if is_built_in else plan.seconds
 
     ranked = sorted(plans, key=compared)
     first, *others = ranked
     words = [seconds_in_words(first.seconds)]
-    words += [f"{other.form} {seconds_in_words(other.seconds)}" for other in others[:1]]
+    words += [f"{other.name} {seconds_in_words(other.seconds)}" for other in others[:1]]
     return replace(first, why="; ".join(words), others=tuple(others))

@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 
-from ringcoll.choose.plan import Plan
+from ringcoll.choose.plan import Late, Plan, Turns
 from ringcoll.choose.table import LAX
 from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.model import Model
@@ -119,7 +119,8 @@ def gather_plans(
                 continue  # it would run by one lane, as a different one does
             of_rounds = rounds_on(schedule, model.axes)
             hidden = overlapped_seconds(early, shard_bytes, model, of_rounds, ratio)
-            plans.append(Plan(name, hidden + after, late=late))
+            form = Late(late) if late else None
+            plans.append(Plan(name, hidden + after, form=form))
     return plans
 
 
@@ -148,7 +149,7 @@ def scatter_plans(
         plans.append(Plan(name, at_once + adding))
         if only_forwards(schedule):
             halves = overlapped_seconds([halved], block_bytes, model, by_turns(of_rounds))
-            plans.append(Plan(name, halves, by_turns=True))
+            plans.append(Plan(name, halves, form=Turns()))
     return plans
 
 

@@ -31,9 +31,9 @@ class Explanation:
             return "the program calls no collective, matmul or layer of ringcoll"
         rows = [("line", "call", "form", "us", "next best", "the built-in")]
         for line, (call, plan) in zip(self.lines, self.plans, strict=True):
-            forms = {one.form: _us(one) for one in (plan, *plan.others)}
-            form = plan.form if plan.seconds else str(plan)  # with the reason
-            next_best = next((f"{one.form} {_us(one)}" for one in plan.others), "-")
+            forms = {one.name: _us(one) for one in (plan, *plan.others)}
+            form = plan.name if plan.seconds else str(plan)  # with the reason
+            next_best = next((f"{one.name} {_us(one)}" for one in plan.others), "-")
             rows.append((line, call, form, _us(plan), next_best, forms.get(LAX, "-")))
         return "\n".join(aligned(folded(rows), left=3))
 

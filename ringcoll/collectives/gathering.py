@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan, cheapest
+from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan, Turns, cheapest
 from ringcoll.choose.table import LAX, Algorithm
 from ringcoll.choose.under_work import gather_plans, hides, scatter_plans, tour_plans
 from ringcoll.collectives import choice
@@ -263,8 +263,8 @@ def reduce(
         work = work_of(program.jaxpr, 0, call.ranks.size)
     plan = call.plan(work, lambda work, *on: scatter_plans(work, block_bytes, *on))
     produced = with_wide_gradients(widened, program)
-    total = call.rounds(plan).reduce(produced, size, by_turns=plan.by_turns)
-    total = _with_dtypes(total, every)
+    by_turns = isinstance(plan.form, Turns)
+    total = _with_dtypes(call.rounds(plan).reduce(produced, size, by_turns=by_turns), every)
     return record_plan_at_lowering("reduce", call.axes, total, plan)
 
 

@@ -129,18 +129,18 @@ def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[Line]:
     all_links = replace(bare, built_in=1.0, built_in_sum=1.0, all_reduces=0)
     wire, *_ = matmul.forms(sizes, all_links)
     limit = max(whole.seconds, wire.seconds)
-    chosen = matmul.plan(sizes, model).form
+    chosen = matmul.plan(sizes, model).name
     rounds: dict[Any, int] = {name: len(s.rounds) for name, s in neighbours(matmul.axes).items()}
     lines = [
         Line(
-            plan.form,
+            plan.name,
             rounds.get(plan.algorithm),
             hop.seconds,
             product.seconds,
             plan.seconds - product.seconds,
             plan.seconds,
             plan.seconds / limit,
-            plan.form == chosen,
+            plan.name == chosen,
         )
         for plan, hop, product in zip(priced, hops, products, strict=True)
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import Array, lax
 
-from ringcoll.choose.plan import Plan
+from ringcoll.choose.plan import Late, Plan, Turns
 from ringcoll.choose.table import LAX
 from ringcoll.collectives.visits import Rounds, Rows, own_rows
 from ringcoll.costs.wire import Wire
@@ -29,8 +29,9 @@ def gathered_products(
     for `overlapped.gather_and_multiply`.
     """
     products, label, is_plain = gather.products, gather.label, plan.algorithm == LAX
-    dim, keeps = gather.moving.index(label), bool(gather.keeps or plan.late)
-    early = [i for i in range(len(products)) if i not in plan.late]
+    late = plan.form.products if isinstance(plan.form, Late) else ()
+    dim, keeps = gather.moving.index(label), bool(gather.keeps or late)
+    early = [i for i in range(len(products)) if i not in late]
     placed = [i for i in early if label in products[i].out]
     summed = [i for i in early if label not in products[i].out]
     rounds = _rounds("all_gather_einsum", options, plan, dim, gather.wire)
@@ -57,7 +58,7 @@ def gathered_products(
         rows, dims = [*rows, jax.typeof(x)], [*dims, dim]
     sums, rows = rounds.gather(x, visit, sums, rows, dims, adds=bool(summed))
     found = dict(zip([*summed, *placed], [*sums, *rows], strict=False))
-    for i in plan.late:
+    for i in late:
         found[i] = multiply(options, gather.moving, products[i], rows[-1], others[i])
     results = [found[i].astype(products[i].dtype) for i in range(len(products))]
     return results, rows[-1] if gather.keeps else None
@@ -84,7 +85,7 @@ def scattered_sum(
     of_first = zip(scatter.terms[0], pairs[0], strict=True)
     size, *_ = (x.shape[own.index(label)] for own, x in of_first if label in own)
     size //= rounds.ranks().size
-    return rounds.reduce(produce, size, by_turns=plan.by_turns).astype(scatter.dtype)
+    return rounds.reduce(produce, size, by_turns=isinstance(plan.form, Turns)).astype(scatter.dtype)
 
 
 def multiply(options: Options, moving: str, product: Product, x: Array, other: Array) -> Array:

@@ -111,8 +111,8 @@ def _by_plan(
     options: Options, gather: Gather, plan: Plan, x: Array, others: list[Array]
 ) -> tuple[list[Array], Array | None]:
     """The results by a plan, and the gathered x if `gather.keeps`."""
-    if plan.swapped:
-        return [_exchanged(options, gather, plan.swapped, x, others[0])], None
+    if plan.then:
+        return [_exchanged(options, gather, plan.then, x, others[0])], None
     return gathered_products(options, gather, plan, x, others)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from ringcoll.choose.plan import SYMBOLIC, Plan, cheapest
+from ringcoll.choose.plan import SYMBOLIC, Plan, Swapped, cheapest
 from ringcoll.choose.under_work import gather_plans, scatter_plans
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds, nbytes
@@ -40,7 +40,7 @@ def to_gather(
         return SYMBOLIC
     forms = gather_forms(gather, x, others, sizes, model, may_exchange)
     plan = _cheapest(forms)
-    if not (plan.swapped and gather.keeps):
+    if not (plan.then and gather.keeps):
         return plan
     (product,), (other,), n = gather.products, others, prod(sizes)
     lengths = exchange.whole_sizes(gather, product, x, other, n)
@@ -48,7 +48,7 @@ def to_gather(
     back = replace(gather, products=(Product(product.out, product.other, other.dtype),))
     again = _cheapest(_rows(back, x, ct, sizes, model)).seconds
     late = built_in_seconds(works_of(gather, x, others, n), 0.0, n, model, gathers=False)
-    kept = cheapest(form for form in forms if not form.swapped)
+    kept = cheapest(form for form in forms if not form.then)
     return plan if plan.seconds + again < kept.seconds + late else kept
 
 
@@ -57,9 +57,9 @@ def _cheapest(forms: Sequence[Plan]) -> Plan:
 
     (So the built-in runs there too, within the error of the price.)
     """
-    then = [form.swapped for form in forms if form.swapped]
-    chosen = cheapest(then).form if then else ""
-    return cheapest(form for form in forms if not form.swapped or form.swapped.form == chosen)
+    then = [form.then for form in forms if form.then]
+    chosen = cheapest(then).name if then else ""
+    return cheapest(form for form in forms if not form.then or form.then.name == chosen)
 
 
 def gather_forms(
@@ -92,7 +92,7 @@ def _rows(gather: Gather, x: Any, other: Any, sizes: tuple[int, ...], model: Mod
     else:
         then = gather_forms(after, factor, [x], sizes, model, may_exchange=False)
     swap = all_to_all_seconds(nbytes(sent), n, model)
-    return [Plan(one.algorithm, swap + one.seconds, swapped=one) for one in then]
+    return [Plan(one.algorithm, swap + one.seconds, form=Swapped(one)) for one in then]
 
 
 def to_scatter(

@@ -25,7 +25,7 @@ from ringcoll import (
     reduce,
     tour,
 )
-from ringcoll.choose.plan import Plan
+from ringcoll.choose.plan import Plan, Turns
 from ringcoll.collectives import gathering
 from ringcoll.runtime import run as running
 
@@ -262,7 +262,7 @@ def mapped(function, **options):
 @pytest.mark.parametrize(("shape", "axes"), [((3,), "x"), ((8,), "x"), ((2, 3), "y")])
 def test_a_sum_by_turns(shape, axes, monkeypatch):
     """Only "auto" runs it, on TPUs."""
-    halves = Plan("bidirectional_ring", by_turns=True)
+    halves = Plan("bidirectional_ring", form=Turns())
     monkeypatch.setattr(gathering._Call, "plan", lambda *_: halves)
     ranks = shape, axes, None
     check(monkeypatch, "reduced tree", "auto", ranks, 1, 3, "none", check_vma=True, unrolled=24)

@@ -303,10 +303,10 @@ def test_the_marked_line_is_the_plan_of_the_call(capsys, call, shape):
     ]
     (_, plan), *_ = ringcoll.explain(matmul)(*operands).plans  # then those of its collectives
     found = forms(capsys, *call.split(), "--shape", "x".join(map(str, shape)))
-    assert [form for form, line in found.items() if line["chosen"]] == [plan.form]
-    assert found[plan.form]["total"] == plan.seconds
+    assert [form for form, line in found.items() if line["chosen"]] == [plan.name]
+    assert found[plan.name]["total"] == plan.seconds
     printed = cost(capsys, *call.split(), "--shape", "x".join(map(str, shape)))
-    assert re.findall(r"^(\S.*?)  .*\*  ", printed, re.M) == [plan.form]
+    assert re.findall(r"^(\S.*?)  .*\*  ", printed, re.M) == [plan.name]
 
 
 def test_a_table_for_each_number_of_ranks(capsys):

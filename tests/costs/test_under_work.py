@@ -217,8 +217,8 @@ def errors():
         built_in, plan = planned(*cell)
         found["built-in"].append(abs(built_in / compiled["plain"] - 1))
         is_plain = abs(compiled["auto"] / compiled["plain"] - 1) < 0.01
-        if not is_plain and plan.form != LAX:
-            kind = "rows travel" if plan.swapped else "hidden"
+        if not is_plain and plan.name != LAX:
+            kind = "rows travel" if plan.then else "hidden"
             found[kind].append(abs(plan.seconds / compiled["auto"] - 1))
     return found
 

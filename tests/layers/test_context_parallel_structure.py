@@ -14,6 +14,7 @@ from support import make_mesh, mostly_exhaustive, with_gradients
 
 import ringcoll
 from ringcoll import overlap
+from ringcoll.choose.plan import Heads
 from ringcoll.layers import context_parallel as cp
 from ringcoll.layers.context_parallel.auto import OF_SCORE, Attention, fastest, plans
 from ringcoll.layers.context_parallel.tiles import Mask
@@ -100,7 +101,7 @@ def attended(sizes=(8,), layout="contiguous", length=512, groups=8, window=None)
 
 def prices(*options, **more):
     attention = attended(*options, **more)
-    found = {(plan.algorithm, plan.exchanged): plan for plan in plans(attention, "TPU v5 lite")}
+    found = {(plan.algorithm, plan.form): plan for plan in plans(attention, "TPU v5 lite")}
     return found, fastest(attention, "TPU v5 lite")
 
 
@@ -110,26 +111,28 @@ def test_auto_takes_what_its_price_says():
             for groups in (8, 2):
                 found, chosen = prices((8,), layout, length, groups)
                 assert chosen.seconds == min(plan.seconds for plan in found.values())
-                assert (("ulysses", (0,)) in found) == (groups == 8)
+                assert (("ulysses", Heads((0,))) in found) == (groups == 8)
     (full, _), (near, _) = prices(groups=32), prices(groups=32, window=512)
     hops = (7, 1)  # where scores are few, a round is as long as its hop, but for the last one
-    ring = "ring", ()
+    ring = "ring", None
     assert near[ring].seconds < full[ring].seconds * hops[1] / hops[0] * 1.5
 
 
 def test_auto_has_a_plan_for_every_set_of_exchanged_axes():
     found, _ = prices((2, 4))
     gathers = ("ring", "bidirectional_ring", "lax")
-    mixed = {(name, exchanged) for name in gathers for exchanged in ((), (0,), (1,))}
-    assert found.keys() == mixed | {("ulysses", (0, 1))}
-    assert str(found["ring", (1,)]) == "ring, heads exchanged over axes (1,)"
+    mixed = {
+        (name, exchanged) for name in gathers for exchanged in (None, Heads((0,)), Heads((1,)))
+    }
+    assert found.keys() == mixed | {("ulysses", Heads((0, 1)))}
+    assert str(found["ring", Heads((1,))]) == "ring, heads exchanged over axes (1,)"
 
 
 @pytest.mark.parametrize("kind", ["cpu", "NVIDIA H100 80GB HBM3", None])
 def test_auto_is_a_built_in_where_nothing_hides(kind):
     """On axes of 2 and 4, a rank gets one of 8 groups of heads; of 4 groups it would get half."""
     whole, half = (fastest(attended((2, 4), groups=groups), kind) for groups in (8, 4))
-    assert (whole.form, half.form) == ("ulysses, heads exchanged over axes (0, 1)", "lax")
+    assert (whole.name, half.name) == ("ulysses, heads exchanged over axes (0, 1)", "lax")
     assert whole.why == half.why == "only TPUs hide messages under work"
 
 

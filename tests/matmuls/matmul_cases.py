@@ -12,7 +12,7 @@ from jax import lax
 from matmul_forms import FORMS, SHARDED
 from support import exists
 
-from ringcoll.choose.plan import Plan, cheapest
+from ringcoll.choose.plan import Late, Plan, Turns, cheapest
 from ringcoll.matmuls import overlapped, plans
 from ringcoll.runtime import run as running
 from ringcoll.schedules.registry import build
@@ -51,11 +51,12 @@ HALVES = "bidirectional_ring"
 def with_rows(forms: Any) -> Plan:
     """The form in which rows travel, if there is one."""
     found = [*forms]
-    return cheapest([plan for plan in found if plan.swapped] or found)
+    return cheapest([plan for plan in found if plan.then] or found)
 
 
 def turns_if_possible(_: Any, __: Any, sizes: tuple[int, ...], *___: Any) -> Plan:
-    return Plan(HALVES, by_turns=only_forwards(build("all_gather", HALVES, sizes)))
+    has_turns = only_forwards(build("all_gather", HALVES, sizes))
+    return Plan(HALVES, form=Turns() if has_turns else None)
 
 
 #: Forms that "auto" or the engine choose elsewhere: what to replace by what.
@@ -68,7 +69,9 @@ PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     },
     "late products": {  # the last of several, computed from the whole gathered factor
         (overlapped, "hides"): lambda kind: True,
-        (plans, "to_gather"): lambda gather, *_: Plan(HALVES, late=(len(gather.products) - 1,)),
+        (plans, "to_gather"): lambda gather, *_: Plan(
+            HALVES, form=Late((len(gather.products) - 1,))
+        ),
         (plans, "to_scatter"): lambda *_, **__: Plan(HALVES),
     },
     "rows travel": {

@@ -13,6 +13,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
+from ringcoll.choose.plan import Late, Turns
 from ringcoll.choose.under_work import machine, neighbours
 from ringcoll.costs import DEVICES
 from ringcoll.matmuls import plans
@@ -150,8 +151,8 @@ def test_a_product_with_a_large_sum_is_computed_late():
     gather = Gather("m", "mf", (Product("kf", "mk", TWO_BYTES), Product("mk", "kf", TWO_BYTES)))
     ct, small = array(1024, 8192), [array(128, 8192), array(8192, 128)]
     large = [array(3584, 8192), array(8192, 3584)]
-    assert plans.to_gather(gather, ct, large, (8,), DEVICES["v5e"]).late == (1,)
-    assert plans.to_gather(gather, ct, small, (8,), DEVICES["v5e"]).late == ()
+    assert plans.to_gather(gather, ct, large, (8,), DEVICES["v5e"]).form == Late((1,))
+    assert plans.to_gather(gather, ct, small, (8,), DEVICES["v5e"]).form is None
 
 
 @pytest.mark.parametrize(
@@ -165,9 +166,9 @@ def test_a_product_with_a_large_sum_is_computed_late():
 def test_halves_by_turns_pay_under_a_longer_wire(kind, m, k, f, expected):
     found = plans.scatter_forms(SUM, [(array(m, k), array(k, f))], (8,), DEVICES[kind])
     fastest = min((plan for plan in found if plan.algorithm == HALVES), key=lambda p: p.seconds)
-    assert fastest.by_turns == expected
+    assert (fastest.form == Turns()) == expected
     # The last round of the other one has one message.
-    assert {plan.algorithm for plan in found if plan.by_turns} == {"ring", HALVES}
+    assert {plan.algorithm for plan in found if plan.form} == {"ring", HALVES}
 
 
 def test_rows_are_the_longest_label_that_only_the_other_factor_has():
@@ -186,7 +187,7 @@ def test_rows_do_not_travel_for_several_products_or_if_the_weight_is_kept():
     w, x = array(1024, 14336), array(512, 8192)
 
     def rows_travel(gather, x, others, sizes=(8,), may_exchange=True):
-        return plans.to_gather(gather, x, others, sizes, v6e, may_exchange).swapped is not None
+        return plans.to_gather(gather, x, others, sizes, v6e, may_exchange).then is not None
 
     assert rows_travel(weight, w, [x])
     assert not rows_travel(weight, w, [x], may_exchange=False)

@@ -112,7 +112,7 @@ def test_the_price_knows_the_bytes():
     product = Product("kf", "mf", np.dtype(jnp.bfloat16))
     plain, narrow = (
         {
-            plan.form: plan.seconds
+            plan.name: plan.seconds
             for plan in plans.gather_forms(
                 Gather("m", "mk", (product,), wire), x, [w], (8,), DEVICES["v6e"]
             )

@@ -35,7 +35,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from ringcoll.choose.plan import NAMED, Plan
+from ringcoll.choose.plan import NAMED, Heads, Plan
 from ringcoll.choose.table import Algorithm, Table
 from ringcoll.collectives import choice
 from ringcoll.collectives.all_gather import all_gather
@@ -128,16 +128,17 @@ def attention(
         shape = batch, length, heads, groups, (d, v.shape[3]), q.dtype.itemsize
         of = jax.sharding.get_abstract_mesh().size
         plan = fastest(Attention(sizes, layout, mask, *shape), device_kind(), of)
-        per_axis = tuple(
-            ULYSSES if i in plan.exchanged else plan.algorithm for i in range(len(sizes))
-        )
+        over = plan.form.axes if isinstance(plan.form, Heads) else ()
+        per_axis = tuple(ULYSSES if i in over else plan.algorithm for i in range(len(sizes)))
     exchanged = tuple(i for i, name in enumerate(per_axis) if name == ULYSSES)
     gathers = [name for name in per_axis if name != ULYSSES]
     gathered = tuple(axis for i, axis in enumerate(axes) if i not in exchanged)
     gather = gathers[0] if gathers else "ring"  # a ring of one rank, which has no rounds
     algorithm = choice.resolve_algorithm(gather, OF_SUMS, gathered)
-    recorded = plan or Plan(algorithm if gathers else ULYSSES, why=NAMED, exchanged=exchanged)
-    q, k, v = record_plan_at_lowering("attention", axes, (q, k, v), recorded)
+    if plan is None:
+        form = Heads(exchanged) if exchanged else None
+        plan = Plan(algorithm if gathers else ULYSSES, why=NAMED, form=form)
+    q, k, v = record_plan_at_lowering("attention", axes, (q, k, v), plan)
 
     if jax.sharding.get_abstract_mesh().explicit_axes:  # a device has whole sequences of its own
         batch, heads = (jax.typeof(x).sharding.spec[dim] for x, dim in ((q, 0), (k, 2)))

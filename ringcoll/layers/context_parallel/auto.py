@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ringcoll.choose.plan import NOTHING_HIDES, Plan, cheapest
+from ringcoll.choose.plan import NOTHING_HIDES, Heads, Plan, cheapest
 from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import hides, machine, visited_seconds
 from ringcoll.costs.model import Model
@@ -53,7 +53,8 @@ def fastest(attention: Attention, device_kind: str | None, of: int = 1) -> Plan:
         n = prod(attention.sizes)
         if attention.heads % n or attention.groups % n:
             return Plan(LAX, why=NOTHING_HIDES)
-        return Plan(ULYSSES, why=NOTHING_HIDES, exchanged=tuple(range(len(attention.sizes))))
+        every = tuple(range(len(attention.sizes)))
+        return Plan(ULYSSES, why=NOTHING_HIDES, form=Heads(every))
     return cheapest(plans(attention, device_kind, of), error=1.0)
 
 
@@ -75,7 +76,8 @@ def plans(attention: Attention, device_kind: str | None, of: int = 1) -> list[Pl
         swapped = all_to_all_seconds((heads + groups) * of_head, together, model)
         for name in (ULYSSES,) if exchanged == axes else (*GATHERS, LAX):
             gathered = _seconds(name, others, tiles, of_tile, groups * of_head, model)
-            priced.append(Plan(name, swapped + gathered, exchanged=exchanged))
+            form = Heads(exchanged) if exchanged else None
+            priced.append(Plan(name, swapped + gathered, form=form))
     return priced
 
 
