@@ -8,14 +8,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.choose.table import Algorithm
-from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import WRITTEN_AS_BITS
 from ringcoll.collectives.public import public
-from ringcoll.collectives.wires import WireLike
-from ringcoll.costs.wire import Wire
+from ringcoll.collectives.sums import Exchanged, WireLike, sums_of
 from ringcoll.runtime import built_in, engine
 from ringcoll.runtime.contributions import Shard
 from ringcoll.runtime.hop import Ranks, as_bits, moved
@@ -54,14 +52,12 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         exchange = replace(self, dims=(split, concat), tiled=True)
         return [y.squeeze(split) for y in exchange(*(jnp.expand_dims(x, concat) for x in xs))]
 
-    def run(self, x: Array, schedule: AllToAllSchedule | Wire, ranks: Ranks) -> Array:
+    def run(self, x: Array, schedule: AllToAllSchedule, ranks: Ranks) -> Array:
         split, concat = self.dims
         if not {split, concat}.isdisjoint(sharded_dims(x)):  # blocks may not be divisible
             return self.by_lax(x)
-        if isinstance(schedule, Wire):
-            return as_bytes.all_to_all(x, split, concat, ranks, schedule)
         bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
-        sent = x if self.wire else bits
+        sent = x if self.sums.wire else bits
         size = x.shape[split] // schedule.size
         blocks = []
         for d in range(schedule.size):
@@ -83,9 +79,13 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
             return out
 
         of_rounds: tuple[Any, Any] = blocks, visit
-        if self.wire:
-            of_rounds = encoded_once(self.wire, blocks, visit)
+        if self.sums.wire:
+            of_rounds = encoded_once(self.sums.wire, blocks, visit)
         return back(engine.exchange(schedule, ranks, *of_rounds, out))
+
+    def by_owners(self, x: Array, ranks: Ranks, sums: Exchanged) -> Array:
+        split, concat = self.dims
+        return sums.exchange(x, split, concat, ranks)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, dims=self.dims[::-1])(*cts)
@@ -127,9 +127,9 @@ def all_to_all(
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
     axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
-    exchange = AllToAll(axes=axes, groups=groups, tiled=tiled)
+    options: Any = {"tiled": tiled, "algorithm": algorithm, "sums": sums_of(wire=wire)}
     dims = [("split_axis", split_axis), ("concat_axis", concat_axis)]
-    return bind_leaves(x, axis_name, exchange, dims, algorithm=algorithm, wire=wire)
+    return bind_leaves(x, axis_name, AllToAll(axes=axes, groups=groups, **options), dims)
 
 
 @public()
@@ -154,5 +154,6 @@ def pswapaxes(
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
     axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
-    exchange = AllToAll(axes=axes, groups=groups, tiled=False, called="pswapaxes")
-    return bind_leaves(x, axis_name, exchange, [("axis", axis)] * 2, algorithm=algorithm)
+    options: Any = {"tiled": False, "algorithm": algorithm, "called": "pswapaxes"}
+    exchange = AllToAll(axes=axes, groups=groups, **options)
+    return bind_leaves(x, axis_name, exchange, [("axis", axis)] * 2)
