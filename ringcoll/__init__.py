@@ -38,7 +38,7 @@ from ringcoll.collectives.gathering import (
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.collectives.replacing import replacing
-from ringcoll.collectives.tree_order import Tree
+from ringcoll.collectives.sums import Tree
 from ringcoll.collectives.visits import Rows, per_shard
 from ringcoll.costs.wire import Wire
 from ringcoll.ipython import load_ipython_extension as load_ipython_extension

@@ -9,19 +9,15 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ringcoll.choose.table import Algorithm
-from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import Pytree, bind_leaves
-from ringcoll.collectives.placing import exchanged_along, gather_along, reduce_along
+from ringcoll.collectives.placing import gather_along, reduce_along
 from ringcoll.collectives.public import public
-from ringcoll.collectives.tree_order import Tree
-from ringcoll.collectives.wires import WireLike
-from ringcoll.costs.wire import Wire
+from ringcoll.collectives.sums import Exchanged, Tree, WireLike, sums_of
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, moved
 from ringcoll.runtime.slicing import LONG, dynamic_slice_in_dim, start_of
-from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, varying
 from ringcoll.schedules.schedule import Schedule
 
@@ -31,7 +27,6 @@ class AllGather(ScheduledCollective, name="all_gather"):
     """`dims` is the dimension along which the shards are joined."""
 
     collective = "all_gather"
-    tree_fields = ("gradient_by_tree",)
     adds_dim = True
     to: str = "varying"
 
@@ -49,13 +44,11 @@ class AllGather(ScheduledCollective, name="all_gather"):
     def builtin(self, x: Array, platform: str) -> Array:
         return moved(self, x, platform)
 
-    def widen(self, x: Array) -> Array:
-        return x  # nothing is summed here; the gradient is
+    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
+        return gather_along(x, self.dims[0], schedule, ranks, self.sums.wire)
 
-    def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
-        if isinstance(schedule, Wire):
-            return as_bytes.all_gather(x, self.dims[0], ranks, schedule)
-        return gather_along(x, self.dims[0], schedule, ranks, self.wire)
+    def by_owners(self, x: Array, ranks: Ranks, sums: Exchanged) -> Array:
+        return sums.gather(x, self.dims[0], ranks)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         if self.to != "invarying" or not is_checked():
@@ -93,24 +86,18 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
             return [y.squeeze(self.dims[0]) for y in replace(self, tiled=True)(*xs)]
         return super().__call__(*xs)
 
-    def exchanged(self, x: Array) -> Array:
-        return exchanged_along(x, self.dims[0], self)
+    def run(self, x: Array, schedule: Schedule, ranks: Ranks) -> Array:
+        return reduce_along(x, self.dims[0], schedule, ranks, self.combine, self.sums.wire)
 
-    def run(self, x: Array, schedule: Schedule | Wire, ranks: Ranks) -> Array:
-        if isinstance(schedule, Wire):
-            return as_bytes.reduce_scatter(x, self.dims[0], ranks, schedule, self.widen)
-        return reduce_along(x, self.dims[0], schedule, ranks, self.combine, self.wire)
+    def by_owners(self, x: Array, ranks: Ranks, sums: Exchanged) -> Array:
+        return sums.reduce_scatter(x, self.dims[0], ranks)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return AllGather(**self.for_transpose(), dims=self.dims)(*cts)
 
-    def within(self, axis: Any, x: Array, dim: Any, out: int | None) -> Array:
-        if not self.by_tree or len(self.axes) > 1:
-            return super().within(axis, x, dim, out)
-        wide = self.widen(rounded(x))
-        total = summed_along(wide, dim).astype(x.dtype)
+    def parts(self, total: Array, ranks: int) -> Array:
         at = self.dims[0]
-        shape = (*total.shape[:at], axis.size, total.shape[at] // axis.size, *total.shape[at + 1 :])
+        shape = (*total.shape[:at], ranks, total.shape[at] // ranks, *total.shape[at + 1 :])
         return jnp.moveaxis(total.reshape(shape), at, 0)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
@@ -161,18 +148,16 @@ def all_gather(
     >>> print(whole(jnp.arange(8)))
     [0 1 2 3 4 5 6 7]
     """
-    axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
-    return bind_leaves(
-        x,
-        axis_name,
-        AllGather(axes=axes, groups=groups, tiled=tiled, to=to),
-        [("axis", axis)],
+    gather = AllGather(
+        axes=axes_of(axis_name),
+        groups=as_tuples(axis_index_groups),
+        tiled=tiled,
+        to=to,
+        is_only_lax=to == "reduced",
         algorithm=algorithm,
-        accumulate_dtype=accumulate_dtype,
-        order=order,
-        wire=wire,
-        force_builtin=to == "reduced",
+        sums=sums_of(accumulate_dtype, order, wire),
     )
+    return bind_leaves(x, axis_name, gather, [("axis", axis)])
 
 
 @public()
@@ -196,7 +181,7 @@ def psum_scatter(
     the dtype of x or, if it is given, to `accumulate_dtype`; "lax" rounds as XLA does. With a wider
     `accumulate_dtype` the first message of a ring is narrow, and the others are wide. "direct"
     sends only narrow messages, n-1 of them in one round, and rounds the sum once. The code for
-    this is `combine` in `ringcoll/collectives/by_schedule.py`.
+    this is `Plain.add` in `ringcoll/collectives/sums.py`.
 
     With a `wire`, "auto" encodes every contribution once, sends it straight to its rank, and adds
     in float32. With an algorithm that adds on the way, such as "ring", every message is a partial
@@ -219,13 +204,11 @@ def psum_scatter(
     [256 260 260 256]
     [260 260 260 260]
     """
-    return bind_leaves(
-        x,
-        axis_name,
-        PsumScatter(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups), tiled=tiled),
-        [("scatter_dimension", scatter_dimension)],
+    scatter = PsumScatter(
+        axes=axes_of(axis_name),
+        groups=as_tuples(axis_index_groups),
+        tiled=tiled,
         algorithm=algorithm,
-        accumulate_dtype=accumulate_dtype,
-        order=order,
-        wire=wire,
+        sums=sums_of(accumulate_dtype, order, wire),
     )
+    return bind_leaves(x, axis_name, scatter, [("scatter_dimension", scatter_dimension)])

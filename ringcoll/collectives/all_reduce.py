@@ -1,7 +1,7 @@
 """All-reduces: the sum, mean, maximum or minimum of all ranks' x, the same on every rank."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,23 +13,21 @@ from jax.typing import DTypeLike
 from ringcoll import algorithms
 from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import LAX, Algorithm, Table
-from ringcoll.collectives import as_bytes
-from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import Pytree, bind_leaves, is_small
-from ringcoll.collectives.placing import by_stages, exchanged_along, gather_along, reduce_along
+from ringcoll.collectives.placing import by_stages, gather_along, reduce_along
 from ringcoll.collectives.public import public
-from ringcoll.collectives.tree_order import Tree
-from ringcoll.collectives.wires import WireLike
-from ringcoll.costs.wire import Wire
+from ringcoll.collectives.sums import Exchanged, Tree, WireLike, gathered, sums_of
 from ringcoll.runtime import built_in
-from ringcoll.runtime.hop import Ranks, as_bits, is_narrow
+from ringcoll.runtime.hop import Ranks, is_narrow
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.scopes import scope, send_through_hook
-from ringcoll.runtime.tree_sums import rounded, summed_along
+from ringcoll.runtime.scopes import scope
 from ringcoll.runtime.value_types import is_checked, sharded_dims, varying
 from ringcoll.schedules.schedule import Schedule
+
+#: A reduce-scatter or an all-gather along a dimension.
+Along = Callable[[Array, int], Array]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +35,6 @@ class AllReduce(ScheduledCollective):
     """Runs a gather's schedule backward and then forward, or runs stage by stage."""
 
     collective = "psum"
-    tree_fields = ("by_tree", "gradient_by_tree")
     packs = True
     gathers_by_lax: bool = False  # after a reduce-scatter by the algorithm
 
@@ -57,77 +54,63 @@ class AllReduce(ScheduledCollective):
         parts = jnp.split(joined, list(itertools.accumulate(x.size for x in xs[:-1])))
         return [part.reshape(x.shape) for x, part in zip(xs, parts, strict=True)]
 
-    def run(self, x: Array, schedule: Schedule | algorithms.Stages | Wire, ranks: Ranks) -> Array:
+    def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
         if isinstance(schedule, tuple):
-            return self.staged(x, schedule, ranks) if ranks.size > 1 else x
-        n = ranks.size if isinstance(schedule, Wire) else schedule.size
-        if n == 1:
+            return self._staged(x, schedule, ranks) if ranks.size > 1 else x
+        if schedule.size == 1:
             return x
-        dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
-        dim = next((d for d in dims if x.shape[d] % n == 0), None)
-        if dim is not None:
-            return self._chunked(x, dim, schedule, ranks)
-        if len(dims) == x.ndim or isinstance(schedule, Wire):
-            # A flat array needs the least padding. Sharded arrays keep their shape: a reshape would
-            # unshard them.
-            flat = self._padded(x.reshape(-1), 0, schedule, ranks)
-            return flat.reshape(x.shape)
-        if dims:
-            return self._padded(x, max(dims, key=lambda d: x.shape[d]), schedule, ranks)
-        return self.staged(x, (schedule,), ranks)  # no dimension can be cut into chunks
+        if x.ndim and len(sharded_dims(x)) == x.ndim:  # no dimension can be cut into chunks
+            return self._staged(x, (schedule,), ranks)
+        wire = self.sums.wire
+        reduce = partial(
+            reduce_along, schedule=schedule, ranks=ranks, combine=self.combine, wire=wire
+        )
+        gather = partial(gather_along, schedule=schedule, ranks=ranks, wire=wire)
+        if self.gathers_by_lax:
+            gather = partial(gathered, ranks=ranks)
+        return _by_chunks(x, schedule.size, reduce, gather)
 
-    def staged(self, x: Array, stages: algorithms.Stages, ranks: Ranks) -> Array:
+    def _staged(self, x: Array, stages: algorithms.Stages, ranks: Ranks) -> Array:
         """Gather whole vectors and combine them, stage by stage."""
-        return by_stages(x, stages, ranks, self.combine, self.wire, by_tree=self.by_tree)
+        return by_stages(x, stages, ranks, partial(self.sums.fold, self.combine), self.sums.wire)
 
-    def exchanged(self, x: Array) -> Array:
-        n = Ranks.over(self.axes, self.groups).size
-
-        def gathered(x: Array) -> Array:
-            bits, back = as_bits(x)
-            all_gather = AllGather(axes=self.axes, dims=(0,), groups=self.groups)
-            return back(send_through_hook(all_gather.by_lax, bits, self.axes, self.groups))
-
-        if is_small(x) or sharded_dims(x):  # each rank adds all vectors
-            return summed_along(self.widen(gathered(x[None])), 0)
-        flat = jnp.pad(x.reshape(-1), (0, -x.size % n))
-        mine = exchanged_along(flat, 0, self).astype(x.dtype)
-        return gathered(mine)[: x.size].reshape(x.shape)
-
-    def within(self, axis: Any, x: Array, dim: int | None, out: int | None) -> Array:
-        if not self.by_tree or len(self.axes) > 1 or dim is None:
-            return super().within(axis, x, dim, out)
-        return summed_along(self.widen(rounded(x)), dim).astype(x.dtype)
-
-    def _padded(self, x: Array, dim: int, schedule: Schedule | Wire, ranks: Ranks) -> Array:
-        size = x.shape[dim]
-        padding = [(0, -size % ranks.size if d == dim else 0, 0) for d in range(x.ndim)]
-        total = self._chunked(lax.pad(x, jnp.zeros((), x.dtype), padding), dim, schedule, ranks)
-        return lax.slice_in_dim(total, 0, size, axis=dim)
-
-    def _chunked(self, x: Array, dim: int, schedule: Schedule | Wire, ranks: Ranks) -> Array:
-        """Reduce-scatter and all-gather of chunks. The owner of a chunk rounds it, once.
-
-        So all ranks hold the same bits.
-        """
-        with scope("reduce_scatter"):
-            if isinstance(schedule, Wire):
-                mine = as_bytes.reduce_scatter(x, dim, ranks, schedule, self.widen)
-            else:
-                mine = reduce_along(x, dim, schedule, ranks, self.combine, self.wire)
-            mine = mine.astype(x.dtype)
-        with scope("all_gather"):
-            if isinstance(schedule, Wire):
-                return as_bytes.all_gather(mine, dim, ranks, schedule)
-            if self.gathers_by_lax:
-                all_gather = AllGather(axes=self.axes, dims=(dim,), groups=self.groups)
-                send = partial(all_gather.builtin, platform="cpu")
-                return send_through_hook(send, mine, self.axes, self.groups)
-            return gather_along(mine, dim, schedule, ranks, self.wire)
+    def by_owners(self, x: Array, ranks: Ranks, sums: Exchanged) -> Array:
+        if sums.adds_whole and (is_small(x) or sharded_dims(x)):
+            every = sums.gather(x[None], 0, ranks)
+            return sums.fold(self.combine, [every[i] for i in range(ranks.size)])
+        steps = sums.reduce_scatter, sums.gather
+        return _by_chunks(x, ranks.size, *(partial(step, ranks=ranks) for step in steps))
 
     def under_vmap(self, x: Array, dim: int | None, axis: Any) -> tuple[Array, None]:
         before, after = self.axes_around(axis)
         return self.over(before + after, self.within(axis, x, dim, None)), None
+
+
+def _by_chunks(x: Array, n: int, reduce: Along, gather: Along) -> Array:
+    """Reduce-scatter and all-gather of chunks for n ranks. The owner of a chunk rounds it, once.
+
+    So all ranks hold the same bits.
+    """
+    dims = [d for d in range(x.ndim) if d not in sharded_dims(x)]
+    dim = next((d for d in dims if x.shape[d] % n == 0), None)
+    whole = x
+    if dim is None and len(dims) == x.ndim:
+        # A flat array needs the least padding. Sharded arrays keep their shape: a reshape would
+        # unshard them.
+        whole, dim = x.reshape(-1), 0
+    elif dim is None:
+        dim = max(dims, key=lambda d: x.shape[d])
+    size = whole.shape[dim]
+    if size % n:
+        padding = [(0, -size % n if d == dim else 0, 0) for d in range(whole.ndim)]
+        whole = lax.pad(whole, jnp.zeros((), x.dtype), padding)
+    with scope("reduce_scatter"):
+        mine = reduce(whole, dim).astype(x.dtype)
+    with scope("all_gather"):
+        total = gather(mine, dim)
+    if size % n:
+        total = lax.slice_in_dim(total, 0, size, axis=dim)
+    return total.reshape(x.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +142,10 @@ class Pmean(Psum):
     def __call__(self, *xs: Array) -> list[Array]:
         total = Psum(**self.for_transpose(), called="pmean")
         n = Ranks.over(self.axes, self.groups).size
-        if self.by_tree:
-            xs = tuple(rounded(x) for x in xs)  # before it is widened
-        if self.accumulate_dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
+        xs = tuple(self.sums.prepare(x) for x in xs)  # before it is widened
+        if self.sums.dtype is None or not jnp.issubdtype(xs[0].dtype, jnp.inexact):
             return [total / n for total in total(*xs)]
-        totals = total(*(x.astype(self.accumulate_dtype) for x in xs))
+        totals = total(*(x.astype(self.sums.dtype) for x in xs))
         return [(total / n).astype(xs[0].dtype) for total in totals]  # rounded once
 
 
@@ -238,15 +220,13 @@ def psum(
     >>> print(total(jnp.arange(8.0)))  # each rank holds two numbers
     [12. 16.]
     """
-    return bind_leaves(
-        x,
-        axis_name,
-        Psum(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups)),
+    total = Psum(
+        axes=axes_of(axis_name),
+        groups=as_tuples(axis_index_groups),
         algorithm=algorithm,
-        accumulate_dtype=accumulate_dtype,
-        order=order,
-        wire=wire,
+        sums=sums_of(accumulate_dtype, order, wire),
     )
+    return bind_leaves(x, axis_name, total)
 
 
 @public()
@@ -274,15 +254,13 @@ def pmean(
     >>> print(mean(jnp.array([256, 1, 1, 1], jnp.bfloat16)))
     [65]
     """
-    return bind_leaves(
-        x,
-        axis_name,
-        Pmean(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups)),
+    mean = Pmean(
+        axes=axes_of(axis_name),
+        groups=as_tuples(axis_index_groups),
         algorithm=algorithm,
-        accumulate_dtype=accumulate_dtype,
-        order=order,
-        wire=wire,
+        sums=sums_of(accumulate_dtype, order, wire),
     )
+    return bind_leaves(x, axis_name, mean)
 
 
 @public()
@@ -305,8 +283,8 @@ def pmax(
     >>> print(greatest(jnp.array([3, 1, 4, 1])))
     [4]
     """
-    maximum = Pmax(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups))
-    return bind_leaves(x, axis_name, maximum, algorithm=algorithm)
+    axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
+    return bind_leaves(x, axis_name, Pmax(axes=axes, groups=groups, algorithm=algorithm))
 
 
 @public()
@@ -329,5 +307,5 @@ def pmin(
     >>> print(least(jnp.array([3, 1, 4, 1])))
     [1]
     """
-    minimum = Pmin(axes=axes_of(axis_name), groups=as_tuples(axis_index_groups))
-    return bind_leaves(x, axis_name, minimum, algorithm=algorithm)
+    axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
+    return bind_leaves(x, axis_name, Pmin(axes=axes, groups=groups, algorithm=algorithm))

@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from ringcoll.choose.table import Algorithm
-from ringcoll.collectives import as_bytes
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import WRITTEN_AS_BITS, blocks, placed
 from ringcoll.collectives.public import public
-from ringcoll.collectives.wires import WireLike
-from ringcoll.costs.wire import Wire
+from ringcoll.collectives.sums import Exchanged, WireLike, sums_of
 from ringcoll.runtime import built_in, run
 from ringcoll.runtime.hop import Ranks, as_bits, moved
 from ringcoll.runtime.parts import Layout
@@ -51,24 +50,23 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         exchange = replace(self, dims=(split, concat), tiled=True)
         return [y.squeeze(split) for y in exchange(*(jnp.expand_dims(x, concat) for x in xs))]
 
-    def run(self, x: Array, schedule: AllToAllSchedule | Wire, ranks: Ranks) -> Array:
+    def run(self, x: Array, schedule: AllToAllSchedule, ranks: Ranks) -> Array:
         split, concat = self.dims
         if not {split, concat}.isdisjoint(sharded_dims(x)):  # blocks may not be divisible
             return self.by_lax(x)
-        if isinstance(schedule, Wire):
-            return as_bytes.all_to_all(x, split, concat, ranks, schedule)
         bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
-        sent = x if self.wire else bits
+        sent = x if self.sums.wire else bits
         size = x.shape[split] // schedule.size
         shape = [size if d == split else s for d, s in enumerate(x.shape)]
         layout = Layout(concat, shape[concat])
         shape[concat] *= schedule.size
         out, visit = empty(shape, bits, ranks.axes), placed(layout)
-        return back(
-            run.exchange(
-                schedule, ranks, layout, blocks(sent, split, ranks), visit, out, wire=self.wire
-            )
-        )
+        own, wire = blocks(sent, split, ranks), self.sums.wire
+        return back(run.exchange(schedule, ranks, layout, own, visit, out, wire=wire))
+
+    def by_owners(self, x: Array, ranks: Ranks, sums: Exchanged) -> Array:
+        split, concat = self.dims
+        return sums.exchange(x, split, concat, ranks)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         return replace(self, dims=self.dims[::-1])(*cts)
@@ -110,9 +108,9 @@ def all_to_all(
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
     axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
-    exchange = AllToAll(axes=axes, groups=groups, tiled=tiled)
+    options: Any = {"tiled": tiled, "algorithm": algorithm, "sums": sums_of(wire=wire)}
     dims = [("split_axis", split_axis), ("concat_axis", concat_axis)]
-    return bind_leaves(x, axis_name, exchange, dims, algorithm=algorithm, wire=wire)
+    return bind_leaves(x, axis_name, AllToAll(axes=axes, groups=groups, **options), dims)
 
 
 @public()
@@ -137,5 +135,6 @@ def pswapaxes(
     [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
     """
     axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
-    exchange = AllToAll(axes=axes, groups=groups, tiled=False, called="pswapaxes")
-    return bind_leaves(x, axis_name, exchange, [("axis", axis)] * 2, algorithm=algorithm)
+    options: Any = {"tiled": False, "algorithm": algorithm, "called": "pswapaxes"}
+    exchange = AllToAll(axes=axes, groups=groups, **options)
+    return bind_leaves(x, axis_name, exchange, [("axis", axis)] * 2)

@@ -15,7 +15,6 @@ from ringcoll.collectives.all_reduce import AllReduce, Psum
 from ringcoll.collectives.axes import AxisName, axes_of, rank_count
 from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.public import integer, public
-from ringcoll.costs.wire import Wire
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.value_types import varying
@@ -64,7 +63,7 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
     def combine(self, received: Array, mine: Array) -> Array:
         return lax.bitwise_or(received, mine)
 
-    def run(self, x: Array, schedule: Schedule | algorithms.Stages | Wire, ranks: Ranks) -> Array:
+    def run(self, x: Array, schedule: Schedule | algorithms.Stages, ranks: Ranks) -> Array:
         return self._by_bits(x, lambda bits: AllReduce.run(self, bits, schedule, ranks))
 
     def _by_bits(self, x: Array, reduce: Callable[[Array], Array]) -> Array:
@@ -146,10 +145,10 @@ def pbroadcast(
             raise TypeError(f"source is {source.dtype.name}{list(source.shape)}; pass one integer")
         source = jnp.int32(source)
         counted = jnp.where(source < 0, source + n, source)
-        broadcast = Pbroadcast(axes=axes, source=None, traced=counted)
+        of: Any = {"source": None, "traced": counted}
     else:
         rank = integer("source", source)
         if not -n <= rank < n:
             raise ValueError(f"source={rank} is not a rank; pass 0 to {n - 1}, or -1 for the last")
-        broadcast = Pbroadcast(axes=axes, source=rank % n)
-    return bind_leaves(x, axis_name, broadcast, algorithm=algorithm)
+        of = {"source": rank % n}
+    return bind_leaves(x, axis_name, Pbroadcast(axes=axes, algorithm=algorithm, **of))

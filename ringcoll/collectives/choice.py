@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from ringcoll.choose.collectives import adds_by_tree
 from ringcoll.choose.table import LAX, Algorithm, Table, choices, runs
 from ringcoll.choose.under_work import machine
 from ringcoll.collectives.axes import Grouped, check_ranks
@@ -23,7 +22,6 @@ from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import device_kind
 from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule
-from ringcoll.schedules.tree import balanced_algorithms
 
 #: The algorithm set around a call. User contexts are a part of `jit`'s key, so `jit` compiles once
 #: for each value.
@@ -63,7 +61,6 @@ def resolve_algorithm(
     collective: str,
     axes: Sequence[Hashable],
     groups: Grouped | None = None,
-    by_tree: bool = False,
     *,
     takes_table: bool = False,
 ) -> Algorithm:
@@ -71,8 +68,7 @@ def resolve_algorithm(
 
     With `takes_table` it may be a Table that is set around the call.
 
-    It is refused if the collective cannot run by it on the ranks over these axes or in groups, or
-    if sums are to be added `by_tree` but it does not add by the balanced tree.
+    It is refused if the collective cannot run by it on the ranks over these axes or in groups.
 
     Raises:
         TypeError: it is not a name, a Table, a Schedule, a tuple or a function.
@@ -82,15 +78,12 @@ def resolve_algorithm(
     shape = Ranks.over(axes, groups, all_axes=not isinstance(algorithm, str)).shape
     if not isinstance(algorithm, str):
         _check(algorithm, collective, shape)
-    if by_tree and algorithm != "auto":
-        _check_tree(algorithm, collective, shape)
     if algorithm != "auto":
         return _listed(algorithm, collective, shape) if isinstance(algorithm, str) else algorithm
     around = _around.value or "auto"
     if isinstance(around, Table):
         return around if takes_table else "auto"
-    around = _if_it_runs(around, collective, shape)
-    return around if not by_tree or adds_by_tree(around, collective, shape) else "auto"
+    return _if_it_runs(around, collective, shape)
 
 
 def algorithm_of(
@@ -112,20 +105,6 @@ def algorithm_of(
 def model_of(sizes: Sequence[int]) -> Model:
     """The model of the devices of the mesh, and of the links between the ranks on these axes."""
     return machine(device_kind(), prod(sizes), jax.sharding.get_abstract_mesh().size)
-
-
-def _check_tree(algorithm: Algorithm, collective: str, shape: tuple[int, ...]) -> None:
-    """Refuse an algorithm that adds by a different tree."""
-    if isinstance(algorithm, str) and listed_name(collective, algorithm) not in choices(collective):
-        return  # another check refuses it, and lists the known names
-    if adds_by_tree(algorithm, collective, shape):
-        return
-    collective = "psum_scatter" if collective == "all_gather" else collective
-    choose_from = ", ".join(("auto", *balanced_algorithms(collective, shape), LAX))
-    raise ValueError(
-        f"algorithm={algorithm!r} does not add by the balanced tree of order=Tree(...) on "
-        f"{prod(shape)} ranks; choose from {choose_from}"
-    )
 
 
 @lru_cache(maxsize=1024)

@@ -12,16 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jax.typing import DTypeLike
 
-from ringcoll.choose.table import LAX, Algorithm, Table
-from ringcoll.collectives import choice, wires
+from ringcoll.choose.table import LAX, Table
 from ringcoll.collectives.axes import AxisName, check_groups, rank_count
-from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.public import REFUSALS, integer
-from ringcoll.collectives.tree_order import Tree, check_order
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import varying
 
@@ -32,16 +27,7 @@ PACK_UP_TO = 1 << 18
 
 
 def bind_leaves(
-    x: Pytree,
-    axis_name: AxisName,
-    collective: Collective,
-    dims: Sequence[tuple[str, Any]] = (),
-    *,
-    algorithm: Algorithm = "auto",
-    accumulate_dtype: DTypeLike | None = None,
-    order: Tree | None = None,
-    wire: wires.WireLike | None = None,
-    force_builtin: bool = False,
+    x: Pytree, axis_name: AxisName, collective: Collective, dims: Sequence[tuple[str, Any]] = ()
 ) -> Pytree:
     """The results for every leaf: by ringcoll, or by lax if only lax can do it.
 
@@ -50,74 +36,62 @@ def bind_leaves(
     Args:
         x: a pytree.
         axis_name: as the user gave it.
-        collective: the collective of this call, still without the options below.
+        collective: the collective of this call, with the options as the user gave them.
         dims: the arguments that are dimensions, with their names; negative dimensions count from
             the last dimension of each leaf.
-        algorithm, accumulate_dtype, order, wire: as the user gave them.
-        force_builtin: whether only lax can do it, for any leaf.
     """
     leaves, structure = jax.tree.flatten(x)
     if collective.groups is not None:
         check_groups(collective.groups, rank_count(axis_name))
-    types = list(map(jax.typeof, leaves))
     # lax refuses random keys over an axis of a mesh too, but only when it lowers the call.
-    adds_keys = collective.adds_numbers and any(map(_is_key, types))
+    keys = [jnp.issubdtype(jax.typeof(x).dtype, jax.dtypes.prng_key) for x in leaves]
+    adds_keys = collective.adds_numbers and any(keys)
     if adds_keys and {*jax.sharding.get_abstract_mesh().manual_axes} & {*collective.axes}:
         raise TypeError("a random key is not a number; leave it out")
-    collectives = [collective] * len(leaves)
+    only_lax = [is_for_lax(collective, leaf) for leaf in leaves]
+    each = [collective.resolved(leaves, only_lax)] * len(leaves)
     if dims:
         added = collective.adds_dim and not collective.tiled
-        for i, t in enumerate(types):
-            numbers = (integer(name, dim, t.ndim + added) for name, dim in dims)
-            collectives[i] = replace(collective, dims=tuple(numbers))
+        for i, aval in enumerate(map(jax.typeof, leaves)):
+            numbers = (integer(name, dim, aval.ndim + added) for name, dim in dims)
+            each[i] = replace(each[i], dims=tuple(numbers))
+    # A single leaf is bound as it was given. The bind itself traces lax's collective, but with a
+    # tuple of axes. lax may refuse a list of axes, so a list is checked here.
+    if len(leaves) > 1 or isinstance(axis_name, list):
+        _check_leaves(leaves, axis_name, each)
     try:
-        # A single leaf is bound as it was given. The bind itself traces lax's collective, but with
-        # a tuple of axes. lax may refuse a list of axes, so a list is checked here.
-        if len(leaves) > 1 or isinstance(axis_name, list):
-            _check_leaves(leaves, axis_name, collectives)
-        settings: dict[str, Any] = {}
-        if accumulate_dtype is not None:
-            settings["accumulate_dtype"] = wide_dtype(accumulate_dtype, *types)
-        if order is not None:
-            check_order(order, wire, collective.axes, collective.groups)
-        for_lax = [force_builtin or is_for_lax(collective, leaf, algorithm) for leaf in leaves]
-        if isinstance(collective, ScheduledCollective):
-            by_tree = order is not None
-            settings |= dict.fromkeys(collective.tree_fields, by_tree)
-            if not all(for_lax):
-                request = algorithm, collective.collective, collective.axes, collective.groups
-                chosen = choice.resolve_algorithm(*request, by_tree, takes_table=True)
-                settings["algorithm"] = chosen
-        if wire is not None:
-            settings["wire"] = wires.as_wire(wire)
-            wires.check_operands(leaves, for_lax)
-        results: dict[int, Any] = {}
-        operands: dict[int, Array] = {}
-        packs: dict[Hashable, list[int]] = defaultdict(list)  # the leaves that share messages
-        for i, (leaf, own) in enumerate(zip(leaves, collectives, strict=True)):
-            if for_lax[i]:
-                results[i] = _by_lax(leaf, axis_name, own, accumulate_dtype)
-                continue
-            array = jnp.asarray(leaf)
-            as_int32 = collective.bools_as_int32 and array.dtype == bool
-            operands[i] = varying(array.astype(jnp.int32) if as_int32 else array, own.axes)
-            if len(leaves) == 1 and jax.typeof(operands[i]) != types[i]:
-                # lax may refuse an operand that does not vary.
-                _check_leaves(leaves, axis_name, collectives)
-            # With a wire, leaves do not share messages: in one message, they would share scales.
-            shares = collective.packs and wire is None and is_small(operands[i])
-            packs[operands[i].dtype if shares else i].append(i)
-        for members in packs.values():
-            first = members[0]
-            bound = replace(collectives[first], **settings)  # packed ones have no dims
-            if _is_key(operands[first]):
-                results[first] = _of_key(bound, operands[first])
-            else:
-                results |= zip(members, bound(*(operands[i] for i in members)), strict=True)
+        results = _bound(leaves, axis_name, each, only_lax)
     except (*REFUSALS, AssertionError):  # if lax refuses the call too, raise lax's error
-        _check_leaves(leaves, axis_name, collectives)
+        _check_leaves(leaves, axis_name, each)
         raise
-    return jax.tree.unflatten(structure, [results[i] for i in range(len(leaves))])
+    return jax.tree.unflatten(structure, results)
+
+
+def _bound(
+    leaves: Sequence[Any], axis_name: AxisName, each: Sequence[Any], only_lax: Sequence[bool]
+) -> list[Any]:
+    """Bind the collective of each leaf, or one for several small leaves that share messages."""
+    results: dict[int, Any] = {}
+    operands: dict[int, Array] = {}
+    packs: dict[Hashable, list[int]] = defaultdict(list)  # the leaves that share messages
+    for i, (leaf, own) in enumerate(zip(leaves, each, strict=True)):
+        if only_lax[i]:
+            results[i] = own.by_lax_alone(leaf, axis_name)
+            continue
+        array = jnp.asarray(leaf)
+        as_int32 = own.bools_as_int32 and array.dtype == bool
+        operands[i] = varying(array.astype(jnp.int32) if as_int32 else array, own.axes)
+        if len(leaves) == 1 and jax.typeof(operands[i]) != jax.typeof(leaf):
+            _check_leaves(leaves, axis_name, each)  # lax may refuse one that does not vary
+        shares = own.packs and own.sums.packs and is_small(operands[i])
+        packs[operands[i].dtype if shares else i].append(i)
+    for first, *others in packs.values():  # packed ones have no dims
+        members = [operands[i] for i in (first, *others)]
+        if jnp.issubdtype(members[0].dtype, jax.dtypes.prng_key):
+            results[first] = _of_key(each[first], *members)
+        else:
+            results |= zip((first, *others), each[first](*members), strict=True)
+    return [results[i] for i in range(len(leaves))]
 
 
 def check_by_lax(axis_name: AxisName, collective: Collective, *avals: Any) -> None:
@@ -143,36 +117,6 @@ def _check_leaves(
         check_by_lax(axis_name, collective, aval)
 
 
-def wide_dtype(accumulate_dtype: Any, *types: Any) -> np.dtype:
-    """The dtype of partial sums.
-
-    Refused if it cannot hold every value of these types.
-    """
-    try:
-        wide = jnp.dtype(accumulate_dtype)
-    except TypeError as error:
-        raise TypeError(
-            f"accumulate_dtype={accumulate_dtype!r} is not a dtype; pass one such as jnp.float32"
-        ) from error
-    for dtype in (t.dtype for t in types):
-        if jnp.issubdtype(dtype, jnp.inexact) and not _holds(wide, dtype):
-            raise ValueError(
-                f"accumulate_dtype={wide.name} cannot hold every {dtype.name}; pass a dtype with "
-                "as many digits and exponents"
-            )
-    return wide
-
-
-def _holds(wide: Any, dtype: Any) -> bool:
-    """Whether every value of `dtype`, floating or complex, is a value of `wide`."""
-    if not jnp.issubdtype(wide, jnp.inexact):
-        return False
-    if jnp.issubdtype(wide, jnp.complexfloating) != jnp.issubdtype(dtype, jnp.complexfloating):
-        return False
-    w, d = jnp.finfo(wide), jnp.finfo(dtype)
-    return w.nmant >= d.nmant and w.maxexp >= d.maxexp and w.minexp <= d.minexp
-
-
 def is_small(x: Array) -> bool:
     """Whether an array may share messages.
 
@@ -185,8 +129,10 @@ def is_small(x: Array) -> bool:
     return alone and x.size * x.dtype.itemsize <= PACK_UP_TO
 
 
-def is_for_lax(collective: Collective, leaf: Any, algorithm: Algorithm) -> bool:
+def is_for_lax(collective: Collective, leaf: Any) -> bool:
     """Whether only lax can do it, or does it at no cost; `ringcoll.lax` has the list."""
+    if collective.is_only_lax:
+        return True
     if collective.folds_constants and not isinstance(leaf, jax.core.Tracer):
         return True
     mat = getattr(jax.typeof(leaf), "mat", None)
@@ -196,21 +142,10 @@ def is_for_lax(collective: Collective, leaf: Any, algorithm: Algorithm) -> bool:
         return True
     if collective.groups is None or len(set(map(len, collective.groups))) <= 1:
         return False
+    algorithm = getattr(collective, "algorithm", LAX)
     if not isinstance(algorithm, Table) and algorithm not in ("auto", LAX):
         raise ValueError(f"algorithm={algorithm!r} needs groups of one size; pass those, or 'lax'")
     return True
-
-
-def _by_lax(leaf: Any, axis_name: Any, collective: Collective, accumulate_dtype: Any) -> Any:
-    by_lax = replace(collective, axes=axis_name).by_lax
-    dtype = jax.typeof(leaf).dtype
-    if accumulate_dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
-        return by_lax(leaf)
-    return by_lax(jnp.astype(leaf, accumulate_dtype)).astype(dtype)
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _of_key(collective: Collective, key: Array) -> Array:

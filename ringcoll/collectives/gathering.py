@@ -24,9 +24,9 @@ from ringcoll.choose.under_work import gather_plans, hides, scatter_plans, tour_
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.counting import work_of
-from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.placing import blocks
 from ringcoll.collectives.public import integer, public
+from ringcoll.collectives.sums import wide_dtype
 from ringcoll.collectives.visits import CutShards, Rounds, Rows, all_rows, any_rows, own_rows
 from ringcoll.collectives.wide_gradients import with_wide_gradients
 from ringcoll.costs.model import Model

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 import jax
 from jax import Array
 
-from ringcoll.runtime import built_in, run
+from ringcoll.runtime import run
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.parts import Layout, Part
-from ringcoll.runtime.scopes import scope, send_through_hook
+from ringcoll.runtime.scopes import scope
 from ringcoll.runtime.slicing import (
     concatenated,
     dynamic_slice,
@@ -21,7 +21,6 @@ from ringcoll.runtime.slicing import (
     dynamic_update_slice,
     start_of,
 )
-from ringcoll.runtime.tree_sums import summed, summed_along
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.runtime.wire import Wire
 from ringcoll.schedules.registry import Stages
@@ -105,44 +104,21 @@ def blocks(x: Any, dim: int, ranks: Ranks) -> list[Any]:
     return [jax.tree.map(partial(sliced, to=d), x) for d in range(ranks.size)]
 
 
-def exchanged_along(x: Array, dim: int, by: Any) -> Array:
-    """Reduce-scatter: the built-in all-to-all sends raw blocks, and their owner adds by the tree.
-
-    Args:
-        x: the operand.
-        dim: the dimension along which it is scattered.
-        by: the collective: its axes, groups, and the dtype of its sums.
-    """
-
-    def send(x: Array) -> Array:
-        return built_in.all_to_all(x, by.axes, dim, dim, axis_index_groups=by.groups, tiled=True)
-
-    bits, back = as_bits(x)
-    blocks = back(send_through_hook(send, bits, by.axes, by.groups))
-    n = Ranks.over(by.axes, by.groups).size
-    shape = (*x.shape[:dim], n, x.shape[dim] // n, *x.shape[dim + 1 :])
-    return summed_along(by.widen(blocks.reshape(shape)), dim)
-
-
 def by_stages(
     x: Array,
     stages: Stages,
     ranks: Ranks,
-    combine: run.Combine,
+    combined: Callable[[Sequence[Array]], Array],
     wire: Wire | None = None,
-    *,
-    by_tree: bool = False,
 ) -> Array:
     """All-reduce of whole vectors: each stage gathers along a part of the ranks, and combines.
 
-    Every rank combines in the order of the ranks, so all get the same bits. With `by_tree` it
-    adds by the balanced tree.
+    Every rank has their vectors `combined` in the order of the ranks, so all get the same bits.
     """
     for number, stage in enumerate(stages, 1):
         inner = math.prod(later.size for later in stages[number:])
         part = replace(ranks, shape=stage.shape, inner=inner)
         with scope(f"stage {number}"):
             gathered = gather_along(x[None], 0, stage, part, wire)
-        every = [gathered[i] for i in range(stage.size)]
-        x = summed(every, combine) if by_tree else functools.reduce(combine, every)
+        x = combined([gathered[i] for i in range(stage.size)])
     return x

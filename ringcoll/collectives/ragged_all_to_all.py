@@ -18,10 +18,9 @@ from ringcoll.collectives import rows
 from ringcoll.collectives.all_to_all import AllToAll
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of, check_ranks, rank_count
 from ringcoll.collectives.by_schedule import ScheduledCollective, named
-from ringcoll.collectives.choice import resolve_algorithm
 from ringcoll.collectives.front_door import check_by_lax, is_for_lax
 from ringcoll.collectives.public import integer, public
-from ringcoll.collectives.wires import WireLike, as_wire, check_operands
+from ringcoll.collectives.sums import WireLike, sums_of
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
@@ -68,7 +67,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         sent = jax.ShapeDtypeStruct((n * bound, *operand.shape[1:]), operand.dtype)
         by = replace(self, algorithm=(plan or self.plan([sent], where)).algorithm)
         # TPUs refuse groups of one rank. The built-in cannot send encoded rows that share scales.
-        has_built_in = where.platform != "cpu" and n > 1 and not self.wire
+        has_built_in = where.platform != "cpu" and n > 1 and not self.sums.wire
         with named(self.collective, by.algorithm, self.collective):
             if by.algorithm == LAX and has_built_in:
                 return send_through_hook(
@@ -87,8 +86,8 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
                 (to,) = self.exchange().lower(where, to)
             at, sends, to, gets = (x.reshape(n, -1) for x in (at, sends, to, gets))
             algorithm = "auto" if by.algorithm == LAX else by.algorithm
-            exchange = partial(replace(self.exchange(algorithm), wire=self.wire).lower, where)
-            if self.wire:
+            exchange = partial(replace(self.exchange(algorithm), sums=self.sums).lower, where)
+            if self.sums.wire:
                 (blocks,) = exchange(rows.blank(rows.take(operand, at, sends, bound), sends, bound))
                 joined = rows.add if self.adds else rows.put
                 return [joined(blocks, output, to, gets, bound)]
@@ -249,7 +248,8 @@ def ragged_all_to_all(
     """
     xs: Any = operand, output, input_offsets, send_sizes, output_offsets, recv_sizes
     axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
-    collective = RaggedAllToAll(axes=axes, groups=groups)
+    of: Any = {"algorithm": algorithm, "sums": sums_of(wire=wire)}
+    collective = RaggedAllToAll(axes=axes, groups=groups, **of)
     types = list(map(jax.typeof, xs))
     check_by_lax(axis_name, collective, *types)
     check_ranks(axes, groups)
@@ -258,13 +258,9 @@ def ragged_all_to_all(
         if (max_send := integer("max_send", max_send)) < 1:
             raise ValueError(f"max_send={max_send}; pass 1 or more")
         collective = replace(collective, max_send=max_send)
-    if any(is_for_lax(collective, x, algorithm) for x in xs):
+    if any(is_for_lax(collective, x) for x in xs):
         return collective.by_lax(*xs)
-    request = algorithm, collective.collective, axes, groups
-    collective = replace(collective, algorithm=resolve_algorithm(*request, takes_table=True))
-    if wire is not None:
-        check_operands([operand], [False])
-        collective = replace(collective, wire=as_wire(wire))
+    collective = collective.resolved([operand], [False])
     return collective(*with_common_axes(list(map(jnp.asarray, xs)), axes))[0]
 
 

@@ -41,7 +41,7 @@ from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.axes import AxisName, axes_of, rank_count
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.public import public
-from ringcoll.collectives.wires import WireLike, as_wire
+from ringcoll.collectives.sums import WireLike, as_wire
 from ringcoll.layers.linear import kernel_and_bias, with_bias
 from ringcoll.layers.parameters import (
     axes_in,

@@ -14,7 +14,7 @@ from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_reduce import psum
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.front_door import Pytree
-from ringcoll.collectives.wires import Wire
+from ringcoll.costs.wire import Wire
 from ringcoll.layers.parameters import check_bound, is_float
 from ringcoll.matmuls.options import with_options
 from ringcoll.runtime.value_types import is_checked, varying

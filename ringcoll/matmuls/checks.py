@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ringcoll.collectives import wires
 from ringcoll.collectives.axes import AxisName, rank_count
-from ringcoll.collectives.front_door import wide_dtype
+from ringcoll.collectives.sums import as_wire, check_operands, wide_dtype
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
@@ -23,8 +22,8 @@ def checked_wire(wire: Any, axis_name: AxisName, *factors: Array) -> Wire | None
     """
     if wire is None:
         return None
-    wire = wires.as_wire(wire)
-    wires.check_operands(factors, [False] * len(factors))
+    wire = as_wire(wire)
+    check_operands(factors, [False] * len(factors))
     return wire if rank_count(axis_name) > 1 else None
 
 

@@ -47,7 +47,7 @@ from jax import Array
 
 from ringcoll.collectives.axes import AxisName, rank_count
 from ringcoll.collectives.public import integer
-from ringcoll.collectives.wires import WireLike
+from ringcoll.collectives.sums import WireLike
 from ringcoll.matmuls.checks import as_array, check_label, checked_wire, dtype_of
 from ringcoll.matmuls.labels import Gather, Labels, Product, Scatter, matrix_spec
 from ringcoll.matmuls.options import GatherOptions, MatmulOptions, Options, with_options

@@ -18,8 +18,8 @@ from jax.typing import DTypeLike
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, axes_of
-from ringcoll.collectives.front_door import wide_dtype
 from ringcoll.collectives.public import public
+from ringcoll.collectives.sums import wide_dtype
 from ringcoll.costs.model import Model
 from ringcoll.io.text import choose, guess
 from ringcoll.runtime.hop import Ranks

@@ -30,7 +30,6 @@ from jax.interpreters import ad, batching, mlir
 from ringcoll.runtime.cpu import loops
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.scopes import line_of_call, takes_plans
-from ringcoll.runtime.wire import Wire
 
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
@@ -48,7 +47,7 @@ class Collective:
     dims: tuple[int, ...] = ()
     groups: tuple[tuple[int, ...], ...] | None = None
     tiled: bool = True
-    wire: Wire | None = None  # what messages hold in place of floats
+    is_only_lax: bool = False  # whether only lax can do it
     line: str = ""  # the user's line of source, if `takes_plans` asks
 
     primitive: ClassVar[Primitive]
@@ -73,9 +72,17 @@ class Collective:
         told = replace(self, line=line_of_call()) if asked else self
         return self.primitive.bind(*xs, collective=told)
 
+    def resolved(self, leaves: Sequence[Any], only_lax: Sequence[bool]) -> Self:
+        """The same with its options checked, for leaves of which lax alone can do some."""
+        return self
+
     def by_lax(self, x: Array) -> Array:
         """The result by `jax.lax`."""
         raise NotImplementedError
+
+    def by_lax_alone(self, leaf: Any, axis_name: Any) -> Any:
+        """The result for a leaf that only lax can handle, over the axes as the user gave them."""
+        return replace(self, axes=axis_name).by_lax(leaf)
 
     def lower(self, where: Where, *xs: Array) -> list[Array]:
         """The results by ringcoll, for one operand or, if it `packs`, for several."""

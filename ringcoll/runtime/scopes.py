@@ -81,8 +81,7 @@ def record_plan(
         plan: how the call runs.
         line: what `line_of_call` returned when the call was traced.
     """
-    if takes_plans.value is not None:
-        takes_plans.value(line, _in_words(call, over, operands, groups), plan)
+    takes_plans.value(line, _in_words(call, over, operands, groups), plan)
 
 
 def line_of_call() -> str:

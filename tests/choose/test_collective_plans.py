@@ -13,6 +13,7 @@ from ringcoll.choose import collectives
 from ringcoll.choose.collectives import plan
 from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import Table, TableRow
+from ringcoll.collectives.sums import ByTree, Coded, Exchanged, Tree
 from ringcoll.costs.wire import Wire
 
 TABLE = Table(
@@ -24,7 +25,7 @@ TABLE = Table(
     )
 )
 BUILT_IN = Plan("lax", why="no row covers it: the built-in")
-#: The plan of a call on four ranks of a CPU, by its collective, its elements and what else it has.
+#: The plan of a call on four ranks of a CPU: its collective, elements, and hosts or sums; and why.
 CASES = [
     (
         "psum",
@@ -40,28 +41,29 @@ CASES = [
         {"ranks_a_host": 1},
         "ring: row 3 of the table: half the time of lax",
     ),
-    ("psum_scatter", 256, {"by_tree": True}, "lax: ring does not add by the balanced tree"),
-    ("psum", 256, {"by_tree": True}, str(BUILT_IN)),
+    ("psum_scatter", 256, ByTree(order=Tree()), "lax: ring does not add by the balanced tree"),
+    ("psum", 256, ByTree(order=Tree()), str(BUILT_IN)),
     (  # the owner of a sum adds all contributions: by a schedule of one round
         "psum",
         2048,
-        {"wire": Wire("int8")},
+        Coded(wire=Wire("int8")),
         "direct: row 4 of the table: measured",
     ),
     (
         "all_to_all",
         2048,
-        {"wire": Wire("int8")},
+        Coded(wire=Wire("int8")),
         "pairwise: row 4 of the table: measured",
     ),
-    ("all_gather", 2048, {"wire": Wire("int8")}, str(BUILT_IN)),
+    ("all_gather", 2048, Coded(wire=Wire("int8")), str(BUILT_IN)),
 ]
 
 
-@pytest.mark.parametrize(("collective", "elements", "more", "words"), CASES)
-def test_a_plan_and_its_reason(collective, elements, more, words):
-    call = collective, TABLE, "cpu", (4,), elements, np.dtype("float32"), "0.12.0"
-    assert str(plan(*call, **more)) == words
+@pytest.mark.parametrize(("collective", "elements", "sums", "words"), CASES)
+def test_a_plan_and_its_reason(collective, elements, sums, words):
+    hosts, sums = (sums, Exchanged()) if isinstance(sums, dict) else ({}, sums)
+    pick = partial(plan, table=TABLE, platform="cpu", ranks=4, jax="0.12.0", **hosts)
+    assert str(sums.plan(pick, collective, (4,), elements, np.dtype("float32"))) == words
 
 
 @pytest.mark.parametrize("leaves", [1, 2])

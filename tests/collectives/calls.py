@@ -18,8 +18,8 @@ from sent import price
 from support import make_mesh
 
 from ringcoll import Table, Tree, algorithms
-from ringcoll.choose.collectives import adds_by_tree
 from ringcoll.choose.table import LAX, TableRow
+from ringcoll.collectives.sums import ByTree, Exchanged
 
 SUMS = ("psum", "pmean", "psum_scatter")
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
@@ -263,9 +263,8 @@ class Call:
             return given
         row = "psum" if collective in ("pmean", "pmax", "pmin") else collective
         picked = table.pick(row, "cpu", prod(self.shape), 0, dtype, jax.__version__)
-        if self.order and collective in SUMS and not adds_by_tree(picked, collective, self.shape):
-            return LAX
-        return picked
+        by_tree = ByTree(order=self.order) if self.order and collective in SUMS else Exchanged()
+        return LAX if by_tree.refusal(picked, collective, self.shape) else picked
 
     def price(self, names: Sequence[str], back: bool = False) -> Counter[str]:
         """The messages and bytes for some leaves: forward, or of the transpose."""

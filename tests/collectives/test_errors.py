@@ -12,7 +12,7 @@ from support import data, make_mesh, per_rank
 import ringcoll
 from ringcoll import algorithms, lax
 from ringcoll.collectives import all_gather
-from ringcoll.collectives.tree_order import Tree
+from ringcoll.collectives.sums import Tree
 
 N = 3
 MESH = make_mesh(N)

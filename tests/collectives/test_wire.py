@@ -17,7 +17,7 @@ from support import every_rank, make_mesh, per_rank
 
 import ringcoll
 from ringcoll import Wire, costs
-from ringcoll.collectives import as_bytes
+from ringcoll.collectives import sums as ways
 from ringcoll.costs.wire import CODES
 from ringcoll.runtime import run as running
 
@@ -178,7 +178,7 @@ def test_every_call_is_within_its_bound(seed, monkeypatch):
         def program(xs):
             found = []
             for case, of in zip(some, xs, strict=True):
-                for room in (running, as_bytes):
+                for room in (running, ways):
                     monkeypatch.setattr(room, "UNROLL_UP_TO", case["unroll up to"])
                 found.append(run(case, module, *of))
             return found
@@ -222,7 +222,7 @@ def test_a_sum_is_rounded_once(algorithm):
 @pytest.mark.parametrize("unroll", [24, 1])
 def test_sums_of_decoded_values_are_as_wide_as_asked(unroll, monkeypatch):
     """2**30 + 1 - 2**30 needs more digits than float32 has."""
-    monkeypatch.setattr(as_bytes, "UNROLL_UP_TO", unroll)
+    monkeypatch.setattr(ways, "UNROLL_UP_TO", unroll)
     x = np.float32([2**30, 1, -(2**30)]).reshape(3, 1, 1) * np.ones((3, 3, 2), np.float32)
     with jax.enable_x64(True):
         options = {"wire": "int8", "accumulate_dtype": "float64", "axis_name": "x"}
@@ -239,7 +239,7 @@ def test_sums_of_decoded_values_are_as_wide_as_asked(unroll, monkeypatch):
 
 
 def test_beyond_a_number_of_ranks_programs_do_not_grow(monkeypatch):
-    monkeypatch.setattr(as_bytes, "UNROLL_UP_TO", 2)
+    monkeypatch.setattr(ways, "UNROLL_UP_TO", 2)
 
     def operations(n):
         call = partial(ringcoll.psum_scatter, axis_name="x", algorithm="lax", wire="int8")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from support import assert_same
 
+from ringcoll.collectives.sums import ByTree, Tree
 from ringcoll.runtime.hop import multiply_add
 from ringcoll.runtime.parts import message
-from ringcoll.runtime.tree_sums import rounded
 
 
 def test_what_is_rounded_for_sums_by_a_tree():
-    x = jnp.arange(3.0)
+    x, rounded = jnp.arange(3.0), ByTree(order=Tree()).prepare
     text = jax.jit(lambda x: rounded(x, "tpu")).lower(x).as_text()
     assert "select" not in text
     assert "select" in jax.jit(lambda x: rounded(x, "cpu")).lower(x).as_text()
