@@ -20,13 +20,13 @@ than four devices.
 from typing import TYPE_CHECKING
 
 from ringcoll import algorithms, costs, lax
+from ringcoll import xla_cpu as xla_cpu
 from ringcoll.choose.table import Table
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
 from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
-from ringcoll.collectives.explaining import explain
 from ringcoll.collectives.gathering import exchange, gather, reduce, tour
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
@@ -105,11 +105,14 @@ _register()
 
 if TYPE_CHECKING:
     from ringcoll import debug, draw, formats, layers, learn, overlap
+    from ringcoll.debug.explaining import explain
 else:
 
     def __getattr__(name: str) -> object:
         from importlib import import_module  # here, so that editors do not complete it
 
+        if name == "explain":
+            return import_module("ringcoll.debug.explaining").explain
         if name in __all__:  # a room that is imported when it is asked for
             return import_module(f"ringcoll.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

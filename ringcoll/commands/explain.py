@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ringcoll.collectives.explaining import explain
 from ringcoll.commands import arguments, overlap
 from ringcoll.costs.closed_forms import closed_form, prices, recognised
+from ringcoll.debug.explaining import explain
 from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.registry import (

@@ -1,4 +1,4 @@
-"""Tools for programs of several processes: find where the processes differ or hang."""
+"""Find out how a program runs: its plans, and where several processes differ or hang."""
 
 from ringcoll.debug.consistent import check_consistent
 from ringcoll.debug.watchdog import STATUS, deadline

@@ -34,6 +34,7 @@ ROOMS = (
     "collectives",
     "matmuls",
     "lax",
+    "xla_cpu",
     "layers",
     "__init__",
     "debug",
