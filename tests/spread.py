@@ -25,8 +25,9 @@ from support import data, every_rank, make_mesh, runnable, with_gradients
 import ringcoll
 from benchmarks.measuring import processes
 from ringcoll import psum
-from ringcoll.choose.table import LAX, Table, TableRow
+from ringcoll.choose.table import Table, TableRow
 from ringcoll.runtime import primitive
+from ringcoll.schedules.registry import LAX
 
 #: One algorithm between hosts, another within one.
 BY_HOSTS = Table(

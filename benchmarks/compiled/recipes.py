@@ -25,8 +25,8 @@ from benchmarks.compiled.programs import ASYNCHRONOUS, PLAIN
 from benchmarks.measuring import options
 from examples.muon import muon
 from examples.nearest_neighbours import nearest
-from ringcoll.choose.table import LAX
 from ringcoll.commands.overlap import mesh_on
+from ringcoll.schedules.registry import LAX
 
 STACK = (32, 2048, 8192)
 #: The function, the sharding of all operands, their dtypes and their shapes.

@@ -6,9 +6,9 @@ from math import prod
 import numpy as np
 
 from ringcoll.choose.plan import Plan
-from ringcoll.choose.table import LAX, Algorithm, Table
+from ringcoll.choose.table import Algorithm, Table
 from ringcoll.costs.wire import Wire
-from ringcoll.schedules.registry import EXCHANGES
+from ringcoll.schedules.registry import EXCHANGES, LAX
 from ringcoll.schedules.tree import is_balanced
 
 

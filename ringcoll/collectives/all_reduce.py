@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from ringcoll import algorithms
 from ringcoll.choose.plan import Plan
-from ringcoll.choose.table import LAX, Algorithm, Table
+from ringcoll.choose.table import Algorithm, Table
 from ringcoll.collectives import as_bytes
 from ringcoll.collectives.all_gather import AllGather
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
@@ -29,6 +29,7 @@ from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.scopes import scope, send_through_hook
 from ringcoll.runtime.tree_sums import rounded, summed_along
 from ringcoll.runtime.value_types import is_checked, sharded_dims, varying
+from ringcoll.schedules.registry import LAX
 from ringcoll.schedules.schedule import Schedule
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from ringcoll.choose.table import LAX, Algorithm, Table
+from ringcoll.choose.table import Algorithm, Table
 from ringcoll.collectives import choice, wires
 from ringcoll.collectives.axes import AxisName, check_groups, rank_count
 from ringcoll.collectives.by_schedule import ScheduledCollective
@@ -24,6 +24,7 @@ from ringcoll.collectives.public import REFUSALS, integer
 from ringcoll.collectives.tree_order import Tree, check_order
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import varying
+from ringcoll.schedules.registry import LAX
 
 Pytree = Any
 #: Leaves of up to this many bytes share messages: up to this size, rounds take longer than the two

@@ -22,7 +22,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan, cheapest
-from ringcoll.choose.table import LAX, Algorithm
+from ringcoll.choose.table import Algorithm
 from ringcoll.choose.under_work import gather_plans, hides, scatter_plans, tour_plans
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
@@ -35,6 +35,7 @@ from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.runtime.scopes import record_plan_at_lowering
 from ringcoll.runtime.value_types import device_kind, empty, type_in_words, varying, varying_like
+from ringcoll.schedules.registry import LAX
 
 
 @public()

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.choose.table import LAX, Algorithm
+from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.by_schedule import built, named
@@ -36,6 +36,7 @@ from ringcoll.runtime.slicing import (
 )
 from ringcoll.runtime.value_types import type_in_words, zeros
 from ringcoll.runtime.wire import encoded_once
+from ringcoll.schedules.registry import LAX
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import cut as shortened
 from ringcoll.schedules.tour import tour

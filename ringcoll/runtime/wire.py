@@ -19,7 +19,7 @@ from ringcoll.runtime.contributions import Shard
 from ringcoll.runtime.value_types import device_kind
 
 T = TypeVar("T")
-Visit = Callable[[Any, list[Shard]], Any]
+ShardVisit = Callable[[Any, list[Shard]], Any]
 
 _TINY = np.float32(np.finfo(np.float32).tiny)
 #: A scale is multiplied by this, so that the largest code times the scale does not overflow.
@@ -81,7 +81,9 @@ def decode(wire: Wire, message: Array, shape: Sequence[int], dtype: Any) -> Arra
     return _in_memory(flat[: prod(shape) // columns].reshape(shape))
 
 
-def encoded_once(wire: Wire, own: Sequence[Array], visit: Visit) -> tuple[list[Array], Visit]:
+def encoded_once(
+    wire: Wire, own: Sequence[Array], visit: ShardVisit
+) -> tuple[list[Array], ShardVisit]:
     """This rank's shards (or blocks) and a visit, for messages that are encoded by their owner.
 
     The visit gets decoded shards, also for the rank's own shard, so that all ranks use the same

@@ -19,7 +19,8 @@ from support import make_mesh
 
 from ringcoll import Table, Tree, algorithms
 from ringcoll.choose.collectives import adds_by_tree
-from ringcoll.choose.table import LAX, TableRow
+from ringcoll.choose.table import TableRow
+from ringcoll.schedules.registry import LAX
 
 SUMS = ("psum", "pmean", "psum_scatter")
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
