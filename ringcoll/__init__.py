@@ -20,13 +20,13 @@ than four devices.
 from typing import TYPE_CHECKING
 
 from ringcoll import algorithms, costs, lax
+from ringcoll import xla_cpu as xla_cpu
 from ringcoll.choose.table import Table
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_reduce import pmax, pmean, pmin, psum
 from ringcoll.collectives.all_to_all import all_to_all, pswapaxes
 from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
-from ringcoll.collectives.explaining import explain
 from ringcoll.collectives.gathering import (
     all_gather_map,
     exchange,
@@ -41,6 +41,7 @@ from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.sums import Tree
 from ringcoll.collectives.visits import Rows, per_shard
 from ringcoll.costs.wire import Wire
+from ringcoll.debug.explaining import explain
 from ringcoll.ipython import load_ipython_extension as load_ipython_extension
 from ringcoll.ipython import register as _register
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
@@ -113,11 +114,14 @@ _register()
 
 if TYPE_CHECKING:
     from ringcoll import debug, draw, formats, layers, learn, overlap
+    from ringcoll.debug.explaining import explain
 else:
 
     def __getattr__(name: str) -> object:
         from importlib import import_module  # here, so that editors do not complete it
 
+        if name == "explain":
+            return import_module("ringcoll.debug.explaining").explain
         if name in __all__:  # a room that is imported when it is asked for
             return import_module(f"ringcoll.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

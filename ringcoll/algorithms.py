@@ -46,7 +46,7 @@ from ringcoll.schedules.registry import (
     listed,
 )
 from ringcoll.schedules.registry import COLLECTIVES as COLLECTIVES
-from ringcoll.schedules.registry import Algorithm as Algorithm
+from ringcoll.schedules.registry import ScheduleLike as ScheduleLike
 from ringcoll.schedules.registry import build as build
 from ringcoll.schedules.registry import in_lax as in_lax
 from ringcoll.schedules.registry import listed_name as listed_name

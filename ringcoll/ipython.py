@@ -13,7 +13,7 @@ from typing import Any
 #: as `ringcoll.draw.notebook` knows it.
 _FORMATS = (
     ("image/svg+xml", "ringcoll.schedules.schedule", "Schedule", "schedule_svg"),
-    ("image/svg+xml", "ringcoll.draw.plan", "Plan", "as_svg"),
+    ("image/svg+xml", "ringcoll.draw.plan", "Execution", "as_svg"),
     ("text/html", "ringcoll.costs.counts", "Price", "price_html"),
 )
 

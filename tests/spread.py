@@ -25,8 +25,9 @@ from support import data, every_rank, make_mesh, runnable, with_gradients
 import ringcoll
 from benchmarks.measuring import processes
 from ringcoll import psum
-from ringcoll.choose.table import LAX, Table, TableRow
-from ringcoll.runtime.cpu import loops
+from ringcoll.choose.table import Table, TableRow
+from ringcoll.runtime import primitive
+from ringcoll.schedules.registry import LAX
 
 #: One algorithm between hosts, another within one.
 BY_HOSTS = Table(
@@ -170,7 +171,7 @@ def held(n: int) -> dict[str, np.ndarray]:
         return _held(n)
     # Here all programs are compiled as one, which has loops in one process but not in several. The
     # code that makes loops wait reads messages; then XLA rounds products elsewhere in JAX 0.10.
-    with mock.patch.object(loops, "keep_apart"):
+    with mock.patch.object(primitive, "on_lowering", []):
         return _held(n)
 
 

@@ -20,9 +20,9 @@ from benchmarks.collectives import ragged, references
 from ringcoll import Tree
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import COLLECTIVES, build, names
-from ringcoll.choose.table import LAX, runs
+from ringcoll.choose.table import runs
 from ringcoll.costs.wire import ENCODED
-from ringcoll.schedules.registry import Algorithm
+from ringcoll.schedules.registry import LAX, ScheduleLike
 from ringcoll.schedules.tree import balanced_algorithms
 
 AXIS = "x"
@@ -73,7 +73,7 @@ class Case:
             return self.best[:1]
         return tuple(name for name in names(self.name) if exists(self.name, name, n))
 
-    def schedule(self, algorithm: str) -> Algorithm:
+    def schedule(self, algorithm: str) -> ScheduleLike:
         """The argument for a name: the name itself, or the schedule of `ring@4x2`."""
         name, shape = on_shape(algorithm)
         return build(self.name, name, shape) if shape else name

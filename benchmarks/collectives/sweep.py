@@ -36,9 +36,9 @@ from benchmarks.measuring.measure import Point, check, measure, sharing
 from benchmarks.measuring.model import fit_rows
 from benchmarks.measuring.row import Measurement
 from benchmarks.measuring.verdict import verdict
-from ringcoll.choose.table import LAX
 from ringcoll.commands.arguments import File, check_files
 from ringcoll.io.files import is_stream
+from ringcoll.schedules.registry import LAX
 
 #: Elements of a block in the first comparison: odd, so that shares of lanes and ranks differ.
 CHECK_COUNT = 1003

@@ -27,10 +27,10 @@ from benchmarks.measuring.measure import Point, measure, platform_of, sharing
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES
 from ringcoll.choose import table
-from ringcoll.choose.table import LAX
 from ringcoll.commands.arguments import File
 from ringcoll.costs import price
 from ringcoll.runtime.hosts import on_hosts
+from ringcoll.schedules.registry import LAX
 
 #: How many algorithms are timed in many rounds, after one call of each algorithm.
 FEW = 3

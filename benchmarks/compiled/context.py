@@ -24,10 +24,10 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.compiled import compiling
 from benchmarks.compiled.programs import PLAIN, with_gradient
 from benchmarks.measuring import options
-from ringcoll.choose.table import LAX
 from ringcoll.commands.overlap import mesh_on
 from ringcoll.layers import context_parallel
 from ringcoll.layers.context_parallel.layouts import LAYOUTS
+from ringcoll.schedules.registry import LAX
 
 #: The heads of Llama 3 8B.
 SHAPES = "1x32768x32x8x128,1x131072x32x8x128"

@@ -26,8 +26,8 @@ from benchmarks.compiled.programs import ASYNCHRONOUS, PLAIN
 from benchmarks.measuring import options
 from examples.muon import muon
 from examples.nearest_neighbours import nearest
-from ringcoll.choose.table import LAX
 from ringcoll.commands.overlap import mesh_on
+from ringcoll.schedules.registry import LAX
 
 
 def mlp(x: Array, w: Array, v: Array, axis: str) -> Array:

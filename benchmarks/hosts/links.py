@@ -14,11 +14,10 @@ from benchmarks.collectives.cases import CASES, Case, name_and_options, on_shape
 from benchmarks.measuring.model import paid
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES, build
-from ringcoll.choose.table import LAX
 from ringcoll.costs import Price
 from ringcoll.costs import wire as costs
 from ringcoll.schedules.phases import phases
-from ringcoll.schedules.registry import EXCHANGES
+from ringcoll.schedules.registry import EXCHANGES, LAX
 
 #: "star" is one switch; "ring" is a cable from each host to the next one.
 LINKS = ("star", "ring")

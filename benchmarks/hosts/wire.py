@@ -36,8 +36,8 @@ from benchmarks.measuring.measure import Point, measure, sharing
 from benchmarks.measuring.model import fit_rows
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.choose.table import LAX
 from ringcoll.io.text import bytes_in_words
+from ringcoll.schedules.registry import LAX
 
 _NAMES = ("all_gather", "psum_scatter", "psum", "all_to_all")
 

@@ -23,9 +23,10 @@ from benchmarks.machines.points import PublishedPoint
 from benchmarks.measuring import report
 from ringcoll import costs
 from ringcoll.costs.fitting import ENOUGH
-from ringcoll.costs.prediction import LAX, seconds_of
+from ringcoll.costs.prediction import seconds_of
 from ringcoll.io.files import write
 from ringcoll.io.text import bytes_in_words
+from ringcoll.schedules.registry import LAX
 
 MIB = 2**20
 PAGE = Path(__file__).parents[1] / "pages" / "measured.md"

@@ -24,10 +24,11 @@ from benchmarks.measuring import processes
 from benchmarks.measuring.data import count_outside, count_wrong, exact
 from benchmarks.measuring.row import Measurement, Quartiles
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.choose.table import LAX, default_table
+from ringcoll.choose.table import default_table
 from ringcoll.costs import error_bound
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime.hosts import on_hosts
+from ringcoll.schedules.registry import LAX
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from benchmarks.collectives.cases import on_shape
 from benchmarks.measuring.row import Measurement
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.choose.table import LAX
 from ringcoll.costs import Model, Price, Sample, fit, price, seconds
+from ringcoll.schedules.registry import LAX
 
 #: The fewest rows for a fit: three coefficients fit any three rows.
 ENOUGH = 4

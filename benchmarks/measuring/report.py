@@ -17,8 +17,8 @@ from benchmarks.collectives.cases import TREE, Case
 from benchmarks.measuring import processes
 from benchmarks.measuring.model import Fitted
 from benchmarks.measuring.row import Measurement, Quartiles
-from ringcoll.choose.table import LAX
 from ringcoll.io.text import bytes_in_words
+from ringcoll.schedules.registry import LAX
 
 T = TypeVar("T")
 Combination = tuple[Case, np.dtype, int]  # the collective, the dtype and the size

@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.measuring.report import FASTER, SLOWER
 from benchmarks.measuring.row import Measurement
-from ringcoll.choose.table import LAX
+from ringcoll.schedules.registry import LAX
 
 
 def verdict(rows: Sequence[Measurement], header: Mapping[str, Any]) -> str:

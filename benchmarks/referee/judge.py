@@ -12,7 +12,7 @@ from ringcoll.costs.model import Model
 from ringcoll.costs.places import Place
 from ringcoll.costs.slices import along
 from ringcoll.schedules.phases import Carries, Phase, phases
-from ringcoll.schedules.registry import Algorithm, build
+from ringcoll.schedules.registry import ScheduleLike, build
 
 SIMULATOR = Path(__file__).with_name("simulator.py")
 #: The Pythons of a distribution, which has SimGrid's module as a package.
@@ -44,7 +44,7 @@ def python() -> str:
 
 def seconds(
     collective: str,
-    algorithm: Algorithm,
+    algorithm: ScheduleLike,
     place: Place,
     nbytes: float,
     network: Mapping[str, Any] | None = None,
@@ -74,7 +74,7 @@ def seconds(
 
 def description(
     collective: str,
-    algorithm: Algorithm,
+    algorithm: ScheduleLike,
     place: Place,
     nbytes: float,
     network: Mapping[str, Any] | None = None,

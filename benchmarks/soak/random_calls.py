@@ -23,7 +23,8 @@ from benchmarks.collectives.references import REFERENCES, TRANSPOSES
 from benchmarks.measuring.data import largest
 from benchmarks.measuring.options import DATATYPES, WIDE_DATATYPES
 from ringcoll.algorithms import COLLECTIVES
-from ringcoll.choose.table import LAX, choices
+from ringcoll.choose.table import choices
+from ringcoll.schedules.registry import LAX
 
 T = TypeVar("T")
 Groups = Sequence[Sequence[int]]

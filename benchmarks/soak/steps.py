@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.collectives.cases import exists
 from ringcoll import lax as our_lax
 from ringcoll.algorithms import names
-from ringcoll.choose.table import LAX
+from ringcoll.schedules.registry import LAX
 
 #: Sizes of the axes data and model.
 SHAPES = ((2, 4), (4, 2), (1, 8), (8, 1), (2, 2), (1, 3), (1, 5))

@@ -3,7 +3,8 @@
 from functools import lru_cache
 
 from ringcoll.choose.plan import Plan
-from ringcoll.choose.table import LAX, Table
+from ringcoll.choose.table import Table
+from ringcoll.schedules.registry import LAX
 
 
 @lru_cache(maxsize=1024)

@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ringcoll.choose.table import LAX, Algorithm
+from ringcoll.choose.table import Algorithm
 from ringcoll.io.text import seconds_in_words
+from ringcoll.schedules.registry import LAX
 
 #: How much longer than the cheapest form the built-in may take by price, and still run. Prices are
 #: off by about as much: half of those of hidden collectives by less than 6 %

@@ -24,8 +24,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ringcoll import algorithms
-from ringcoll.costs.prediction import LAX as LAX
 from ringcoll.io.files import write
 from ringcoll.io.strict_json import (
     Bounds,
@@ -40,7 +38,7 @@ from ringcoll.io.strict_json import (
     version,
     within,
 )
-from ringcoll.schedules.registry import build, listed_name, names
+from ringcoll.schedules.registry import LAX, ScheduleLike, build, listed_name, names
 from ringcoll.schedules.schedule import SizeError
 
 #: The environment variable that names another file for `default_table`.
@@ -227,7 +225,7 @@ class Table:
 
 #: What a caller may pass as `algorithm=`: an algorithm (as a string also "auto" or "lax"),
 #: or a table that picks one.
-Algorithm = algorithms.Algorithm | Table
+Algorithm = ScheduleLike | Table
 
 
 @lru_cache(maxsize=1)

@@ -11,12 +11,11 @@ from math import prod
 from types import MappingProxyType
 
 from ringcoll.choose.plan import Late, Plan, Turns
-from ringcoll.choose.table import LAX
 from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.model import Model
 from ringcoll.costs.slices import SIDES, rings
 from ringcoll.costs.under_work import (
-    Round,
+    RoundLoad,
     Work,
     built_in_seconds,
     by_turns,
@@ -25,7 +24,7 @@ from ringcoll.costs.under_work import (
     rounds,
     tour_rounds,
 )
-from ringcoll.schedules.registry import build, names
+from ringcoll.schedules.registry import LAX, build, names
 from ringcoll.schedules.schedule import Schedule, SizeError, only_forwards
 from ringcoll.schedules.tour import cut, tour
 
@@ -72,7 +71,7 @@ def neighbours(sizes: tuple[int, ...]) -> Mapping[str, Schedule]:
 
 
 @lru_cache(maxsize=256)
-def rounds_on(schedule: Schedule, axes: int) -> tuple[Round, ...]:
+def rounds_on(schedule: Schedule, axes: int) -> tuple[RoundLoad, ...]:
     """The rounds of a gather on a slice whose chips have links along this many axes.
 
     Several axes of ranks are assumed to be axes of the slice. If a chip has fewer, they share its

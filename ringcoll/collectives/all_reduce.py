@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from ringcoll import algorithms
 from ringcoll.choose.plan import Plan
-from ringcoll.choose.table import LAX, Algorithm, Table
+from ringcoll.choose.table import Algorithm, Table
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import Pytree, bind_leaves, is_small
@@ -24,6 +24,7 @@ from ringcoll.runtime.hop import Ranks, is_narrow
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.scopes import scope
 from ringcoll.runtime.value_types import is_checked, sharded_dims, varying
+from ringcoll.schedules.registry import LAX
 from ringcoll.schedules.schedule import Schedule
 
 #: A reduce-scatter or an all-gather along a dimension.

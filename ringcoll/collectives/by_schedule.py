@@ -18,7 +18,7 @@ from jax.sharding import AxisType
 from ringcoll import algorithms
 from ringcoll.choose import collectives
 from ringcoll.choose.plan import BY_HAND, NAMED, SYMBOLIC, Plan
-from ringcoll.choose.table import LAX, Algorithm, Table, default_table
+from ringcoll.choose.table import Algorithm, Table, default_table
 from ringcoll.collectives.choice import resolve_algorithm
 from ringcoll.collectives.sums import PLAIN, Exchanged, Plain
 from ringcoll.runtime.hop import Ranks
@@ -26,7 +26,7 @@ from ringcoll.runtime.hosts import Where, on_hosts
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.scopes import record_plan, scope, send_through_hook, takes_plans
 from ringcoll.runtime.value_types import empty
-from ringcoll.schedules.registry import algorithms_of
+from ringcoll.schedules.registry import LAX, algorithms_of
 from ringcoll.schedules.schedule import Schedule
 
 

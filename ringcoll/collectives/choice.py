@@ -13,14 +13,14 @@ from typing import Any
 
 import jax
 
-from ringcoll.choose.table import LAX, Algorithm, Table, choices, runs
+from ringcoll.choose.table import Algorithm, Table, choices, runs
 from ringcoll.choose.under_work import machine
 from ringcoll.collectives.axes import Grouped, check_ranks
 from ringcoll.collectives.public import public
 from ringcoll.costs.model import Model
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.value_types import device_kind
-from ringcoll.schedules.registry import COLLECTIVES, build, listed_name, unknown
+from ringcoll.schedules.registry import COLLECTIVES, LAX, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule
 
 #: The algorithm set around a call. User contexts are a part of `jit`'s key, so `jit` compiles once

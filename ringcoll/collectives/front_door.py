@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ringcoll.choose.table import LAX, Table
+from ringcoll.choose.table import Table
 from ringcoll.collectives.axes import AxisName, check_groups, rank_count
 from ringcoll.collectives.public import REFUSALS, integer
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.value_types import varying
+from ringcoll.schedules.registry import LAX
 
 Pytree = Any
 #: Leaves of up to this many bytes share messages: up to this size, rounds take longer than the two

@@ -19,7 +19,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan, Turns, cheapest
-from ringcoll.choose.table import LAX, Algorithm
+from ringcoll.choose.table import Algorithm
 from ringcoll.choose.under_work import gather_plans, hides, scatter_plans, tour_plans
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
@@ -34,6 +34,7 @@ from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.scopes import record_plan_at_lowering
 from ringcoll.runtime.value_types import device_kind, type_in_words, varying, varying_like
+from ringcoll.schedules.registry import LAX
 
 #: `(carry, arrived) -> (carry, rows)`, as the body of a `jax.lax.scan`.
 Visit = Callable[[Any, Rows], tuple[Any, Any]]

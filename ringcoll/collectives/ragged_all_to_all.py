@@ -13,7 +13,7 @@ from jax.interpreters import ad
 from jax.typing import ArrayLike
 
 from ringcoll.choose.plan import Plan
-from ringcoll.choose.table import LAX, Algorithm
+from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import rows
 from ringcoll.collectives.all_to_all import AllToAll
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of, check_ranks, rank_count
@@ -27,6 +27,7 @@ from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.scopes import send_through_hook
 from ringcoll.runtime.slicing import LONG
 from ringcoll.runtime.value_types import varying, with_common_axes, zeros
+from ringcoll.schedules.registry import LAX
 
 _INTEGERS = ("input_offsets", "send_sizes", "output_offsets", "recv_sizes")
 

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array, lax
 
 from ringcoll.choose.plan import Plan
-from ringcoll.choose.table import LAX, Algorithm, Table
+from ringcoll.choose.table import Algorithm, Table
 from ringcoll.collectives.axes import rank_count
 from ringcoll.costs.wire import FLOATS, Wire
 from ringcoll.runtime import built_in
@@ -29,7 +29,7 @@ from ringcoll.runtime.run import UNROLL_UP_TO
 from ringcoll.runtime.scopes import send_through_hook
 from ringcoll.runtime.value_types import device_kind, sharded_dims
 from ringcoll.runtime.wire import decode, encode
-from ringcoll.schedules.registry import EXCHANGES
+from ringcoll.schedules.registry import EXCHANGES, LAX
 from ringcoll.schedules.tree import balanced_algorithms, is_balanced
 
 #: A wire as a caller gives it: a `Wire`, or the dtype of its codes.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ringcoll.choose.table import LAX, Algorithm
+from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.by_schedule import built, named
@@ -33,6 +33,7 @@ from ringcoll.runtime.slicing import (
     start_of,
 )
 from ringcoll.runtime.value_types import empty, type_in_words, zeros
+from ringcoll.schedules.registry import LAX
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import cut as shortened
 from ringcoll.schedules.tour import tour

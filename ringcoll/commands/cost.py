@@ -31,10 +31,10 @@ from ringcoll.costs.closed_forms import at, closed_form, prices
 from ringcoll.costs.machines import MACHINES, Device
 from ringcoll.costs.model import Model, fastest
 from ringcoll.costs.places import SWITCH, Place, Seconds, counted, place_of
-from ringcoll.costs.prediction import LAX, PERMUTE, seconds_of
+from ringcoll.costs.prediction import PERMUTE, seconds_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.text import WIDTH, aligned, bytes_in_words, seconds_in_words, wrapped
-from ringcoll.schedules.registry import TOUR, Algorithm, in_lax, listed_name, names, unknown
+from ringcoll.schedules.registry import LAX, TOUR, ScheduleLike, in_lax, listed_name, names, unknown
 
 #: The range of bytes over which the fastest algorithm is printed.
 LEAST, MOST = 2**10, 2**32
@@ -55,7 +55,7 @@ _CONSTANTS = {
     "gamma": "seconds per byte added",
 }
 
-Algorithms = Mapping[str, Algorithm]
+Algorithms = Mapping[str, ScheduleLike]
 
 
 class Priced(NamedTuple):
@@ -177,7 +177,7 @@ def _check_options(args: argparse.Namespace) -> None:
             raise ValueError(f"--{name}: {args.collective} does not take it; leave it out")
 
 
-def _algorithms(args: argparse.Namespace, collective: str) -> dict[str, Algorithm]:
+def _algorithms(args: argparse.Namespace, collective: str) -> dict[str, ScheduleLike]:
     """The algorithms to compare, by name.
 
     Raises:
@@ -185,7 +185,7 @@ def _algorithms(args: argparse.Namespace, collective: str) -> dict[str, Algorith
     """
     known = [LAX] if collective != TOUR else []
     known += names(collective) if collective != PERMUTE else []
-    algorithms: dict[str, Algorithm] = {}
+    algorithms: dict[str, ScheduleLike] = {}
     for given in args.algorithm.split(",") if args.algorithm else known:
         name = given if given in known else listed_name(collective, given)
         if name not in known:

@@ -22,7 +22,7 @@ from ringcoll.costs.model import Model
 from ringcoll.costs.wire import Wire
 from ringcoll.io.text import aligned, seconds_in_words, wrapped
 from ringcoll.matmuls import plans
-from ringcoll.matmuls.exchange import Shape
+from ringcoll.matmuls.exchange import ArrayType
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 
 GATHER, SUM = "all_gather_matmul", "matmul_reduce_scatter"
@@ -78,9 +78,9 @@ class Matmul(NamedTuple):
             shape = "x".join(map(str, sizes))
             raise ValueError(f"--shape {shape}: {n} ranks do not divide it; give multiples of {n}")
 
-        def part(labels: str, cut: str) -> Shape:
+        def part(labels: str, cut: str) -> ArrayType:
             """What a rank has of an operand that is cut along one label."""
-            return Shape(tuple(of_labels[c] // (n if c == cut else 1) for c in labels), _DTYPE)
+            return ArrayType(tuple(of_labels[c] // (n if c == cut else 1) for c in labels), _DTYPE)
 
         if self.name == SUM:
             scatter = Scatter("mk"[self.dim], "mk", (("mf", "fk"),), _DTYPE)
@@ -99,7 +99,7 @@ class Matmul(NamedTuple):
         return f"{GATHER}, x: [{m}, {k}], w: [{k}, {f}], {options}"
 
 
-class Line(NamedTuple):
+class FormLine(NamedTuple):
     """A line of the table. Times are in seconds; the built-in has no rounds."""
 
     form: str
@@ -112,7 +112,7 @@ class Line(NamedTuple):
     chosen: bool
 
 
-def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[Line]:
+def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[FormLine]:
     """A line for each form that "auto" compares, the cheapest first.
 
     Raises:
@@ -132,7 +132,7 @@ def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[Line]:
     chosen = matmul.plan(sizes, model).name
     rounds: dict[Any, int] = {name: len(s.rounds) for name, s in neighbours(matmul.axes).items()}
     lines = [
-        Line(
+        FormLine(
             plan.name,
             rounds.get(plan.algorithm),
             hop.seconds,
@@ -196,7 +196,7 @@ def run(args: argparse.Namespace, device: Device) -> int:
     return 0
 
 
-def _words(lines: Sequence[Line]) -> Iterator[str]:
+def _words(lines: Sequence[FormLine]) -> Iterator[str]:
     """The table in words."""
     rows = [
         ("", "", "", "", "", "", "of the"),

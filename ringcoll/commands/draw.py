@@ -23,7 +23,7 @@ from ringcoll.commands import arguments
 from ringcoll.costs.places import check_ranks
 from ringcoll.draw.motion import as_motion
 from ringcoll.draw.page import as_page
-from ringcoll.draw.plan import Plan, plan
+from ringcoll.draw.plan import Execution, plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 from ringcoll.io.text import columns
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--order", choices=["tree"], help="print the additions of each rank")
 
 
-def _as_tree(args: argparse.Namespace, drawn_plan: Plan) -> str:
+def _as_tree(args: argparse.Namespace, drawn_plan: Execution) -> str:
     """The balanced tree by which each rank adds, as text.
 
     Raises:

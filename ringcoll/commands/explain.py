@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ringcoll.collectives.explaining import explain
 from ringcoll.commands import arguments, overlap
 from ringcoll.costs.closed_forms import closed_form, prices, recognised
+from ringcoll.debug.explaining import explain
 from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.registry import (
@@ -29,7 +29,7 @@ from ringcoll.schedules.registry import (
     GATHERS,
     STAGED,
     TOUR,
-    Algorithm,
+    ScheduleLike,
     Stages,
     build,
     listed_name,
@@ -172,7 +172,7 @@ def _names(kind: Mapping[str, Any], name: str, quote: str = "") -> str:
     return f"{quote}{name}{quote}{added}"
 
 
-def _counted(collective: str, algorithm: Algorithm) -> tuple[str, str]:
+def _counted(collective: str, algorithm: ScheduleLike) -> tuple[str, str]:
     """Closed forms: rounds (with messages, if there are more of them), and bytes."""
     paid = prices(collective, algorithm)
     rounds, messages, sent = (
@@ -186,7 +186,7 @@ def _counted(collective: str, algorithm: Algorithm) -> tuple[str, str]:
     return rounds if rounds == messages else f"{rounds} ({messages} messages)", sent
 
 
-def _rounds(collective: str, algorithm: Algorithm) -> Iterator[str]:
+def _rounds(collective: str, algorithm: ScheduleLike) -> Iterator[str]:
     """The moves of each round, in a line."""
     built = build(collective, algorithm, (SHOWN,))
     for schedule in built if isinstance(built, tuple) else (built,):
@@ -199,7 +199,7 @@ def _rounds(collective: str, algorithm: Algorithm) -> Iterator[str]:
             )
 
 
-def _prices(collective: str, algorithm: Algorithm) -> Iterator[tuple[str, str, str]]:
+def _prices(collective: str, algorithm: ScheduleLike) -> Iterator[tuple[str, str, str]]:
     """The closed forms of the price on a switch and on a ring."""
     for network, on_a_ring in (("on a switch", False), ("on a ring", True)):
         form = closed_form(prices(collective, algorithm, on_a_ring))

@@ -12,23 +12,22 @@ from jax.sharding import PartitionSpec as P
 
 from ringcoll import matmuls
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
+from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.permute import ppermute
 from ringcoll.runtime.value_types import device_kind
 
 #: A function on a mesh, and its operands as shapes.
 Example = tuple[Callable, tuple[Any, ...]]
-#: The mesh axis, or axes, over which the operands are sharded.
-Axes = str | tuple[str, ...]
 #: m, k and f of one layer; the layer after it has k and f swapped.
 SIZES = (8192, 8192, 28672)
 
 
-def all_gather_then_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
+def all_gather_then_matmul(x: Array, w: Array, axes: AxisName = "x") -> Array:
     """x: [m/n, k], w: [k, f/n] -> [m, f/n]: all of the gather, then one matmul."""
     return all_gather(x, axes, tiled=True, algorithm="lax") @ w
 
 
-def ring_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
+def ring_matmul(x: Array, w: Array, axes: AxisName = "x") -> Array:
     """x: [m/n, k], w: [k, f/n] -> [m, f/n]: each shard is multiplied while the next one arrives."""
     n, rank = lax.axis_size(axes), lax.axis_index(axes)
     rows = x.shape[0]
@@ -41,17 +40,17 @@ def ring_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
     return out
 
 
-def all_gather_matmul(x: Array, w: Array, axes: Axes = "x") -> Array:
+def all_gather_matmul(x: Array, w: Array, axes: AxisName = "x") -> Array:
     """The same by `ringcoll.all_gather_matmul`."""
     return matmuls.all_gather_matmul(x, w, axes, algorithm=_overlapping())
 
 
-def matmul_then_psum_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
+def matmul_then_psum_scatter(x: Array, w: Array, axes: AxisName = "x") -> Array:
     """x: [m, f/n], w: [f/n, k] -> [m/n, k]: one matmul, then all of the reduce-scatter."""
     return psum_scatter(x @ w, axes, tiled=True, algorithm="lax")
 
 
-def matmul_reduce_scatter(x: Array, w: Array, axes: Axes = "x") -> Array:
+def matmul_reduce_scatter(x: Array, w: Array, axes: AxisName = "x") -> Array:
     """The same by `ringcoll.matmul_reduce_scatter`."""
     return matmuls.matmul_reduce_scatter(x, w, axes, algorithm=_overlapping())
 

@@ -11,7 +11,7 @@ from math import lcm
 from typing import NamedTuple
 
 from ringcoll.costs.counts import Price, price
-from ringcoll.schedules.registry import Algorithm
+from ringcoll.schedules.registry import ScheduleLike
 
 
 class Formula(NamedTuple):
@@ -57,7 +57,7 @@ _ENOUGH = 4
 _RANKS = (*range(2, 18), 32, 64)
 
 
-def prices(collective: str, algorithm: Algorithm, on_a_ring: bool = False) -> dict[int, Price]:
+def prices(collective: str, algorithm: ScheduleLike, on_a_ring: bool = False) -> dict[int, Price]:
     """Prices by number of ranks on one axis, for those numbers that the algorithm can run on."""
     paid = {}
     for n in _RANKS[on_a_ring:]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ringcoll.costs.routes import Load, Places, UnevenRounds, on_torus
 from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, Phase, phases
-from ringcoll.schedules.registry import TOUR, Algorithm, build
+from ringcoll.schedules.registry import TOUR, ScheduleLike, build
 from ringcoll.schedules.schedule import Schedule, ScheduleError
 from ringcoll.schedules.tour import tour
 
@@ -55,7 +55,7 @@ class Price:
 
 def price(
     collective: str,
-    algorithm: Algorithm,
+    algorithm: ScheduleLike,
     shape: Sequence[int],
     network: Sequence[int] | None = None,
     closed: Sequence[bool] | None = None,
@@ -138,7 +138,7 @@ def _total(*prices: Price) -> Price:
 
 def wire_bytes(
     collective: str,
-    algorithm: Algorithm,
+    algorithm: ScheduleLike,
     shape: Sequence[int],
     shard_elements: float,
     itemsize: int,

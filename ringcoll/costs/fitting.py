@@ -15,9 +15,9 @@ from ringcoll.costs.counts import price
 from ringcoll.costs.curves import fit_curve
 from ringcoll.costs.model import Sample, fit
 from ringcoll.costs.places import MOST_RANKS
-from ringcoll.costs.prediction import LAX, PERMUTE
+from ringcoll.costs.prediction import PERMUTE
 from ringcoll.io.strict_json import shown
-from ringcoll.schedules.registry import COLLECTIVES, build, in_lax
+from ringcoll.schedules.registry import COLLECTIVES, LAX, build, in_lax
 
 #: The fewest sizes from which both the cost of a start and the cost of a byte can be found.
 ENOUGH = 4

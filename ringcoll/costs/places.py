@@ -16,7 +16,7 @@ from ringcoll.costs.routes import Places
 from ringcoll.costs.slices import closed as closed_sides
 from ringcoll.costs.slices import rings
 from ringcoll.io.strict_json import shown
-from ringcoll.schedules.registry import Algorithm
+from ringcoll.schedules.registry import ScheduleLike
 
 #: More would take minutes and gigabytes: a schedule is built and proved move by move.
 MOST_RANKS = 2**16
@@ -87,7 +87,7 @@ class Place:
         axes = zip(self.network or (), self.closed or (), strict=False)
         return all(is_ring for n, is_ring in axes if n > 1)
 
-    def price(self, collective: str, algorithm: Algorithm) -> Price:
+    def price(self, collective: str, algorithm: ScheduleLike) -> Price:
         """The rounds, messages and bytes of a collective here.
 
         Args:

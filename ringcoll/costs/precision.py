@@ -8,17 +8,16 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import prod
 
-from ringcoll.costs.prediction import LAX
 from ringcoll.costs.wire import Wire
 from ringcoll.schedules.phases import Carries, phases
-from ringcoll.schedules.registry import EXCHANGES, Algorithm, Stages, build
+from ringcoll.schedules.registry import EXCHANGES, LAX, ScheduleLike, Stages, build
 from ringcoll.schedules.schedule import Schedule
 
 #: The distance from 1 to the next float32.
 _SINGLE = 2.0**-23
 
 
-def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
+def roundings(collective: str, algorithm: ScheduleLike, shape: Sequence[int]) -> int:
     """The largest number of roundings that a contribution goes through on its way into a sum.
 
     It is computed from the schedule run backward, and is true for any order of the additions of a
@@ -41,7 +40,7 @@ def roundings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
     return added + (collective == "pmean")
 
 
-def _schedule(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Schedule | Stages:
+def _schedule(collective: str, algorithm: ScheduleLike, shape: Sequence[int]) -> Schedule | Stages:
     """`build`, also for a built-in: the schedule that rounds and encodes as often.
 
     A built-in sends over several axes as over one.
@@ -76,7 +75,7 @@ def _hops(own: int, arrived: list[int]) -> int:
     return max(own, max(arrived) + 1)
 
 
-def encodings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> int:
+def encodings(collective: str, algorithm: ScheduleLike, shape: Sequence[int]) -> int:
     """The largest number of times that a value is encoded on its way, if messages have a wire.
 
     A gather and an exchange encode a value once, at its source. A sum encodes at each hop;
@@ -101,7 +100,7 @@ def encodings(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> in
 
 def error_bound(
     collective: str,
-    algorithm: Algorithm,
+    algorithm: ScheduleLike,
     shape: Sequence[int],
     eps: float,
     accumulate_eps: float | None = None,

@@ -19,13 +19,12 @@ from ringcoll.schedules.registry import (
     ALL_REDUCES,
     COLLECTIVES,
     EXCHANGES,
+    LAX,
     TOUR,
-    Algorithm,
+    ScheduleLike,
     in_lax,
 )
 
-#: The name of the built-in collective.
-LAX = "lax"
 PERMUTE = "ppermute"
 _WIDE = 4  # bytes of a float32, in which decoded values are added
 
@@ -34,7 +33,7 @@ def predict(
     collective: str,
     nbytes: float,
     place: Place,
-    algorithm: Algorithm = LAX,
+    algorithm: ScheduleLike = LAX,
     dtype: str = "float32",
     wire: Wire | str | None = None,
 ) -> float | None:
@@ -105,7 +104,7 @@ def _or_none(found: float) -> float | None:
 def seconds_of(
     name: str,
     place: Place,
-    algorithm: Algorithm,
+    algorithm: ScheduleLike,
     wire: Wire | None = None,
     itemsize: int = 4,
 ) -> Seconds:
@@ -147,7 +146,9 @@ def _is_size(nbytes: Any) -> bool:
         return False
 
 
-def _encoded(name: str, algorithm: Algorithm, itemsize: int, place: Place, wire: Wire) -> Seconds:
+def _encoded(
+    name: str, algorithm: ScheduleLike, itemsize: int, place: Place, wire: Wire
+) -> Seconds:
     """Seconds with a wire: fewer bytes to send, and the work to encode, decode and add."""
     model, ratio = place.device.model, wire.ratio(itemsize)
     if algorithm != LAX:

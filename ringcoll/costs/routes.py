@@ -23,7 +23,7 @@ from ringcoll.schedules.schedule import Schedule, ScheduleError
 
 #: The kind of a round: the shift, the axis and the number of offsets of each move. Rounds of one
 #: kind load a network in the same way.
-Kind = tuple[tuple[int, int, int], ...]
+RoundKind = tuple[tuple[int, int, int], ...]
 #: The place of each rank on a network, for each group of ranks.
 Places = tuple[tuple[tuple[int, ...], ...], ...]
 #: The most messages of a round that are routed; more would take gigabytes.
@@ -93,7 +93,7 @@ def on_torus(
     return Load(startups, hops, Fraction(shards, schedule.lanes), tuple(uneven))
 
 
-def _kinds(schedule: Schedule) -> Counter[Kind]:
+def _kinds(schedule: Schedule) -> Counter[RoundKind]:
     """The kinds of rounds of a schedule, and how many rounds each has."""
     return Counter(
         tuple((move.shift, move.axis, len(move.offsets)) for move in moves)
@@ -101,7 +101,7 @@ def _kinds(schedule: Schedule) -> Counter[Kind]:
     )
 
 
-def _messages(schedule: Schedule, kind: Kind, ranks: np.ndarray) -> tuple[np.ndarray, ...]:
+def _messages(schedule: Schedule, kind: RoundKind, ranks: np.ndarray) -> tuple[np.ndarray, ...]:
     """The messages of these ranks in a round: sources, targets, and numbers of shards."""
     if len(kind) * len(ranks) > MOST_MESSAGES:
         raise ScheduleError(
@@ -119,7 +119,7 @@ def _messages(schedule: Schedule, kind: Kind, ranks: np.ndarray) -> tuple[np.nda
 
 def _round_on_torus(
     schedule: Schedule,
-    kind: Kind,
+    kind: RoundKind,
     network: tuple[int, ...],
     closed: tuple[bool, ...],
     places: Places | None,

@@ -54,7 +54,7 @@ def nbytes(x: Any) -> int:
     return x.size * x.dtype.itemsize
 
 
-class Round(NamedTuple):
+class RoundLoad(NamedTuple):
     """What a rank gets in one round of a gather. The first round brings its own shard.
 
     Attributes:
@@ -66,14 +66,14 @@ class Round(NamedTuple):
     load: float
 
 
-def rounds(schedule: Schedule, closed: Sequence[bool] | None = None) -> tuple[Round, ...]:
+def rounds(schedule: Schedule, closed: Sequence[bool] | None = None) -> tuple[RoundLoad, ...]:
     """The rank's own shard, then the rounds of a gather whose messages go to neighbours.
 
     Args:
         schedule: the gather.
         closed: which axes are rings; the others are lines. None: all are rings.
     """
-    found = [Round(1.0, 0.0)]
+    found = [RoundLoad(1.0, 0.0)]
     for moves in schedule.rounds:
         loads: dict[tuple[int, int], float] = {}
         for move in moves:
@@ -83,26 +83,26 @@ def rounds(schedule: Schedule, closed: Sequence[bool] | None = None) -> tuple[Ro
             load = len(move.offsets) / schedule.lanes * (1 if is_ring else ON_A_LINE)
             loads[way] = loads.get(way, 0.0) + load
         shards = sum(len(move.offsets) for move in moves) / schedule.lanes
-        found.append(Round(shards, max(loads.values(), default=0.0)))
+        found.append(RoundLoad(shards, max(loads.values(), default=0.0)))
     return tuple(found)
 
 
-def tour_rounds(path: Tour, ratio: float = 1.0) -> tuple[Round, ...]:
+def tour_rounds(path: Tour, ratio: float = 1.0) -> tuple[RoundLoad, ...]:
     """The rounds of a tour: shards travel out, and the sums of their products travel home.
 
     Args:
         path: the tour.
         ratio: the bytes of a sum over the bytes of its shard.
     """
-    (own, *out), nothing = rounds(path.out), Round(0.0, 0.0)
+    (own, *out), nothing = rounds(path.out), RoundLoad(0.0, 0.0)
     home = [nothing] * path.delay + [*rounds(path.back)[:0:-1]]
     pairs = zip_longest(out, home, fillvalue=nothing)
-    return own, *(Round(one.shards, one.load + ratio * back.load) for one, back in pairs)
+    return own, *(RoundLoad(one.shards, one.load + ratio * back.load) for one, back in pairs)
 
 
-def by_turns(of_rounds: Iterable[Round]) -> tuple[Round, ...]:
+def by_turns(of_rounds: Iterable[RoundLoad]) -> tuple[RoundLoad, ...]:
     """The rounds of a reduce in two halves: one is multiplied while the other travels."""
-    halves = (Round(one.shards / 2, one.load / 2) for one in of_rounds)
+    halves = (RoundLoad(one.shards / 2, one.load / 2) for one in of_rounds)
     return tuple(half for half in halves for _ in range(2))
 
 
@@ -115,7 +115,7 @@ def overlapped_seconds(
     works: Sequence[Work],
     shard_bytes: float,
     model: Model,
-    of_rounds: Sequence[Round],
+    of_rounds: Sequence[RoundLoad],
     ratio: float = 1.0,
 ) -> float:
     """Seconds of a schedule under matmuls that are cut into a piece for every round.

@@ -1,4 +1,4 @@
-"""Tools that find where algorithms or processes differ, and where processes hang."""
+"""Find out how a program runs: its plans, and where algorithms or processes differ or hang."""
 
 from ringcoll.debug.consistent import check_consistent
 from ringcoll.debug.same import same_by_all

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr, tree_leaves_with_path
 
-from ringcoll.collectives.explaining import jitted, lowered
+from ringcoll.debug.explaining import jitted, lowered
 from ringcoll.runtime.value_types import type_in_words
 
 _DIGEST = 16  # bytes of each line

@@ -26,7 +26,7 @@ from jax import Array, lax
 from ringcoll.runtime import built_in
 from ringcoll.runtime.scopes import Arrays
 
-Axes = tuple[tuple[str, int], ...]
+AxisSizes = tuple[tuple[str, int], ...]
 _DIGEST, _TAG = 8, 128  # bytes that ranks send each other: those of the digest, and all bytes
 
 
@@ -43,13 +43,13 @@ class Log:
     """The notes of the ranks of this process, by the axes of their mesh and their number."""
 
     def __init__(self) -> None:
-        self.last: dict[tuple[Axes, int], Mark] = {}
-        self.times: Counter[tuple[Axes, int, str]] = Counter()
+        self.last: dict[tuple[AxisSizes, int], Mark] = {}
+        self.times: Counter[tuple[AxisSizes, int, str]] = Counter()
         #: The functions that active watches call if ranks differ; the innermost is the last.
         self.enders: list[Callable[[list[str]], None]] = []
         self._ending = threading.Lock()
 
-    def note(self, axes: Axes, rank: int, where: str, is_done: bool) -> None:
+    def note(self, axes: AxisSizes, rank: int, where: str, is_done: bool) -> None:
         """Note that a rank begins an operation or is done with it."""
         self.times[axes, rank, where] += not is_done
         times = self.times[axes, rank, where]
@@ -66,7 +66,7 @@ class Log:
                 end(lines)
             raise RuntimeError("\n".join(lines))
 
-    def stuck(self) -> set[tuple[Axes, int]]:
+    def stuck(self) -> set[tuple[AxisSizes, int]]:
         """The ranks that have begun an operation and are not done with it."""
         return {rank for rank, mark in list(self.last.items()) if not mark.is_done}
 
@@ -121,7 +121,7 @@ def _once(there: Array, messages: Arrays) -> Arrays:
     return jax.tree.map(lambda x: jnp.where(there, x, jnp.zeros_like(x)), messages)
 
 
-def _noted(messages: Arrays, axes: Axes, where: str, *, is_done: bool) -> Array:
+def _noted(messages: Arrays, axes: AxisSizes, where: str, *, is_done: bool) -> Array:
     """True, after all messages are ready and the note is made."""
     firsts = [x[(0,) * x.ndim].real.astype(jnp.float32) for x in _leaves(messages)]
     return jax.pure_callback(
@@ -133,7 +133,7 @@ def _noted(messages: Arrays, axes: Axes, where: str, *, is_done: bool) -> Array:
     )
 
 
-def _note(axes: Axes, where: str, is_done: bool, rank: Array, *firsts: Array) -> np.ndarray:
+def _note(axes: AxisSizes, where: str, is_done: bool, rank: Array, *firsts: Array) -> np.ndarray:
     """The callback. It must not compute with JAX arrays: that may need the thread it runs on."""
     LOG.note(axes, int(np.asarray(rank).flat[0]), where, is_done)
     return np.ones(np.broadcast_shapes(rank.shape, *(x.shape for x in firsts)), bool)
@@ -168,7 +168,7 @@ def _compare(over: tuple[Hashable, ...], tags: Array) -> np.ndarray:
     return np.ones(tags.shape[:-2], bool)
 
 
-def _place(axes: Axes, rank: int) -> str:
+def _place(axes: AxisSizes, rank: int) -> str:
     digits = [
         f"{name}={rank // prod(n for _, n in axes[i + 1 :]) % size}"
         for i, (name, size) in enumerate(axes)

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ringcoll.choose.table import LAX, choices
+from ringcoll.choose.table import choices
 from ringcoll.collectives.choice import algorithm
-from ringcoll.collectives.explaining import jitted, lowered
-from ringcoll.schedules.registry import COLLECTIVES
+from ringcoll.debug.explaining import jitted, lowered
+from ringcoll.schedules.registry import COLLECTIVES, LAX
 
 
 def same_by_all(

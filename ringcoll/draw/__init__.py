@@ -7,14 +7,14 @@ print(draw.as_text(draw.plan("all_reduce", "ring", (4,))))
 
 from ringcoll.draw.motion import as_motion
 from ringcoll.draw.page import as_page
-from ringcoll.draw.plan import Plan, plan
+from ringcoll.draw.plan import Execution, plan
 from ringcoll.draw.steps import Frame, frames
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
 
 __all__ = [
+    "Execution",
     "Frame",
-    "Plan",
     "as_motion",
     "as_page",
     "as_svg",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from math import prod
 
-from ringcoll.draw.plan import Plan, Running
+from ringcoll.draw.plan import Execution, Running
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, digits
 
@@ -78,7 +78,7 @@ def _plus(name: str, offset: int, sign: int, shape: Sequence[int]) -> str:
     return f"{name}-{shape[0] - offset}"
 
 
-def name_notes(plan: Plan) -> list[str]:
+def name_notes(plan: Execution) -> list[str]:
     """Sentences that explain the names of ranks, and the lanes, where needed."""
     shapes = dict.fromkeys(phase.schedule.shape for phase in plan.phases)
     lines = [Names(shape).explanation() for shape in shapes]
@@ -87,7 +87,7 @@ def name_notes(plan: Plan) -> list[str]:
     return list(filter(None, lines))
 
 
-def round_counts(plan: Plan) -> str:
+def round_counts(plan: Execution) -> str:
     """How many rounds there are, and of what: "6 rounds: 3 of reduce-scatter, 3 of all-gather"."""
     total = _plural(plan.paid.rounds, "round")
     if len(plan.phases) < 2:
@@ -98,7 +98,7 @@ def round_counts(plan: Plan) -> str:
     return f"{total}: {', then '.join(each)}"
 
 
-def _message_texts(plan: Plan, phase: Phase, number: int) -> Iterator[str]:
+def _message_texts(plan: Execution, phase: Phase, number: int) -> Iterator[str]:
     """The messages of a rank in a round (from 0) of a phase: "to r+1: shard r"."""
     for what, moves in groupby(phase.rounds[number], lambda m: _what(plan, phase, number, m)):
         steps = [(phase.schedule.step(0, m.axis, m.shift), 1 if m.shift > 0 else -1) for m in moves]
@@ -107,13 +107,13 @@ def _message_texts(plan: Plan, phase: Phase, number: int) -> Iterator[str]:
         yield f"to {targets}: {what}"
 
 
-def sentence(plan: Plan, now: Sequence[Running]) -> str:
+def sentence(plan: Execution, now: Sequence[Running]) -> str:
     """The messages of a round as one sentence."""
     _, rank, messages = round_words(plan, now)
     return f"every rank {rank} sends " + "; ".join(messages)
 
 
-def round_words(plan: Plan, now: Sequence[Running]) -> tuple[str, str, list[str]]:
+def round_words(plan: Execution, now: Sequence[Running]) -> tuple[str, str, list[str]]:
     """What runs in a round: the phases, the name of a rank, and its messages."""
     names = " and ".join(phase.name for phase, _ in now) or "in between"
     rank = Names(plan.phases[0].schedule.shape).name(0)
@@ -121,7 +121,7 @@ def round_words(plan: Plan, now: Sequence[Running]) -> tuple[str, str, list[str]
     return names, rank, messages or ["nothing"]
 
 
-def price_line(plan: Plan) -> str:
+def price_line(plan: Execution) -> str:
     """The cost of a plan in a line; bytes are in units of the full vector."""
     paid, n = plan.paid, plan.size
     sent = paid.sent / n
@@ -142,7 +142,7 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def _what(plan: Plan, phase: Phase, number: int, move: Move) -> str:
+def _what(plan: Execution, phase: Phase, number: int, move: Move) -> str:
     """The content of a move. A shard that moves to a higher rank is named by a lower one: r-1."""
     lane = f" (lane {move.lane})" if phase.schedule.lanes > 1 else ""
     if phase.carries is Carries.BLOCKS:

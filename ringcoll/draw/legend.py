@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from ringcoll.draw.plan import Plan
+from ringcoll.draw.plan import Execution
 from ringcoll.draw.steps import RankSet
 from ringcoll.draw.style import COLOURS, cell, outline
 from ringcoll.web.svg import FAINT, Element, label, shape
@@ -11,7 +11,7 @@ SIDE, _LINE = 14.0, 24.0
 Glyph = Callable[[Element], None]
 
 
-def legend(into: Element, plan: Plan, width: float) -> float:
+def legend(into: Element, plan: Execution, width: float) -> float:
     """Draw the legend in lines of this width, and return its height."""
     x, y = 0.0, 8.0
     for glyph, text in entries(plan):
@@ -25,7 +25,7 @@ def legend(into: Element, plan: Plan, width: float) -> float:
     return y + _LINE
 
 
-def entries(plan: Plan) -> list[tuple[Glyph, str]]:
+def entries(plan: Execution) -> list[tuple[Glyph, str]]:
     """The entries: a function that draws a square of `SIDE`, and what the square means."""
     stripes = min(plan.size, 4)
     some = frozenset(range(stripes // 2 + 1))

@@ -12,7 +12,7 @@ from ringcoll.draw import style
 from ringcoll.draw.captions import sentence
 from ringcoll.draw.legend import legend
 from ringcoll.draw.picture import Picture, is_more
-from ringcoll.draw.plan import Plan
+from ringcoll.draw.plan import Execution
 from ringcoll.draw.routes import Route
 from ringcoll.draw.steps import Message, RankSet
 from ringcoll.draw.svg import MARGIN
@@ -37,7 +37,7 @@ _STILL = f"""
 """
 
 
-def as_motion(plan: Plan, follow: int | None = None) -> str:
+def as_motion(plan: Execution, follow: int | None = None) -> str:
     """SVG: the rounds as a film that repeats, with captions and a legend.
 
     If the reader's device asks for reduced motion, the rounds are shown side by side and nothing
@@ -85,7 +85,7 @@ class Film:
         plan, follow: as for `as_motion`.
     """
 
-    def __init__(self, plan: Plan, follow: int | None = None) -> None:
+    def __init__(self, plan: Execution, follow: int | None = None) -> None:
         self.picture = Picture(plan)
         if follow is not None and not 0 <= follow < plan.size:
             raise ValueError(f"follow {follow}: there are shards 0 to {plan.size - 1}")

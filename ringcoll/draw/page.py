@@ -10,7 +10,7 @@ from ringcoll.costs.model import seconds
 from ringcoll.draw.captions import name_notes, round_counts, round_words
 from ringcoll.draw.legend import SIDE, entries
 from ringcoll.draw.motion import Film
-from ringcoll.draw.plan import Plan
+from ringcoll.draw.plan import Execution
 from ringcoll.draw.source import highlight, paragraphs, source
 from ringcoll.draw.style import DARK
 from ringcoll.schedules.registry import in_lax
@@ -21,7 +21,7 @@ _PAYLOAD = 64 * 2**20
 _WIDE = 820  # pixels; a wider picture gets the whole width of the page
 
 
-def as_page(plan: Plan, follow: int | None = None) -> str:
+def as_page(plan: Execution, follow: int | None = None) -> str:
     """HTML: a page with the rounds as a film, their messages in words, the code and the price.
 
     Args:
@@ -78,7 +78,7 @@ def _typeset(words: str) -> str:
     return re.sub(r"\([^()]*\)", lambda m: m[0].replace(" ", "\xa0"), escape(minus))
 
 
-def _legend_html(plan: Plan) -> str:
+def _legend_html(plan: Execution) -> str:
     """What the squares of the picture mean, as HTML."""
     spans = []
     for glyph, text in entries(plan):
@@ -88,7 +88,7 @@ def _legend_html(plan: Plan) -> str:
     return "".join(spans)
 
 
-def _rounds_html(plan: Plan) -> str:
+def _rounds_html(plan: Execution) -> str:
     """The list of rounds, as HTML; each round is a button that shows it."""
     items, named = [_round_button(0, "", "", [])], ""
     for number, now in plan.numbered():
@@ -107,7 +107,7 @@ def _round_button(number: int, phase: str, rank: str, texts: Sequence[str]) -> s
     return f'<li><button type="button" {data}><b>{name}</b>{lines}</button></li>'
 
 
-def _counts(plan: Plan, price: Price) -> list[list[str]]:
+def _counts(plan: Execution, price: Price) -> list[list[str]]:
     vectors = {
         "full vectors sent": price.sent / plan.size,
         "on the busiest link": price.link / plan.size,
@@ -123,7 +123,7 @@ def _counts(plan: Plan, price: Price) -> list[list[str]]:
     ]
 
 
-def _devices(plan: Plan, price: Price) -> list[list[str]]:
+def _devices(plan: Execution, price: Price) -> list[list[str]]:
     rows = [["Device", "Message", "Link passed", "Link, each way", "Modelled time"]]
     axes = sum(n > 1 for n in plan.shape)
     for name, model in DEVICES.items():

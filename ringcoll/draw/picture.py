@@ -6,7 +6,7 @@ from typing import Any
 
 from ringcoll.draw import layout, style
 from ringcoll.draw.captions import round_words
-from ringcoll.draw.plan import Plan
+from ringcoll.draw.plan import Execution
 from ringcoll.draw.routes import Route, routes
 from ringcoll.draw.steps import Frame, Message, RankSet, frames
 from ringcoll.schedules.schedule import digits
@@ -19,7 +19,7 @@ _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
 class Picture:
     """Draws the frames of a plan, all of one size."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Execution) -> None:
         if plan.size > _MOST_RANKS:
             raise ValueError(
                 f"a picture of {plan.size} ranks: at most {_MOST_RANKS} can be told apart; every "

@@ -10,7 +10,7 @@ from ringcoll.costs.counts import Price, price
 from ringcoll.schedules.phases import Carries, Phase, phases
 from ringcoll.schedules.registry import (
     TOUR,
-    Algorithm,
+    ScheduleLike,
     Stages,
     algorithms_of,
     build,
@@ -25,7 +25,7 @@ Running = tuple[Phase, int]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Execution:
     """A collective by an algorithm.
 
     `shape` has the sizes of the axes; a schedule may cut them into finer digits. `made` is the
@@ -94,7 +94,7 @@ class Plan:
         yield from enumerate(every, 1)
 
 
-def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
+def plan(collective: str, algorithm: ScheduleLike, shape: Sequence[int]) -> Execution:
     """The phases of a collective.
 
     Args:
@@ -119,4 +119,4 @@ def plan(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Plan:
         function = algorithms_of(kind)[name]
     elif callable(algorithm):
         name, function = getattr(algorithm, "__name__", "a function"), algorithm
-    return Plan(collective, name, shape, run, schedule, function, way)
+    return Execution(collective, name, shape, run, schedule, function, way)

@@ -9,7 +9,7 @@ result of the collective, the schedule is proved, without a device and without
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ringcoll.draw.plan import Plan
+from ringcoll.draw.plan import Execution
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.schedule import Move, ScheduleError
 from ringcoll.schedules.tour import Tour
@@ -63,7 +63,7 @@ _Store = dict[int, Piece]
 _State = list[list[_Store]]
 
 
-def frames(plan: Plan) -> tuple[Frame, ...]:
+def frames(plan: Execution) -> tuple[Frame, ...]:
     """Execute a plan.
 
     Raises:
@@ -90,7 +90,7 @@ def frames(plan: Plan) -> tuple[Frame, ...]:
     return tuple(result)
 
 
-def _tour_frames(plan: Plan, tour: Tour) -> Iterator[Frame]:
+def _tour_frames(plan: Execution, tour: Tour) -> Iterator[Frame]:
     """The frames of a tour: ranks add for the shards of a round while the next round is sent.
 
     A rank drops a shard when it has added to the shard's sum and has forwarded the shard.
@@ -126,7 +126,7 @@ def _tour_frames(plan: Plan, tour: Tour) -> Iterator[Frame]:
         yield Frame(tuple(messages), _by_column(plan, state))
 
 
-def _start(plan: Plan, phase: Phase | None, rank: int) -> _Store:
+def _start(plan: Execution, phase: Phase | None, rank: int) -> _Store:
     """What a rank holds in a lane before the first round."""
     own, every_rank = frozenset([rank]), range(plan.size)
     if phase is None or phase.carries is Carries.VECTORS:
@@ -179,7 +179,7 @@ def _add_vectors(state: _State, lanes: int) -> _State:
     return [[{rank: pieces[0]} for _ in range(lanes)] for rank, pieces in enumerate(sums)]
 
 
-def _by_column(plan: Plan, state: _State) -> Held:
+def _by_column(plan: Execution, state: _State) -> Held:
     """The state by column; blocks for one rank, or vectors to be added, are shown together."""
     columns = range(1 if plan.whole else plan.size)
 

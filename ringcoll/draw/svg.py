@@ -4,7 +4,7 @@ from math import ceil
 
 from ringcoll.draw.legend import legend
 from ringcoll.draw.picture import Picture
-from ringcoll.draw.plan import Plan
+from ringcoll.draw.plan import Execution
 from ringcoll.draw.style import DARK
 from ringcoll.web.svg import dark, document, label, shape, svg_text
 
@@ -13,7 +13,7 @@ _MOST_FRAMES = 24  # in one file
 _MOST_WIDTH = 1100.0  # a page would shrink the letters of a wider picture
 
 
-def as_svg(plan: Plan) -> str:
+def as_svg(plan: Execution) -> str:
     """SVG: all frames in order, with a title and a legend.
 
     Args:

@@ -5,7 +5,7 @@ from fractions import Fraction
 from itertools import groupby
 
 from ringcoll.draw.captions import name_notes, price_line, round_words, sentence
-from ringcoll.draw.plan import Plan
+from ringcoll.draw.plan import Execution
 from ringcoll.draw.steps import Frame, RankSet, frames, ranges
 from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.phases import Carries, Phase
@@ -16,7 +16,7 @@ _MOST_RUNS = 16  # a phase of more runs of equal rounds is described by longer r
 _NEW = "*"
 
 
-def as_text(plan: Plan, width: int = 80) -> str:
+def as_text(plan: Execution, width: int = 80) -> str:
     """The rounds of a plan in words, in lines of at most `width`.
 
     If tables fit, there is one for each round. If not, the words are about a rank r: every rank
@@ -50,7 +50,7 @@ def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
 # -- in tables --
 
 
-def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[list[str]]:
+def _in_tables(plan: Execution, tables: Sequence[list[str]], width: int) -> Iterator[list[str]]:
     cells = "the ranks whose data a sum has" if plan.adds else "the shards that a rank holds"
     if plan.has_blocks:
         cells = "whose blocks a rank holds"
@@ -63,7 +63,7 @@ def _in_tables(plan: Plan, tables: Sequence[list[str]], width: int) -> Iterator[
         yield [*wrap(text, width, then="  "), *table]
 
 
-def _tables(plan: Plan, width: int) -> list[list[str]] | None:
+def _tables(plan: Execution, width: int) -> list[list[str]] | None:
     """A table for each frame; None if they are too wide.
 
     All lanes share a cell if that fits; if not, each lane has a row.
@@ -79,7 +79,7 @@ def _tables(plan: Plan, width: int) -> list[list[str]] | None:
     return None
 
 
-def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[str]:
+def _table(plan: Execution, frame: Frame, before: Frame, lanes_apart: bool) -> list[str]:
     """The lines of one table; what is new since the frame `before` is marked."""
     n = plan.size
     columns = ["vector"] if plan.whole else [str(c) for c in range(n)]
@@ -102,7 +102,7 @@ def _table(plan: Plan, frame: Frame, before: Frame, lanes_apart: bool) -> list[s
     return [*aligned(rows, left=len(rows[0]))]
 
 
-def _lane_names(plan: Plan, count: int) -> list[str]:
+def _lane_names(plan: Execution, count: int) -> list[str]:
     """The names of the lanes of a rank; a tour has lanes of shards, and then lanes of sums."""
     if not plan.tour:
         return [f"lane {lane}" for lane in range(count)]
@@ -127,7 +127,7 @@ def _ranks(held: RankSet, size: int) -> str:
 # -- in general --
 
 
-def _in_general(plan: Plan, width: int) -> list[str]:
+def _in_general(plan: Execution, width: int) -> list[str]:
     """Describe runs of equal rounds: the first, the last, and how much a rank holds afterwards."""
     lines: list[str] = []
     done = 0
@@ -152,7 +152,7 @@ def _in_general(plan: Plan, width: int) -> list[str]:
     return lines
 
 
-def _run_of_rounds(plan: Plan, phase: Phase, run: tuple[int, int], done: int) -> Iterator[str]:
+def _run_of_rounds(plan: Execution, phase: Phase, run: tuple[int, int], done: int) -> Iterator[str]:
     """Describe the rounds of a phase from the first to the last of `run`."""
     first, last = run
     if first == last:
@@ -183,7 +183,7 @@ def _gain(phase: Phase, moves: Sequence[Move]) -> Fraction:
     return signs[phase.carries] * count
 
 
-def _amount(plan: Plan, phase: Phase, held: Fraction, rounds: int) -> str:
+def _amount(plan: Execution, phase: Phase, held: Fraction, rounds: int) -> str:
     count = f"{round(float(held), 3):.12g}"  # enough digits for any whole number
     if phase.carries is Carries.VECTORS:
         return f"{count} vectors" + (", and adds them" if rounds == len(phase.rounds) else "")

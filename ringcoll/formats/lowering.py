@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import lcm, prod
 
-from ringcoll.formats.program import COLLECTIVES, Block, ChunkPlace, Program, RankProgram, Step
+from ringcoll.formats.program import COLLECTIVES, Block, ChunkPlace, MscclProgram, RankProgram, Step
 from ringcoll.schedules.phases import Carries, Phase, phases
-from ringcoll.schedules.registry import ALL_REDUCES, Algorithm, build, in_lax
+from ringcoll.schedules.registry import ALL_REDUCES, ScheduleLike, build, in_lax
 
 #: The most ranks of a file. A larger file would be too large to read, and slow to write.
 MOST_RANKS = 512
@@ -22,7 +22,7 @@ _Key = tuple[int | None, int | None, int]
 _LOCAL: _Key = (None, None, 0)
 
 
-def program(collective: str, algorithm: Algorithm, shape: Sequence[int]) -> Program:
+def program(collective: str, algorithm: ScheduleLike, shape: Sequence[int]) -> MscclProgram:
     """The program of a collective by an algorithm, for every rank.
 
     A chunk is a lane's share of a shard; in all-reduces that send whole vectors, a lane's share of
@@ -64,7 +64,7 @@ class _Lowering:
         self.chunks = self.share * (1 if sends_vectors else size)
         self.ranks = [_Steps() for _ in range(size)]
 
-    def program(self, name: str) -> Program:
+    def program(self, name: str) -> MscclProgram:
         """The program, with all its phases."""
         for rank, steps in enumerate(self.ranks):
             self._start(rank, steps)
@@ -78,7 +78,7 @@ class _Lowering:
         inputs = self.share if self.collective == "all_gather" else self.chunks
         outputs = self.share if self.collective == "psum_scatter" else self.chunks
         programs = tuple(steps.program(inputs, outputs) for steps in self.ranks)
-        return Program(name, self.collective, programs)
+        return MscclProgram(name, self.collective, programs)
 
     def _shard(self, buffer: str, number: int) -> ChunkPlace:
         return ChunkPlace(buffer, number * self.share)

@@ -12,7 +12,7 @@ that it waits for, or -1; `hasdep` is 1 if others wait for it. Other attributes 
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from ringcoll.formats.program import Block, ChunkPlace, Program, RankProgram, Step
+from ringcoll.formats.program import Block, ChunkPlace, MscclProgram, RankProgram, Step
 from ringcoll.schedules.schedule import ScheduleError
 
 #: The names of collectives in files, by ringcoll's names. Readers ignore signs and case.
@@ -26,7 +26,7 @@ _GPU, _BLOCK = "id i_chunks o_chunks s_chunks", "id send recv chan"
 _STEP = "s type srcbuf srcoff dstbuf dstoff cnt depid deps hasdep"
 
 
-def from_msccl(text: str | bytes) -> Program:
+def from_msccl(text: str | bytes) -> MscclProgram:
     """Read the program in the text of an MSCCL file. It is not proved: see `prove`.
 
     If a file has no `outofplace`, it is only for the calls that `inplace` names.
@@ -58,7 +58,9 @@ def from_msccl(text: str | bytes) -> Program:
     in_place = "inplace" in root.attrib and _number(root, "inplace") > 0
     out_of_place = _number(root, "outofplace") > 0 if "outofplace" in root.attrib else not in_place
     protocol = _text(root, "proto")
-    program = Program(_text(root, "name"), ours[given], ranks, in_place, out_of_place, protocol)
+    program = MscclProgram(
+        _text(root, "name"), ours[given], ranks, in_place, out_of_place, protocol
+    )
     program.check()
     return program
 
@@ -130,7 +132,7 @@ def _step(step: Element) -> Step:
     return Step(_text(step, "type"), source, target, _number(step, "cnt"), after)
 
 
-def to_msccl(program: Program) -> str:
+def to_msccl(program: MscclProgram) -> str:
     """The text of an MSCCL file.
 
     Args:

@@ -3,7 +3,7 @@
 Ranks may have different programs; in a `Schedule`, all ranks do the same. A rank has three buffers
 of chunks: its input (i), its output (o) and scratch (s). A thread block runs its steps in order,
 sends to one rank and receives from one rank. Its messages to a rank on one channel arrive in
-order. `Kind` describes a step. `ringcoll.formats.proof` executes a program on symbols.
+order. `StepKind` describes a step. `ringcoll.formats.proof` executes a program on symbols.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ COLLECTIVES = ("all_gather", "psum_scatter", "psum", "all_to_all")
 MOST_CHUNKS = 2**16
 
 
-class Kind(NamedTuple):
+class StepKind(NamedTuple):
     """What a step does. Its value is the sum of a message, its source and its target.
 
     Attributes:
@@ -37,16 +37,16 @@ class Kind(NamedTuple):
 
 
 #: The kinds of steps by MSCCL's names: r receives, s sends, c copies, rr receives and reduces.
-KINDS = {
-    "s": Kind(reads=True, sends=True),
-    "r": Kind(receives=True, writes=True),
-    "rcs": Kind(receives=True, writes=True, sends=True),
-    "rrs": Kind(receives=True, reads=True, sends=True),
-    "rrc": Kind(receives=True, reads=True, writes=True),
-    "rrcs": Kind(receives=True, reads=True, writes=True, sends=True),
-    "cpy": Kind(reads=True, writes=True),
-    "re": Kind(reads=True, adds=True, writes=True),
-    "nop": Kind(),  # it only waits
+STEP_KINDS = {
+    "s": StepKind(reads=True, sends=True),
+    "r": StepKind(receives=True, writes=True),
+    "rcs": StepKind(receives=True, writes=True, sends=True),
+    "rrs": StepKind(receives=True, reads=True, sends=True),
+    "rrc": StepKind(receives=True, reads=True, writes=True),
+    "rrcs": StepKind(receives=True, reads=True, writes=True, sends=True),
+    "cpy": StepKind(reads=True, writes=True),
+    "re": StepKind(reads=True, adds=True, writes=True),
+    "nop": StepKind(),  # it only waits
 }
 
 
@@ -80,7 +80,7 @@ class Step:
     """One step of a thread block.
 
     Attributes:
-        kind: one of `KINDS`.
+        kind: one of `STEP_KINDS`.
         source: the place that it reads, if its kind reads.
         target: the place that it writes, if its kind writes.
         count: the number of chunks.
@@ -94,9 +94,9 @@ class Step:
     after: tuple[int, int] | None = None
 
     @property
-    def does(self) -> Kind:
+    def does(self) -> StepKind:
         """What the step does."""
-        return KINDS[self.kind]
+        return STEP_KINDS[self.kind]
 
     @property
     def read(self) -> list[ChunkPlace]:
@@ -136,7 +136,7 @@ class RankProgram:
 
 
 @dataclass(frozen=True)
-class Program:
+class MscclProgram:
     """A collective as thread blocks of steps, for every rank.
 
     Attributes:
@@ -191,8 +191,8 @@ class Program:
             if any(number in (block.to, block.source) for block in rank.blocks):
                 raise ScheduleError(f"rank {number} sends to itself; copy by cpy")
         for at, step in self.steps():
-            if step.kind not in KINDS:
-                known = ", ".join(KINDS)
+            if step.kind not in STEP_KINDS:
+                known = ", ".join(STEP_KINDS)
                 raise ScheduleError(f"{at}: no kind {step.kind:.40}; choose from {known}")
             if step.count < 1 and any(step.does):
                 raise ScheduleError(f"{at}: {step.kind} of {step.count} chunks; name 1 or more")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from ringcoll.formats.program import At, ChunkPlace, Program, Step
+from ringcoll.formats.program import At, ChunkPlace, MscclProgram, Step
 from ringcoll.schedules.schedule import ScheduleError
 
 #: The chunks of inputs that were added; a chunk that holds nothing has an empty set.
@@ -20,7 +20,7 @@ Value = frozenset[tuple[int, int]]
 _NOTHING: Value = frozenset()
 
 
-def prove(program: Program) -> tuple[str, ...]:
+def prove(program: MscclProgram) -> tuple[str, ...]:
     """Execute a program on symbols, for every rank.
 
     Args:
@@ -60,7 +60,7 @@ class _StepOrder:
         ScheduleError: steps wait for each other, or for a message that nobody sends.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: MscclProgram) -> None:
         self.program = program
         self.steps = dict(program.steps())
         self.source = self._sources()
@@ -133,7 +133,7 @@ class _StepOrder:
 class _Run:
     """One execution, in place or out of place."""
 
-    def __init__(self, program: Program, order: _StepOrder, in_place: bool) -> None:
+    def __init__(self, program: MscclProgram, order: _StepOrder, in_place: bool) -> None:
         self.program, self.order, self.in_place = program, order, in_place
         self.share = program.chunks // program.size  # the chunks of a shard; psum does not use it
         self.writer: dict[tuple[int, ChunkPlace], At] = {}

@@ -12,12 +12,12 @@ import jax
 from jax import Array, lax
 
 from ringcoll.choose.plan import Late, Plan, Turns
-from ringcoll.choose.table import LAX
 from ringcoll.collectives.visits import Rounds, Rows, own_rows
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime.value_types import zeros
+from ringcoll.schedules.registry import LAX
 
 
 def gathered_products(

@@ -19,7 +19,7 @@ import numpy as np
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 
 
-class Shape(NamedTuple):
+class ArrayType(NamedTuple):
     """The shape and dtype of an array that is only planned."""
 
     shape: tuple[int, ...]
@@ -55,15 +55,15 @@ def whole_sizes(gather: Gather, product: Product, x: Any, other: Any, n: int) ->
 
 def exchanged(
     gather: Gather, product: Product, x: Any, other: Any, after: Gather | Scatter, n: int
-) -> tuple[Shape, Shape]:
+) -> tuple[ArrayType, ArrayType]:
     """What the all-to-all sends, and the other operand of the collective `after`."""
     sizes = whole_sizes(gather, product, x, other, n)
     if isinstance(after, Gather):
-        return shape_of(sizes, product.out, product.dtype), Shape(other.shape, other.dtype)
+        return shape_of(sizes, product.out, product.dtype), ArrayType(other.shape, other.dtype)
     part = {gather.label: sizes[gather.label] // n, after.label: n * sizes[after.label]}
-    return Shape(other.shape, other.dtype), shape_of(sizes | part, product.other, other.dtype)
+    return ArrayType(other.shape, other.dtype), shape_of(sizes | part, product.other, other.dtype)
 
 
-def shape_of(sizes: dict[str, int], labels: str, dtype: Any) -> Shape:
+def shape_of(sizes: dict[str, int], labels: str, dtype: Any) -> ArrayType:
     """An array with these labels."""
-    return Shape(tuple(sizes[c] for c in labels), dtype)
+    return ArrayType(tuple(sizes[c] for c in labels), dtype)

@@ -55,14 +55,14 @@ from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatte
 from ringcoll.runtime.value_types import with_common_axes
 
 #: An array, or a pytree of arrays that share a gather.
-Arrays = Any
+Factors = Any
 
 
 @with_options()
 def all_gather_einsum(
     spec: str,
-    x: Arrays,
-    w: Arrays,
+    x: Factors,
+    w: Factors,
     axis_name: AxisName,
     *,
     gather: str,
@@ -173,8 +173,8 @@ def einsum_reduce_scatter(
 
 @with_options()
 def all_gather_matmul(
-    x: Arrays,
-    w: Arrays,
+    x: Factors,
+    w: Factors,
     axis_name: AxisName,
     *,
     operand: int = 0,
@@ -238,7 +238,7 @@ def matmul_reduce_scatter(
     return einsum_reduce_scatter(spec, x, w, axis_name, scatter=out[dim], **options)
 
 
-def _matrix_spec(x: Arrays) -> str:
+def _matrix_spec(x: Factors) -> str:
     """The spec of x @ w; for a pytree x, that of its first leaf."""
     leaves = jax.tree.leaves(x)
     ndim = jax.typeof(leaves[0] if leaves else x).ndim

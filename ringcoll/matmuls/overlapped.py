@@ -25,7 +25,6 @@ import numpy as np
 from jax import Array
 
 from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan
-from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import hides
 from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.matmuls import exchange, plans
@@ -34,6 +33,7 @@ from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime.scopes import record_plan_at_lowering
 from ringcoll.runtime.value_types import device_kind, explicit_spec
+from ringcoll.schedules.registry import LAX
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

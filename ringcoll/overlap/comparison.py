@@ -9,7 +9,7 @@ from typing import Any
 
 from ringcoll.io.text import bytes_in_words, wrapped
 from ringcoll.overlap.report import Report
-from ringcoll.overlap.rows import NO_LINE, LineRows, Work, by_line, table_lines
+from ringcoll.overlap.rows import NO_LINE, LineRows, LineWork, by_line, table_lines
 
 #: The least change of a line's compute that is printed, as a share of the total.
 _LEAST = 1e-3
@@ -146,14 +146,14 @@ def _alike(
     return alike.values()
 
 
-def _figures(line: LineRows | Work) -> tuple[float, ...]:
-    if isinstance(line, Work):
+def _figures(line: LineRows | LineWork) -> tuple[float, ...]:
+    if isinstance(line, LineWork):
         return (round(line.seconds, 9),)
     return tuple(
         round(line.sum_of(name), 9) for name in ("count", "bytes", "without_matmul", "exposed")
     )
 
 
-def _number(line: LineRows | Work) -> int:
+def _number(line: LineRows | LineWork) -> int:
     number = re.search(r":(\d+)", line.at)
     return int(number[1]) if number else 0

@@ -23,7 +23,7 @@ _ATTENTION = re.compile(
 _PRODUCTS = {"fwd": (1, 1), "dq": (2, 1), "dkv": (2, 2)}
 
 
-class Work(NamedTuple):
+class KernelWork(NamedTuple):
     """A kernel's work and its source, as in `SOURCES`; bytes is 0 if only its shapes tell them."""
 
     source: str = "unpriced"
@@ -39,17 +39,17 @@ def is_kernel(instruction: Instruction) -> bool:
     return _TARGETS.search(instruction.attribute("custom_call_target") or "") is not None
 
 
-def work_of(computation: Computation, kernel: Instruction) -> Work:
+def work_of(computation: Computation, kernel: Instruction) -> KernelWork:
     """The work of a kernel, by its `cost_estimate` or as an attention kernel of JAX."""
     known, estimate = _attention(computation, kernel), kernel.attribute("cost_estimate")
     if estimate is None:
-        return known or Work()
+        return known or KernelWork()
     found = (re.search(rf"\b{key}\W+(\d+)", estimate) for key in ("flops", "bytes_accessed"))
     flops, moved = (float(number[1]) if number else 0.0 for number in found)
-    return (known or Work("estimated"))._replace(flops=flops, bytes=moved)
+    return (known or KernelWork("estimated"))._replace(flops=flops, bytes=moved)
 
 
-def _attention(computation: Computation, kernel: Instruction) -> Work | None:
+def _attention(computation: Computation, kernel: Instruction) -> KernelWork | None:
     """The work of an attention kernel that JAX ships, by its shapes; None for another kernel."""
     name = _ATTENTION.search(f"{kernel.name} {kernel.attribute('op_name')}")
     shapes = [shape for operand in computation.operands(kernel) for shape in operand.shapes]
@@ -76,4 +76,4 @@ def _attention(computation: Computation, kernel: Instruction) -> Work | None:
     by_query += any(len(shape.dims) > len(q.dims) for shape in kernel.shapes)
     rows = q.elements * (by_query + by_value * v.elements / max(1, k.elements))
     note = f"the mask of {name[0]}: {mask}" if mask else ""
-    return Work("attention", 2.0 * keys * rows * share, note=note)
+    return KernelWork("attention", 2.0 * keys * rows * share, note=note)

@@ -14,7 +14,7 @@ from ringcoll.overlap.hlo import Instruction, Module
 from ringcoll.overlap.transfers import is_collective
 
 #: A file, a line and a function.
-Frame = tuple[str, int, str]
+StackFrame = tuple[str, int, str]
 _PACKAGE = Path(__file__).parents[1]
 #: The programs of `--example`. Their lines count as the user's.
 _EXAMPLES = str(_PACKAGE / "commands" / "overlap_examples.py")
@@ -138,7 +138,7 @@ class Lines:
         return Line()
 
     @cached_property
-    def _additions(self) -> list[list[Frame]]:
+    def _additions(self) -> list[list[StackFrame]]:
         """The stacks of the additions of all sums."""
         return [
             self._stack_of(body.root)
@@ -148,7 +148,7 @@ class Lines:
         ]
 
     @cached_property
-    def _reused(self) -> list[list[Frame]]:
+    def _reused(self) -> list[list[StackFrame]]:
         """The stacks of which JAX made additions. A later sum's is below; the first one's too."""
         halves = ((s[: len(s) // 2], s[len(s) // 2 :]) for s in self._additions)
         return [first for first, second in halves if first and first == second]
@@ -160,13 +160,13 @@ class Lines:
         lines = (self._line(maker) for maker in (*makers, *inside))
         return next((line for line in lines if line.file), Line())
 
-    def _stack_of(self, instruction: Instruction) -> list[Frame]:
+    def _stack_of(self, instruction: Instruction) -> list[StackFrame]:
         """The frames of an instruction, the innermost first; an older text names only one."""
         if file := instruction.attribute("source_file"):
             return [(file, instruction.number("source_line") or 0, "")]
         return list(self._stack(instruction.number("stack_frame_id") or 0))
 
-    def _line(self, instruction: Instruction, stack: list[Frame] | None = None) -> Line:
+    def _line(self, instruction: Instruction, stack: list[StackFrame] | None = None) -> Line:
         op_name = instruction.attribute("op_name") or ""
         stack = self._stack_of(instruction) if stack is None else stack
         models = [frame for frame in stack if _package(frame[0]) not in _LIBRARIES]
@@ -182,7 +182,7 @@ class Lines:
         user = next(own, "") if _package(file) else ""
         return Line(file, line, op_name, next(called, ""), user)
 
-    def _stack(self, frame: int) -> Iterator[Frame]:
+    def _stack(self, frame: int) -> Iterator[StackFrame]:
         """The file, line and function of a frame and of its callers, the innermost first."""
         seen: set[int] = set()
         while frame in self._frames and frame not in seen:

@@ -19,7 +19,7 @@ from ringcoll.overlap.kernels import is_kernel
 from ringcoll.overlap.lines import Lines
 from ringcoll.overlap.program import Program, axes_along, program_of
 from ringcoll.overlap.report import Report
-from ringcoll.overlap.rows import NO_LINE, Row, Work, table_lines
+from ringcoll.overlap.rows import NO_LINE, LineWork, Row, table_lines
 from ringcoll.overlap.timeline import Timeline
 from ringcoll.overlap.transfers import COLLECTIVES, rings
 from ringcoll.placement.network import Network
@@ -199,7 +199,7 @@ def report_of(reading: Reading) -> Report:
         chip=chip,
         ranks=len(network.places),
         rows=rows,
-        works=tuple(Work(works[k], *k) for k in sorted(works, key=lambda k: -works[k])),
+        works=tuple(LineWork(works[k], *k) for k in sorted(works, key=lambda k: -works[k])),
         total=timeline.now,
         compute=tally["compute",],
         memory=tally["memory",],

@@ -12,7 +12,7 @@ from ringcoll.io.text import wrapped
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.lines import Line
 from ringcoll.overlap.picture import TimelineView, as_page, as_svg, as_trace
-from ringcoll.overlap.rows import NO_LINE, LineRows, Row, Work, by_line, table_lines
+from ringcoll.overlap.rows import NO_LINE, LineRows, LineWork, Row, by_line, table_lines
 from ringcoll.overlap.timeline import Segment
 
 #: The most lines of source that are printed. If there are more, the most exposed are.
@@ -66,7 +66,7 @@ class Report:
     host: float = 0.0
     unpriced: tuple[str, ...] = ()
     least: Mapping[str, float] = field(default_factory=dict)
-    works: tuple[Work, ...] = ()
+    works: tuple[LineWork, ...] = ()
 
     @property
     def timed(self) -> bool:
@@ -188,7 +188,7 @@ class Report:
                 fields["chip"] = Chip(**chip) if "clock" in chip else Gpu(**chip)
             rows = ({**row, "axes": tuple(row["axes"])} for row in fields["rows"])
             fields["rows"] = tuple(Row(**row) for row in rows)
-            fields["works"] = tuple(Work(**work) for work in fields.get("works", ()))
+            fields["works"] = tuple(LineWork(**work) for work in fields.get("works", ()))
             fields["least"] = {k: float(v) for k, v in fields.get("least", {}).items()}
             for name in ("notes", "unpriced"):
                 fields[name] = tuple(fields.get(name, ()))

@@ -55,7 +55,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LineWork:
     """The compute of a line, in seconds of the whole program; source and at are as in `Row`."""
 
     seconds: float

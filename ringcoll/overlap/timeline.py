@@ -49,20 +49,20 @@ class Pending:
 
 
 #: The transfers that a value holds; a tuple holds those of its elements.
-Held = Pending | tuple["Held", ...] | None
+HeldTransfers = Pending | tuple["HeldTransfers", ...] | None
 
 
 class Scope(NamedTuple):
     """A running computation, and the transfers that its values hold, by name of the value."""
 
     computation: Computation
-    held: dict[str, Held]
+    held: dict[str, HeldTransfers]
 
-    def operand_transfers(self, instruction: Instruction) -> list[Held]:
+    def operand_transfers(self, instruction: Instruction) -> list[HeldTransfers]:
         """The transfers that the operands of an instruction hold."""
         return [self.held.get(name) for name in instruction.operands]
 
-    def result_transfers(self, instruction: Instruction) -> Held:
+    def result_transfers(self, instruction: Instruction) -> HeldTransfers:
         """The transfers that the result of an instruction holds, if it passes them on."""
         operands = self.operand_transfers(instruction)
         if not any(operands):
@@ -79,7 +79,7 @@ class Scope(NamedTuple):
         return _flat(tuple(self.operand_transfers(instruction)))
 
 
-def _flat(held: Held) -> Iterator[Pending]:
+def _flat(held: HeldTransfers) -> Iterator[Pending]:
     if isinstance(held, Pending):
         yield held
     elif held:
@@ -150,7 +150,7 @@ class Timeline:
         self.unread.add(name)
         self.notes.add(f"{name} is not counted as communication: {why}")
 
-    def _run(self, computation: Computation, given: Sequence[Held]) -> Held:
+    def _run(self, computation: Computation, given: Sequence[HeldTransfers]) -> HeldTransfers:
         """Run a computation on operands that hold `given`; return the transfers in its result."""
         parameters = computation.parameters.items()
         scope = Scope(computation, {i.name: given[n] for n, i in parameters if n < len(given)})
@@ -159,7 +159,7 @@ class Timeline:
                 scope.held[instruction.name] = self._step(scope, instruction)
         return scope.held.get(computation.root.name)
 
-    def _step(self, scope: Scope, instruction: Instruction) -> Held:
+    def _step(self, scope: Scope, instruction: Instruction) -> HeldTransfers:
         operands, bodies = (
             scope.operand_transfers(instruction),
             list(self._module.called(instruction)),
@@ -198,7 +198,7 @@ class Timeline:
         """How bad a branch is: its exposed time, its time, its number of collectives."""
         return self.tally["exposed",], self.now, len(self.transfers)
 
-    def _run_instruction(self, role: Role, scope: Scope, instruction: Instruction) -> Held:
+    def _run_instruction(self, role: Role, scope: Scope, instruction: Instruction) -> HeldTransfers:
         """Run one instruction; return the transfers in its result."""
         if role.unread:
             self._mark_unread(instruction.name, role.unread)
@@ -367,7 +367,7 @@ class Timeline:
         if seconds:
             self.tally[instruction.name, "work"] += seconds
 
-    def _loop(self, scope: Scope, instruction: Instruction) -> Held:
+    def _loop(self, scope: Scope, instruction: Instruction) -> HeldTransfers:
         """Run a loop. Transfers in its carry continue into the next turn and out of the loop."""
         turns = trip_count(self._module, scope.computation, instruction)
         if turns is None:

@@ -21,9 +21,9 @@ from ringcoll.overlap.rows import NO_LINE
 from ringcoll.overlap.transfers import groups, is_collective
 from ringcoll.overlap.work import RENAMING
 
-Groups = frozenset[frozenset[int]]
+RankGroups = frozenset[frozenset[int]]
 #: On which groups of ranks a value is the same; None: on all ranks.
-Same = Groups | None
+Same = RankGroups | None
 _UNKNOWN: Same = frozenset()
 #: The computation around a fusion, and the names of its operands there; None outside of one.
 Given = tuple[Computation, Sequence[str]] | None
@@ -167,7 +167,7 @@ def _passes(
     return found
 
 
-def _groups(module: Module, instruction: Instruction) -> Groups:
+def _groups(module: Module, instruction: Instruction) -> RankGroups:
     return frozenset(map(frozenset, groups(instruction, module.ranks)))
 
 

@@ -16,7 +16,7 @@ These are enough for collectives that treat all operands alike. If operands have
 collective has its own `types`, `jvp`, `pulled_back` and `batch`: the rules of the primitive.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Self
@@ -27,10 +27,11 @@ from jax import Array
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ringcoll.runtime.cpu import loops
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.scopes import line_of_call, takes_plans
 
+#: Called with JAX's context of each program in which a collective is lowered.
+on_lowering: list[Callable[[mlir.ModuleContext], None]] = []
 _PLATFORMS = {"cpu": "cpu", "tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}
 
 
@@ -192,8 +193,7 @@ def _jitted(collective: Collective):
 
 
 def _lower(ctx, *xs, collective: Collective, platform: str):
-    module = ctx.module_context
-    if list(module.platforms) == ["cpu"]:
-        loops.keep_apart(module.module)
-    lower = partial(collective.lower, Where(platform, module.axis_context))
+    for called in on_lowering:
+        called(ctx.module_context)
+    lower = partial(collective.lower, Where(platform, ctx.module_context.axis_context))
     return mlir.lower_fun(lower, multiple_results=True)(ctx, *xs)

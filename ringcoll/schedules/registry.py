@@ -12,7 +12,10 @@ from ringcoll.schedules.schedule import AllToAllSchedule, Schedule, ScheduleErro
 #: Several gathers that run one after the other, each along one digit of the ranks, major first.
 Stages = tuple[Schedule, ...]
 #: An algorithm as callers give it: a name, a schedule or stages, or a function from a shape to one.
-Algorithm = str | Schedule | Stages | Callable[..., Schedule | Stages]
+ScheduleLike = str | Schedule | Stages | Callable[..., Schedule | Stages]
+
+#: The name of the built-in collective, which is no schedule.
+LAX = "lax"
 
 # Algorithms by name. Only `listed` adds to these.
 #: All-gathers. Backward they are reduce-scatters; backward and then forward, all-reduces.
@@ -132,7 +135,7 @@ def unknown(name: str, known: Iterable[str]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def build(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> Schedule | Stages:
+def build(collective: str, algorithm: ScheduleLike, shape: tuple[int, ...]) -> Schedule | Stages:
     """The checked schedule (or stages) of a collective on axes of `shape`, major first.
 
     Args:

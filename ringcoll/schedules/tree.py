@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from ringcoll.schedules.registry import AS_ALL_REDUCE, GATHERS, STAGED, Algorithm, Stages, build
+from ringcoll.schedules.registry import AS_ALL_REDUCE, GATHERS, STAGED, ScheduleLike, Stages, build
 from ringcoll.schedules.schedule import Schedule, ScheduleError, digits
 
 #: A tree of additions: a rank, or a sum of two trees. The one with the lowest rank is the first.
@@ -102,7 +102,7 @@ def _extent(schedule: Schedule | Stages) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def is_balanced(collective: str, algorithm: Algorithm, shape: tuple[int, ...]) -> bool:
+def is_balanced(collective: str, algorithm: ScheduleLike, shape: tuple[int, ...]) -> bool:
     """Whether a collective by this algorithm adds by the balanced tree.
 
     Raises:

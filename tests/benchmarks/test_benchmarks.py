@@ -13,7 +13,7 @@ from support import check_doubling, doubling_times, is_part, mostly_exhaustive
 
 from benchmarks.__main__ import main
 from benchmarks.collectives import tune
-from benchmarks.collectives.cases import AXIS, CASES, LAX
+from benchmarks.collectives.cases import AXIS, CASES
 from benchmarks.compiled import matmul, programs
 from benchmarks.measuring import measure, model
 from benchmarks.measuring.data import count_wrong, exact
@@ -21,6 +21,7 @@ from benchmarks.measuring.measure import Point
 from benchmarks.measuring.row import Quartiles
 from ringcoll import Schedule, algorithms, costs
 from ringcoll.choose.table import Table
+from ringcoll.schedules.registry import LAX
 
 BY_NAME = {case.name: case for case in CASES}
 

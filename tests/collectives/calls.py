@@ -18,8 +18,9 @@ from sent import price
 from support import make_mesh
 
 from ringcoll import Table, Tree, algorithms
-from ringcoll.choose.table import LAX, TableRow
+from ringcoll.choose.table import TableRow
 from ringcoll.collectives.sums import ByTree, Exchanged
+from ringcoll.schedules.registry import LAX
 
 SUMS = ("psum", "pmean", "psum_scatter")
 ALL_REDUCES = ("psum", "pmean", "pmax", "pmin", "pbroadcast")

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 from ringcoll import algorithms, costs
-from ringcoll.choose.table import LAX
+from ringcoll.schedules.registry import LAX
 
 PERMUTE = "collective_permute"
 BUILT_IN = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "collective_broadcast")

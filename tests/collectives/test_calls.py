@@ -26,11 +26,12 @@ from support import assert_same, every_rank, exists, make_mesh, runnable
 import ringcoll
 import ringcoll.lax
 from ringcoll import Tree
-from ringcoll.choose.table import LAX, Table, TableRow, choices
+from ringcoll.choose.table import Table, TableRow, choices
 from ringcoll.collectives import by_schedule
 from ringcoll.runtime import run as running
 from ringcoll.runtime.hosts import HostSpread
 from ringcoll.runtime.value_types import varying
+from ringcoll.schedules.registry import LAX
 
 #: "mixed" is a tree with whole numbers, and with booleans if lax takes them.
 NUMBERS = ["float32", "bfloat16", "float8_e5m2", "mixed"]

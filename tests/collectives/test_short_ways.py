@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from ringcoll.runtime.cpu import loops
+from ringcoll.xla_cpu import loops
 
 PACKAGE = str(Path(ringcoll.__file__).parent)
 

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from ringcoll import algorithms
-from ringcoll.choose.table import LAX
 from ringcoll.commands.cost_matmul import GATHER, SUM, Matmul
 from ringcoll.costs import DEVICES, Model
 from ringcoll.costs.under_work import (
-    Round,
+    RoundLoad,
     Work,
     all_to_all_seconds,
     built_in_seconds,
@@ -24,6 +23,7 @@ from ringcoll.costs.under_work import (
     rounds,
     tour_rounds,
 )
+from ringcoll.schedules.registry import LAX
 from ringcoll.schedules.tour import Tour, tour
 
 pytestmark = pytest.mark.quick
@@ -57,7 +57,7 @@ def test_rounds_are_read_off_the_schedule(found, own_and_rest):
 
 
 def test_the_two_halves_of_a_block_take_turns():
-    assert by_turns(of(RING, 2)) == (*[Round(0.5, 0)] * 2, *[Round(0.5, 0.5)] * 2)
+    assert by_turns(of(RING, 2)) == (*[RoundLoad(0.5, 0)] * 2, *[RoundLoad(0.5, 0.5)] * 2)
 
 
 def test_in_a_tour_sums_travel_home_beside_the_shards():
@@ -72,7 +72,7 @@ def test_in_a_tour_sums_travel_home_beside_the_shards():
 
 
 #: As in a tour: the last round brings no shard.
-WITH_A_HOP_AT_THE_END = [Round(1, 0), Round(1, 1), Round(0, 2)]
+WITH_A_HOP_AT_THE_END = [RoundLoad(1, 0), RoundLoad(1, 1), RoundLoad(0, 2)]
 #: A message takes 1 second, and one more a byte; main memory takes one a byte.
 BARE = Model(alpha=1, beta=1, gamma=3, delta=1)
 #: The same with memory that matmuls read, of which 9 bytes are near.

@@ -15,7 +15,7 @@ from ringcoll.costs import DEVICES
 from ringcoll.costs.counts import price
 from ringcoll.draw import as_motion, as_page, as_text, frames, plan
 from ringcoll.draw.captions import round_words, sentence
-from ringcoll.draw.plan import Plan
+from ringcoll.draw.plan import Execution
 from ringcoll.schedules.phases import Carries, Phase
 from ringcoll.schedules.registry import EXCHANGES
 from ringcoll.schedules.schedule import Move, Schedule, ScheduleError
@@ -60,7 +60,7 @@ def test_the_last_frame_is_the_result_and_messages_match_the_price(collective, s
 def broken(carries, *rounds):
     """A plan on three ranks that nothing has checked."""
     schedule = Schedule((3,), rounds)
-    return Plan("mine", "mine", (3,), (Phase("mine", carries, schedule),), schedule, None)
+    return Execution("mine", "mine", (3,), (Phase("mine", carries, schedule),), schedule, None)
 
 
 def test_a_schedule_that_is_wrong_does_not_run():

@@ -24,7 +24,7 @@ from hlo_texts import (
 from ringcoll import overlap
 from ringcoll.overlap import hlo
 from ringcoll.overlap.picture import LOOKS, as_svg
-from ringcoll.overlap.rows import Work, table_lines
+from ringcoll.overlap.rows import LineWork, table_lines
 from ringcoll.overlap.timeline import Segment
 from ringcoll.placement.network import Network
 
@@ -294,7 +294,7 @@ def timed(compute, exposed, memory=0.0, host=0.0, **lines):
     """A report of so many ms; `lines`: the compute of lines of train.py."""
     parts = {"compute": compute, "exposed": exposed, "memory": memory, "host": host}
     parts = {name: 1e-3 * ms for name, ms in parts.items()}
-    works = tuple(Work(1e-3 * ms, at=f"{at} f".replace("_", ":")) for at, ms in lines.items())
+    works = tuple(LineWork(1e-3 * ms, at=f"{at} f".replace("_", ":")) for at, ms in lines.items())
     report = overlap.report(BARE, chip=CHIP)
     return replace(report, **parts, total=sum(parts.values()), works=works, rows=())
 

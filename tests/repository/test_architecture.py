@@ -7,13 +7,17 @@ how the library runs.
 """
 
 import ast
+import builtins
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
+import jax
 import pytest
 
 import ringcoll
@@ -34,6 +38,7 @@ ROOMS = (
     "collectives",
     "matmuls",
     "lax",
+    "xla_cpu",
     "layers",
     "__init__",
     "debug",
@@ -50,10 +55,10 @@ WITHOUT_JAX = (
     *(f"matmuls.{name}" for name in ("exchange", "labels", "plans", "work")),
 )
 #: All that layers may know: prices, collectives and matmuls, so that none bypasses a gradient; and
-#: types. They know nothing of schedules.
+#: types. They know nothing of schedules but their names.
 LAYERS_KNOW = (
     *("layers", "choose", "costs", "collectives", "matmuls"),
-    *("runtime.scopes", "runtime.value_types"),
+    *("runtime.scopes", "runtime.value_types", "schedules.registry"),
 )
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
 OVERLAP_KNOWS = ("overlap", "placement", "costs", "io", "web")
@@ -241,8 +246,63 @@ except RuntimeError:
     assert done.stdout.split("\n")[:5] == ["[]", "[]", *late, "no device was asked for before"]
 
 
+def types_in(source):
+    """The public classes and types that a module defines; several may have a type variable `T`."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign) and "TypeVar" not in ast.unparse(node.value):
+            yield from re.findall(r"^[A-Z]\w*[a-z]\w*$", ast.unparse(node.targets[0]))
+
+
+def test_no_two_types_have_one_name():
+    counts = Counter(name for source in SOURCES.values() for name in types_in(source))
+    assert len(counts) > 100
+    assert [name for name, count in counts.items() if count > 1] == []
+
+
+PAGE = (PACKAGE.parent / "docs/architecture.md").read_text(encoding="utf-8")
+#: What each module defines, also inside of classes and functions, and their parameters.
+DEFINED = {
+    module: {
+        node.arg if isinstance(node, ast.arg) else node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.arg)
+    }
+    for module, source in SOURCES.items()
+}
+KNOWN = {*dir(jax.lax), *dir(builtins), "check_vma"}.union(*DEFINED.values())
+
+
+def missing(code):
+    """What does not exist of some code in prose: a path, a name, or one such as `Class.method`."""
+    if re.fullmatch(r"[\w/]+(/|\.py|\.json)", code):
+        if not [*PACKAGE.rglob(code), *PACKAGE.parent.glob(code)]:
+            yield code
+        return
+    for name in re.findall(r"([A-Za-z_][\w.]*)(?=\(|=|$)", code):
+        first, *rest = name.split(".")
+        found = [{"jax": jax, "lax": jax.lax, "ringcoll": ringcoll}.get(first)]
+        for module, defined in DEFINED.items():
+            if first in (module.rpartition(".")[2], *defined):
+                owner = import_module(f"ringcoll.{module.removesuffix('__init__').rstrip('.')}")
+                found.append(getattr(owner, first, owner))
+        for part in rest:
+            found = [getattr(owner, part) for owner in found if hasattr(owner, part)]
+        if not found if rest else first not in KNOWN:
+            yield name
+
+
+def test_the_prose_of_the_page_names_what_exists():
+    prose = PAGE.partition("<!-- rooms -->")[0]
+    codes = {code for code in re.findall(r"`([^`]+)`", prose) if not code.startswith("python ")}
+    assert len(codes) > 50
+    assert [name for code in codes for name in missing(code)] == []
+    wrong = ["added_up", "engine.add", "Psum.lowered", "no/", "hops.py", "psum(x, to_all=1)"]
+    assert [name for code in wrong for name in missing(code)] == [*wrong[:-1], "to_all"]
+
+
 def test_the_page_has_every_room_in_this_order_and_its_docstring():
-    page = (PACKAGE.parent / "docs/architecture.md").read_text(encoding="utf-8")
-    shown = [re.sub(r"/|\.py", "", name) for name in pages.ROOM.findall(page)]
+    shown = [re.sub(r"/|\.py", "", name) for name in pages.ROOM.findall(PAGE)]
     assert shown == [room for room in ROOMS if not room.startswith("__")]
-    assert page == pages.with_rooms(page), "python -m benchmarks claims --write"
+    assert pages.with_rooms(PAGE) == PAGE, "python -m benchmarks claims --write"

@@ -29,7 +29,7 @@ from support import make_mesh
 
 import ringcoll
 from ringcoll import lax
-from ringcoll.runtime.cpu import loops
+from ringcoll.xla_cpu import loops
 
 N = 4
 MESH = make_mesh(N)

@@ -14,7 +14,8 @@ from support import make_mesh, mostly_exhaustive
 
 from benchmarks.soak import steps
 from ringcoll import lax
-from ringcoll.runtime.cpu import loops as cpu_loops
+from ringcoll.runtime import primitive
+from ringcoll.xla_cpu import loops as cpu_loops
 
 
 @pytest.mark.parametrize("number", mostly_exhaustive(range(12), lambda number: number < 2))
@@ -27,7 +28,7 @@ def test_a_drawn_training_step(number):
 
 def test_steps_are_what_goes_wrong_otherwise(monkeypatch):
     """Without the added dependencies, the judge sees a fault."""
-    monkeypatch.setattr(cpu_loops, "keep_apart", lambda module: None)
+    monkeypatch.setattr(primitive, "on_lowering", [])
     rings = dict.fromkeys(("all_gather", "psum_scatter", "psum"), ("ring",))
     step = steps.Step((2, 4), 2, "scan", "", "gather", (1, 1, 1), rings)
     text = step.program().lower(step.state(), step.batch(0)).compile().as_text()
@@ -88,7 +89,7 @@ def test_loops_and_collectives_are_apart(name):
     assert too_early(compiled.as_text()) == []
     assert too_late(compiled.as_text()) == []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_loops, "keep_apart", lambda module: None)
+        patch.setattr(primitive, "on_lowering", [])
         jax.clear_caches()
         plain = mapped.lower(x).compile()(x)
     chex.assert_trees_all_equal(compiled(x), plain)
@@ -137,7 +138,7 @@ def test_lowering_is_always_heard(monkeypatch):
 def text_twice(mapped, monkeypatch):
     """The text of a program as it is lowered, and without the added dependencies."""
     texts = [jax.jit(mapped).lower(jnp.ones(64)).as_text()]
-    monkeypatch.setattr(cpu_loops, "keep_apart", lambda module: None)
+    monkeypatch.setattr(primitive, "on_lowering", [])
     jax.clear_caches()
     return *texts, jax.jit(mapped).lower(jnp.ones(64)).as_text()
 

@@ -46,7 +46,7 @@ from ringcoll.layers.context_parallel.auto import ULYSSES, Attention, fastest
 from ringcoll.layers.context_parallel.layouts import check_layout, positions
 from ringcoll.layers.context_parallel.overlapped import attend
 from ringcoll.layers.context_parallel.tiles import NOWHERE, Mask
-from ringcoll.layers.context_parallel.visits import AttentionOptions, BlockMask, Kernel
+from ringcoll.layers.context_parallel.visits import AttentionKernel, AttentionOptions, BlockMask
 from ringcoll.runtime.scopes import record_plan_at_lowering
 from ringcoll.runtime.value_types import device_kind, explicit_spec, with_common_axes
 
@@ -70,7 +70,7 @@ def attention(
     segment_ids: Array | None = None,
     window: int | None = None,
     scale: float | None = None,
-    kernel: Kernel | None = None,
+    kernel: AttentionKernel | None = None,
 ) -> Array:
     """Attention over a sequence that is cut over ranks.
 
@@ -320,7 +320,7 @@ def _per_axis(axes: tuple[Hashable, ...], algorithm: Any) -> tuple[Algorithm, ..
     return None if algorithm == "auto" else (algorithm,) * len(axes)
 
 
-def _checked(kernel: Kernel) -> Kernel:
+def _checked(kernel: AttentionKernel) -> AttentionKernel:
     """The kernel with a check that its results fit its operands."""
 
     def checked(q: Array, k: Array, v: Array, **masking: Any) -> tuple[Array, Array]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from math import prod
 
 from ringcoll.choose.plan import NOTHING_HIDES, Heads, Plan, cheapest
-from ringcoll.choose.table import LAX
 from ringcoll.choose.under_work import hides, machine, visited_seconds
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import all_to_all_seconds, built_in_seconds
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, plan
+from ringcoll.schedules.registry import LAX
 
 #: The algorithm that exchanges positions for heads.
 ULYSSES = "ulysses"

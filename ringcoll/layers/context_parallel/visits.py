@@ -17,7 +17,7 @@ from ringcoll.runtime.value_types import varying_like
 
 #: (q, k, v, causal=) or (q, k, v, mask=) -> (out, lse), for `[b, s, heads, d]` and log-sum-exps
 #: `[b, s, heads]`.
-Kernel = Callable[..., tuple[Array, Array]]
+AttentionKernel = Callable[..., tuple[Array, Array]]
 
 
 class BlockMask(NamedTuple):
@@ -65,7 +65,7 @@ class AttentionOptions:
     sizes: tuple[int, ...]
     exchanged: tuple[int, ...]
     scale: float
-    kernel: Kernel | None
+    kernel: AttentionKernel | None
 
 
 class Softmax(NamedTuple):

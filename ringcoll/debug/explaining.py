@@ -8,9 +8,9 @@ import jax
 from jax.sharding import AbstractMesh
 
 from ringcoll.choose.plan import Plan
-from ringcoll.choose.table import LAX
 from ringcoll.io.text import aligned, folded, seconds_in_words
 from ringcoll.runtime.scopes import takes_plans
+from ringcoll.schedules.registry import LAX
 
 
 @dataclass(frozen=True)

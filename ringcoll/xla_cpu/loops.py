@@ -55,8 +55,11 @@ _listeners: list[Callable[..., None]] = []
 _lock = threading.Lock()
 
 
-def keep_apart(module: ir.Module) -> None:
+def keep_apart(context: mlir.ModuleContext) -> None:
     """Change a program, which this thread is lowering for CPU, when all of it has been lowered."""
+    module = context.module
+    if list(context.platforms) != ["cpu"]:
+        return
     with _lock:
         if module in _programs:
             return
