@@ -29,7 +29,6 @@ from ringcoll.collectives.broadcast import pbroadcast
 from ringcoll.collectives.choice import algorithm
 from ringcoll.collectives.gathering import (
     all_gather_map,
-    exchange,
     gather,
     map_reduce_scatter,
     reduce,
@@ -81,7 +80,6 @@ __all__ = [
     "describe",
     "draw",
     "einsum_reduce_scatter",
-    "exchange",
     "explain",
     "formats",
     "gather",

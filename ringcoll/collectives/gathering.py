@@ -24,7 +24,6 @@ from ringcoll.choose.under_work import gather_plans, hides, scatter_plans, tour_
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.counting import work_of
-from ringcoll.collectives.placing import blocks
 from ringcoll.collectives.public import integer, public
 from ringcoll.collectives.sums import wide_dtype
 from ringcoll.collectives.visits import CutShards, Rounds, Rows, all_rows, any_rows, own_rows
@@ -180,7 +179,8 @@ def gather(
     >>> print(y[:8, 0] * 7)
     [0. 1. 2. 3. 4. 5. 6. 7.]
     """
-    call = _Call.of("gather", "visit", visit, axis_name, axis_index_groups, dim, algorithm)
+    given = visit, axis_name, axis_index_groups, dim, algorithm
+    call = _Call.of("gather", "visit", *given, collective="all_gather")
     _, shard_bytes = _checked_rows("x", x, dim)
     x, visit = jax.tree.map(jnp.asarray, x), _checked_visit(visit, dim)
     whole = False
@@ -337,59 +337,6 @@ def tour(
     return carry, _with_dtypes(total, result_types)
 
 
-@public()
-def exchange(
-    x: Any,
-    axis_name: AxisName,
-    visit: Visit,
-    carry: Any,
-    *,
-    dim: int = 0,
-    axis_index_groups: Groups = None,
-    algorithm: Algorithm = "auto",
-) -> tuple[Any, Any]:
-    """All-to-all, and visit the blocks for this rank as they arrive.
-
-    x: [m, ...] on each rank; block j of its rows, [m/n, ...], is for rank j.
-    `visit(carry, arrived)` returns `(carry, rows)`. It is called once a round, first with this
-    rank's own block, while the next blocks travel. The rows end up in order: [m, ...].
-
-    Steps and bytes: those of `all_to_all` by the algorithm. By "lax", and "auto", there is one
-    visit, of all blocks, after the all_to_all.
-
-    Gradient: JAX's, through the rounds; see `gather`.
-
-    Args:
-        x, axis_name, visit, carry, dim, axis_index_groups: as for `gather`.
-        algorithm: as for `all_to_all`. "auto" is "lax": an exchange has no price under work.
-
-    Raises: as `gather`; and
-        ValueError: n does not divide the rows of x.
-
-    Source: as for `all_to_all`.
-
-    >>> def swapped(x):
-    ...     visit = lambda carry, arrived: (carry, arrived.value)
-    ...     return ringcoll.exchange(x, "x", visit, None, algorithm="pairwise")[1]
-    >>> print(ranks(swapped)(jnp.arange(16)))
-    [ 0  4  8 12  1  5  9 13  2  6 10 14  3  7 11 15]
-    """
-    given = visit, axis_name, axis_index_groups, dim, algorithm
-    call = _Call.of("exchange", "visit", *given, collective="all_to_all")
-    count, _ = _checked_rows("x", x, dim)
-    x, visit = jax.tree.map(jnp.asarray, x), _checked_visit(visit, dim)
-    if count % (n := call.ranks.size):
-        raise ValueError(f"x has {count} rows, not divisible by {n}; pad it")
-    own = own_rows(blocks(x, dim, call.ranks)[0], call.ranks, dim)
-    carry, program, rows = _typed(call, visit, carry, own)
-    plan = Plan(call.algorithm, why=NAMED)
-    if call.algorithm == "auto":
-        plan = Plan(LAX, why="an exchange has no price under work")
-    x = record_plan_at_lowering("exchange", call.axes, x, plan)
-    visit = with_wide_gradients(visit, program)
-    return call.rounds(plan).exchange(x, visit, carry, rows)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Call:
     """What a call says about its rounds, checked.
@@ -417,7 +364,7 @@ class _Call:
         axis_index_groups: Groups,
         dim: int,
         algorithm: Algorithm,
-        collective: str = "all_gather",
+        collective: str = "psum_scatter",
     ) -> "_Call":
         _check_function(argument, function)
         axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)

@@ -14,9 +14,7 @@ from jax import Array
 
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.all_to_all import all_to_all
 from ringcoll.collectives.by_schedule import built, named
-from ringcoll.collectives.placing import blocks
 from ringcoll.collectives.public import integer, public
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import looped, run
@@ -369,29 +367,6 @@ class Rounds:
             run_on = tour(schedule, self.needed), ranks, layout
             carry, sums = run.tour(*run_on, x, visit_round, carry, GATHER_PLACE, halved=halved)
             return carry, joined(sums, self.dim)
-
-    def exchange(
-        self, x: Any, visit: Callable[[Carry, Rows], tuple[Carry, Any]], carry: Carry, rows: Any
-    ) -> tuple[Carry, Any]:
-        """Send each rank its block of x, and visit what arrives; see `ringcoll.exchange`.
-
-        `rows`: as for `gather`, of this rank's own block.
-        """
-        size = row_count(x, self.dim) // Ranks.over(self.axes, self.groups).size
-        with named(self.name, self.algorithm, "all_to_all"):
-            if self.algorithm == LAX:
-                value = all_to_all(x, self.axes, self.dim, self.dim, **self._of_collective())
-                return visit(carry, all_rows(self.ranks(), self.dim, size, value))
-            schedule, ranks = built("all_to_all", self.algorithm, self.axes, self.groups)
-
-            def visit_round(state: Any, parts: list[Part]) -> Any:
-                (carry, placed), arrived = state, self._rows(parts, ranks, size)
-                carry, rows = visit(carry, arrived)
-                return carry, arrived.placed(placed, rows)
-
-            layout, own = Layout(self.dim, size), blocks(x, self.dim, ranks)
-            state = carry, self._buffers(rows, None, ranks)
-            return run.exchange(schedule, ranks, layout, own, visit_round, state, GATHER_PLACE)
 
     def _built(self, size: int | None = None) -> tuple[Schedule, Ranks]:
         """The gather and its ranks. Lanes cut shards only if each gets some of the `size` rows."""

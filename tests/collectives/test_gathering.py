@@ -1,4 +1,4 @@
-"""`gather`, `reduce`, `tour` and `exchange`: recipes, by every algorithm, against one device."""
+"""`gather`, `reduce` and `tour`: recipes, by every algorithm, against one device."""
 
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,6 @@ from ringcoll import (
     Move,
     Schedule,
     all_gather_map,
-    exchange,
     gather,
     map_reduce_scatter,
     per_shard,
@@ -31,7 +30,7 @@ from ringcoll.runtime import run as running
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 #: Recipes of few operations.
-BRIEF = ("placed", "reduced", "exchanged")
+BRIEF = ("placed", "reduced")
 #: Sizes of the mesh, axes, and groups. The exhaustive cases have all of them.
 USUAL_RANKS = [
     *(((n,), "x", None) for n in (1, 3, 8)),
@@ -53,7 +52,7 @@ def backwards(*shape):
 FACTORS = {
     "recipe": [
         *("placed", "mapped", "summed", "tree", "each", "reduced", "reduced map", "reduced tree"),
-        *("toured", "toured tree", "exchanged"),
+        *("toured", "toured tree"),
     ],
     "algorithm": [
         *("auto", "lax", "ring", "bidirectional_ring", "two_ended", "bruck", "direct"),
@@ -132,9 +131,6 @@ def ours(recipe, axes, groups, dim, algorithm, x, w, weights):
         total = arrived.join(results)
         return found, total if recipe == "toured" else {"a": total, "b": arrived.value}
 
-    if recipe == "exchanged":
-        options["algorithm"] = algorithm if algorithm in ("auto", "lax", "bruck") else "pairwise"
-        return exchange(x, axes, placed, None, **options)[1]
     if recipe.startswith("toured"):
         return tour(x, axes, toured, jnp.zeros(n), **options)
     if recipe == "reduced":
@@ -151,9 +147,6 @@ def expected(recipe, team, own, axes_are_grouped, dim, xs, w, weights):
         mine = [jnp.split(x, len(team), dim)[own] for x in shards]
         total = sum(times(x, w, dim) for x in mine)
         return {"a": total, "b": sum(mine)} if recipe == "reduced tree" else total
-    if recipe == "exchanged":
-        blocks = [jnp.split(x, len(team), dim)[own] for x in shards]
-        return times(jnp.concatenate(blocks, dim), w, dim)
     if recipe.startswith("toured"):
         # Without groups, the number of a rank over the axes is its place in the team.
         numbers = team if axes_are_grouped else range(len(team))
@@ -202,7 +195,7 @@ def check(monkeypatch, recipe, algorithm, ranks, dim, rows, transform, check_vma
     count, rng = int(np.prod(shape)), np.random.default_rng(0)
     of = teams(shape, axes, groups)
     n = len(of[0][0])
-    length = rows * n if recipe.startswith(("reduced", "exchanged")) else rows
+    length = rows * n if recipe.startswith("reduced") else rows
     x_shape = (length, 4) if dim == 0 else (4, length)
     xs = rng.integers(-2, 3, (count, *x_shape)).astype(F32)
     w = rng.integers(-2, 3, (4, 4)).astype(F32)
@@ -317,26 +310,16 @@ class Pair(NamedTuple):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("spec", [P("y"), P("y", "x"), P(("y", "x"))])
-@pytest.mark.parametrize("call", ["gather", "exchange"])
-def test_beside_an_explicit_axis_rows_keep_their_sharding(call, spec, check_vma):
+def test_beside_an_explicit_axis_rows_keep_their_sharding(spec, check_vma):
     mesh = make_mesh(2, 3, axis_type=AxisType.Explicit)
-
-    def doubled(x):
-        if call == "exchange":
-            visit = lambda c, arrived: (c, 2 * arrived.value)  # noqa: E731
-            return exchange(x, "y", visit, None, algorithm="pairwise")[1]
-        return all_gather_map(lambda rows: 2 * rows, x, "y", algorithm="ring")
-
+    doubled = partial(all_gather_map, lambda rows: 2 * rows, axis_name="y", algorithm="ring")
     x = np.arange(36.0, dtype=F32).reshape(18, 2)
     options = {"in_specs": P("y"), "out_specs": P("y"), "check_vma": check_vma}
     with jax.set_mesh(mesh):
         mapped = jax.shard_map(doubled, axis_names={"y"}, **options)
         found = jax.jit(mapped)(jax.device_put(x, spec))
         assert found.sharding.spec == P(*spec, *[None] * (2 - len(spec)))
-    rows = np.tile(x, (3, 1))
-    if call == "exchange":
-        rows = x.reshape(3, 3, 2, 2).swapaxes(0, 1).reshape(18, 2)
-    np.testing.assert_array_equal(found, 2 * rows)
+    np.testing.assert_array_equal(found, 2 * np.tile(x, (3, 1)))
 
 
 REFUSED = {
@@ -390,7 +373,7 @@ REFUSED = {
         ValueError, lambda x: gather(x, "x", kept, x, axis_index_groups=[[0], [*range(1, 8)]])
     ),
     "must cover all indices exactly once": (
-        ValueError, lambda x: exchange(x, "x", kept, x, axis_index_groups=[[0, 1]])
+        ValueError, lambda x: gather(x, "x", kept, x, axis_index_groups=[[0, 1]])
     ),
     "visit returns a carry of float32[16,3], in place of float32[2,3]": (
         TypeError, lambda x: gather(x, "x", lambda c, a: (a.value, None), x, algorithm="lax")
@@ -418,7 +401,6 @@ REFUSED = {
         ValueError,
         lambda x: gather(x, "x", lambda c, a: (c, a.join([p.value[:1] for p in a.parts()])), 0),
     ),
-    "x has 2 rows, not divisible by 8": (ValueError, lambda x: exchange(x, "x", kept, x)),
 }  # fmt: skip
 
 
