@@ -77,7 +77,7 @@ class AllReduce(ScheduledCollective):
 
     def by_owners(self, x: Array, ranks: Ranks, sums: Exchanged) -> Array:
         if sums.adds_whole and (is_small(x) or sharded_dims(x)):
-            every = sums.gather(x[None], 0, ranks)
+            every = sums.widen(sums.gather(x[None], 0, ranks))
             return sums.fold(self.combine, [every[i] for i in range(ranks.size)])
         steps = sums.reduce_scatter, sums.gather
         return _by_chunks(x, ranks.size, *(partial(step, ranks=ranks) for step in steps))

@@ -231,7 +231,8 @@ class ByTree(Exchanged):
 
     def _total(self, x: Array, dim: int) -> Array:
         """The sum of the slices along a dimension; the result does not have the dimension."""
-        slices = [lax.index_in_dim(x, i, dim, keepdims=False) for i in range(x.shape[dim])]
+        wide = self.widen(x)
+        slices = [lax.index_in_dim(wide, i, dim, keepdims=False) for i in range(x.shape[dim])]
         return self.fold(self.add, slices)
 
     def within(
