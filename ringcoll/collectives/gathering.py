@@ -36,7 +36,7 @@ from ringcoll.runtime.value_types import device_kind, type_in_words, varying, va
 from ringcoll.schedules.registry import LAX
 
 #: `(carry, arrived) -> (carry, rows)`, as the body of a `jax.lax.scan`.
-Visit = Callable[[Any, Rows], tuple[Any, Any]]
+RowVisit = Callable[[Any, Rows], tuple[Any, Any]]
 
 
 @public()
@@ -73,7 +73,7 @@ def all_gather_map(
     """
     _check_function("f", f)
     options: Any = {"dim": dim, "axis_index_groups": axis_index_groups, "algorithm": algorithm}
-    visit: Visit = lambda carry, arrived: (carry, f(arrived.value))  # noqa: E731
+    visit: RowVisit = lambda carry, arrived: (carry, f(arrived.value))  # noqa: E731
     return gather(x, axis_name, visit, None, work=work, **options)[1]
 
 
@@ -120,7 +120,7 @@ def map_reduce_scatter(
 def gather(
     x: Any,
     axis_name: AxisName,
-    visit: Visit,
+    visit: RowVisit,
     carry: Any,
     *,
     dim: int = 0,
@@ -273,7 +273,7 @@ def reduce(
 def tour(
     x: Any,
     axis_name: AxisName,
-    visit: Visit,
+    visit: RowVisit,
     carry: Any,
     *,
     dim: int = 0,
@@ -433,7 +433,7 @@ def _checked_sums(name: str, tree: Any, dim: int, rows: int | None = None) -> tu
     return found
 
 
-def _checked_visit(visit: Visit, dim: int) -> Visit:
+def _checked_visit(visit: RowVisit, dim: int) -> RowVisit:
     """The visit, whose carry is checked and keeps its types, and whose rows are counted."""
 
     def checked(carry: Any, arrived: Rows) -> tuple[Any, Any]:
@@ -485,7 +485,7 @@ def _like_carry(before: Any, after: Any) -> Any:
     return jax.tree.map(typed, before, after)
 
 
-def _typed(call: _Call, visit: Visit, carry: Any, own: Rows) -> tuple[Any, Any, Any]:
+def _typed(call: _Call, visit: RowVisit, carry: Any, own: Rows) -> tuple[Any, Any, Any]:
     """The carry for the first visit, typed as visits return it; their program; the rows' types."""
     leaves, structure = jax.tree.flatten(carry)
     leaves = [varying(jnp.asarray(leaf), call.axes) for leaf in leaves]

@@ -34,7 +34,7 @@ def cell_places(shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class PictureLayout:
     """The centres of the boxes of all ranks; all boxes have one size."""
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ def plane_size(shape: tuple[int, ...]) -> tuple[int, int]:
     return (axes[0], axes[1]) if len(axes) == 2 and axes[0] > axes[1] else (axes[-1], axes[-2])
 
 
-def place_ranks(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
+def place_ranks(shape: tuple[int, ...], box: Point, gap: float) -> PictureLayout:
     """Place ranks of a shape so that there is room for messages.
 
     Args:
@@ -64,7 +64,7 @@ def place_ranks(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
             (column * (width + gap) + column // plane_size(shape)[0] * gap, row * (height + gap))
             for column, row in cell_places(shape)
         ]
-        return Layout(shape, box, gap, tuple(centres))
+        return PictureLayout(shape, box, gap, tuple(centres))
     n = axes[0]
     first = pi if n == 2 else -pi / 2  # two side by side, more from the top on
     unit = [(cos(first + 2 * pi * r / n), sin(first + 2 * pi * r / n)) for r in range(n)]
@@ -75,4 +75,4 @@ def place_ranks(shape: tuple[int, ...], box: Point, gap: float) -> Layout:
         for bx, by in unit[:i]
     )
     radius = max(least, default=0.0)
-    return Layout(shape, box, gap, tuple((x * radius, y * radius) for x, y in unit))
+    return PictureLayout(shape, box, gap, tuple((x * radius, y * radius) for x, y in unit))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
 
-from ringcoll.draw.layout import Layout, Point, cell_places, long_axes, plane_size
+from ringcoll.draw.layout import PictureLayout, Point, cell_places, long_axes, plane_size
 
 _APART = 18.0  # between two curves side by side
 
@@ -43,7 +43,7 @@ class Route:
     level: bool = False
 
 
-def routes(on: Layout, ends: Sequence[tuple[int, int]]) -> list[Route]:
+def routes(on: PictureLayout, ends: Sequence[tuple[int, int]]) -> list[Route]:
     """A route for each pair of a sender and a receiver of one round."""
     on_link = Counter(map(frozenset, ends))
     drawn: Counter[frozenset[int]] = Counter()
@@ -59,7 +59,7 @@ def routes(on: Layout, ends: Sequence[tuple[int, int]]) -> list[Route]:
     return result
 
 
-def _on_circle(on: Layout, sender: int, receiver: int, turn: int) -> Route:
+def _on_circle(on: PictureLayout, sender: int, receiver: int, turn: int) -> Route:
     """A route on the circle; between ranks that are not neighbours it bends to the centre."""
     (ax, ay), (bx, by) = on.centres[sender], on.centres[receiver]
     ux, uy = _unit((ax, ay), (bx, by))
@@ -72,7 +72,7 @@ def _on_circle(on: Layout, sender: int, receiver: int, turn: int) -> Route:
     return Route((way,), way.at(0.46 if near else 0.3))
 
 
-def _on_grid(on: Layout, sender: int, receiver: int, turn: int, count: int) -> Route:
+def _on_grid(on: PictureLayout, sender: int, receiver: int, turn: int, count: int) -> Route:
     """A route on the grid: a line to a neighbour, or two lines around the end of an axis.
 
     To any other rank it is a curve past the boxes between.
@@ -111,7 +111,7 @@ def _unit(a: Point, b: Point) -> Point:
     return dx / length, dy / length
 
 
-def _between(on: Layout, a: Point, towards: Point, b: Point) -> Bezier:
+def _between(on: PictureLayout, a: Point, towards: Point, b: Point) -> Bezier:
     """A curve from the edge of one box to the edge of another."""
     return Bezier(_edge(a, towards, on.box), towards, _edge(b, towards, on.box))
 
