@@ -275,7 +275,8 @@ class Coded(Exchanged):
             if sharded_dims(aval) or not isinstance(aval.size, int):
                 raise ValueError(
                     f"wire: an operand of type {aval} has dimensions that are sharded over an "
-                    "explicit axis, or symbolic; leave wire out, or make the axis manual in jax.shard_map"
+                    "explicit axis, or symbolic; leave wire out, or make the axis manual in "
+                    "jax.shard_map"
                 )
 
     def plan(
