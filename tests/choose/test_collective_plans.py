@@ -27,12 +27,7 @@ TABLE = Table(
 BUILT_IN = Plan("lax", why="no row covers it: the built-in")
 #: The plan of a call on four ranks of a CPU: its collective, elements, and hosts or sums; and why.
 CASES = [
-    (
-        "psum",
-        256,
-        {"hosts": 2},
-        "recursive_doubling: row 1 of the table",
-    ),
+    ("psum", 256, {"hosts": 2}, "recursive_doubling: row 1 of the table"),
     ("psum", 2**14, {"hosts": 2}, str(BUILT_IN)),
     ("psum", 256, {}, str(BUILT_IN)),
     (
