@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,12 +12,13 @@ from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.by_schedule import ScheduledCollective
 from ringcoll.collectives.front_door import Pytree, bind_leaves
-from ringcoll.collectives.placing import WRITTEN_AS_BITS, blocks, placed
+from ringcoll.collectives.placing import WRITTEN_AS_BITS, placed
 from ringcoll.collectives.public import public
 from ringcoll.collectives.sums import Exchanged, WireLike, sums_of
 from ringcoll.runtime import built_in, run
 from ringcoll.runtime.hop import Ranks, as_bits, moved
-from ringcoll.runtime.parts import Layout
+from ringcoll.runtime.parts import Layout, shares
+from ringcoll.runtime.slicing import dynamic_slice_in_dim, start_of
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.schedules.schedule import AllToAllSchedule
 
@@ -56,13 +58,17 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
             return self.by_lax(x)
         bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
         sent = x if self.sums.wire else bits
-        size = x.shape[split] // schedule.size
+        size, blocks = x.shape[split] // schedule.size, []
+        for d in range(schedule.size):
+            start = start_of(ranks.origin(d, forward=True), size, 0, x.shape[split])
+            block = dynamic_slice_in_dim(sent, start, size, split, allow_negative_indices=False)
+            blocks.append(block)
         shape = [size if d == split else s for d, s in enumerate(x.shape)]
-        layout = Layout(concat, shape[concat])
+        layout = Layout(concat, shape[concat], concat, shares(shape[concat], 1))
         shape[concat] *= schedule.size
-        out, visit = empty(shape, bits, ranks.axes), placed(layout)
-        own, wire = blocks(sent, split, ranks), self.sums.wire
-        return back(run.exchange(schedule, ranks, layout, own, visit, out, wire=wire))
+        out, visit = empty(shape, bits, ranks.axes), partial(placed, layout)
+        wire = self.sums.wire
+        return back(run.exchange(schedule, ranks, layout, blocks, visit, out, wire=wire))
 
     def by_owners(self, x: Array, ranks: Ranks, sums: Exchanged) -> Array:
         split, concat = self.dims

@@ -20,7 +20,7 @@ from ringcoll.choose import collectives
 from ringcoll.choose.plan import BY_HAND, NAMED, SYMBOLIC, Plan
 from ringcoll.choose.table import Algorithm, Table, default_table
 from ringcoll.collectives.choice import resolve_algorithm
-from ringcoll.collectives.sums import PLAIN, Exchanged, Plain
+from ringcoll.collectives.sums import PLAIN, Exchanged, Pick, Plain
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.hosts import Where, on_hosts
 from ringcoll.runtime.primitive import Collective
@@ -69,16 +69,12 @@ class ScheduledCollective(Collective):
         if not isinstance(elements, int):  # a symbolic shape cannot be cut
             decided = SYMBOLIC
         elif isinstance(algorithm, Table):
-            shape = Ranks.over(self.axes, self.groups).shape
-            pick = partial(
-                collectives.plan,
-                table=algorithm,
-                platform=where.platform,
-                ranks=math.prod(shape),
-                jax=jax.__version__,
-                **on_hosts(where.axes, self.axes, self.groups)._asdict(),
+            shape, dtype = Ranks.over(self.axes, self.groups).shape, xs[0].dtype
+            place = where.platform, math.prod(shape)
+            hosts = on_hosts(where.axes, self.axes, self.groups)._asdict()
+            pick: Pick = lambda collective, *message: collectives.plan(  # noqa: E731
+                algorithm, collective, *place, *message, jax.__version__, **hosts
             )
-            dtype = xs[0].dtype
             if isinstance(self.sums, Exchanged):
                 decided = self.sums.plan(pick, self.collective, shape, elements, dtype)
             else:

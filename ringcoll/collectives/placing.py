@@ -5,21 +5,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 from jax import Array
 
 from ringcoll.runtime import run
 from ringcoll.runtime.hop import Ranks, as_bits
-from ringcoll.runtime.parts import Layout, Part
+from ringcoll.runtime.parts import Layout, Part, shares
 from ringcoll.runtime.scopes import scope
 from ringcoll.runtime.slicing import (
     concatenated,
     dynamic_slice,
-    dynamic_slice_in_dim,
     dynamic_update_slice,
-    start_of,
 )
 from ringcoll.runtime.value_types import empty, sharded_dims
 from ringcoll.runtime.wire import Wire
@@ -34,7 +31,7 @@ def _layout(aval: jax.core.ShapedArray, dim: int, size: int, lanes: int) -> Layo
     # Cutting a dimension that is sharded over a different axis moves data. Avoid it if possible.
     free = [d for d in range(len(shape)) if d not in sharded_dims(aval)] or range(len(shape))
     cut = max(free, key=lambda d: shape[d])
-    return Layout(dim, size, lanes, (cut, shape[cut]))
+    return Layout(dim, size, cut, shares(shape[cut], lanes))
 
 
 #: Floats of these widths are written as integers: XLA:CPU would convert the whole buffer for every
@@ -51,20 +48,17 @@ def gather_along(
     shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
     out = empty(shape, bits, ranks.axes)
     sent = x if wire else bits
-    return back(run.gather(schedule, ranks, layout, sent, placed(layout), out, wire=wire))
+    visit = partial(placed, layout)
+    return back(run.gather(schedule, ranks, layout, sent, visit, out, wire=wire))
 
 
-def placed(layout: Layout) -> run.Visit[Array]:
+def placed(layout: Layout, out: Array, parts: list[Part]) -> Array:
     """A visit that puts every part in its place in an array of all shards."""
-
-    def visit(out: Array, parts: list[Part]) -> Array:
-        for part in parts:
-            value = as_bits(part.value, WRITTEN_AS_BITS)[0]
-            start = layout.start(part, out)
-            out = dynamic_update_slice(out, value, start, allow_negative_indices=False)
-        return out
-
-    return visit
+    for part in parts:
+        value = as_bits(part.value, WRITTEN_AS_BITS)[0]
+        start = layout.start(part, out)
+        out = dynamic_update_slice(out, value, start, allow_negative_indices=False)
+    return out
 
 
 def reduce_along(
@@ -77,31 +71,18 @@ def reduce_along(
 ) -> Array:
     """Reduce-scatter: a reduce whose contributions are slices of the operand."""
     layout = _layout(jax.typeof(x), dim, x.shape[dim] // schedule.size, schedule.lanes)
-    cut = layout.cut_dim
 
     def slices(parts: Sequence[Part]) -> list[Array]:
         found, shape = [], list(x.shape)
         shape[dim] = layout.size
         for part in parts:
-            shape[cut] = part.rows
+            shape[layout.cut] = part.rows[1]
             start = layout.start(part, x)
             found.append(dynamic_slice(x, start, shape, allow_negative_indices=False))
         return found
 
     mine = run.reduce(schedule, replace(ranks, wire=wire), layout, slices, combine)
-    return concatenated(mine, cut)
-
-
-def blocks(x: Any, dim: int, ranks: Ranks) -> list[Any]:
-    """The blocks of an exchange: number d is for the rank that is d ahead."""
-    size = jax.tree.leaves(x)[0].shape[dim] // ranks.size
-
-    def sliced(x: Array, to: int) -> Array:
-        along = dim % x.ndim
-        start = start_of(ranks.origin(to, forward=True), size, 0, x.shape[along])
-        return dynamic_slice_in_dim(x, start, size, along, allow_negative_indices=False)
-
-    return [jax.tree.map(partial(sliced, to=d), x) for d in range(ranks.size)]
+    return concatenated(mine, layout.cut)
 
 
 def by_stages(

@@ -143,7 +143,10 @@ class Exchanged(Plain):
         self, pick: Pick, collective: str, shape: tuple[int, ...], count: int, dtype: np.dtype
     ) -> Plan:
         """The plan for `count` elements; `pick` takes it from a table."""
-        return pick(collective, count * dtype.itemsize, dtype.name)
+        found = pick(collective, count * dtype.itemsize, dtype.name)
+        if collective == "all_gather" or not self.refusal(found.algorithm, collective, shape):
+            return found
+        return Plan(LAX, why=f"{found.algorithm} does not add by the balanced tree")
 
     def gather(self, x: Array, dim: int, ranks: Ranks) -> Array:
         """All-gather along `dim`, by the built-in."""
@@ -190,14 +193,6 @@ class ByTree(Exchanged):
             f"algorithm={algorithm!r} does not add by the balanced tree of order=Tree(...) on "
             f"{prod(shape)} ranks; choose from {choose_from}"
         )
-
-    def plan(
-        self, pick: Pick, collective: str, shape: tuple[int, ...], count: int, dtype: np.dtype
-    ) -> Plan:
-        found = super().plan(pick, collective, shape, count, dtype)
-        if collective == "all_gather" or not self.refusal(found.algorithm, collective, shape):
-            return found
-        return Plan(LAX, why=f"{found.algorithm} does not add by the balanced tree")
 
     def prepare(self, x: Array, platform: str | None = None) -> Array:
         """x, rounded to its dtype before anything else is computed from it.
@@ -265,7 +260,24 @@ class Coded(Exchanged):
 
     def check(self, collective: Any, leaves: Sequence[Any], only_lax: Sequence[bool]) -> None:
         super().check(collective, leaves, only_lax)
-        check_operands(leaves, only_lax)
+        for leaf, is_only_lax in zip(leaves, only_lax, strict=True):
+            aval = jax.typeof(leaf)
+            if aval.dtype.name not in FLOATS:
+                raise TypeError(
+                    f"wire: an operand of {aval.dtype.name} is not encoded, only "
+                    f"{', '.join(FLOATS)} are; leave wire out for it, or cast it"
+                )
+            if is_only_lax and isinstance(leaf, jax.core.Tracer):
+                raise ValueError(
+                    "wire: jax.lax alone can do this call, and it has no wire; leave wire out, or "
+                    "see `ringcoll.lax` for the calls that are lax's"
+                )
+            if sharded_dims(aval) or not isinstance(aval.size, int):
+                raise ValueError(
+                    f"wire: an operand of type {aval} has dimensions that are sharded over an "
+                    "explicit axis, or symbolic; leave wire out, or make the axis manual in "
+                    "jax.shard_map"
+                )
 
     def plan(
         self, pick: Pick, collective: str, shape: tuple[int, ...], count: int, dtype: np.dtype
@@ -336,22 +348,22 @@ def _joined(blocks: Array, dim: int) -> Array:
 
 
 def sums_of(accumulate_dtype: Any = None, order: Any = None, wire: Any = None) -> Plain:
-    """The sums of a call with these arguments.
-
-    Raises:
-        TypeError: one is not a dtype, an order, or a wire.
-        ValueError: an order is combined with a wire; or there are no such codes.
-    """
+    """The sums of a call with these arguments."""
     dtype = None if accumulate_dtype is None else wide_dtype(accumulate_dtype)
-    if order is not None and not isinstance(order, Tree):
+    if wire is None and order is None:
+        return Plain(dtype=dtype)
+    if order is None:
+        wire = Wire(wire) if isinstance(wire, str) else wire
+        if not isinstance(wire, Wire):
+            raise TypeError(f"wire={wire!r} is not a wire; pass 'int8', or a ringcoll.Wire")
+        return Coded(dtype=dtype, wire=wire)
+    if not isinstance(order, Tree):
         raise TypeError(f"order={order!r} is not an order; pass ringcoll.Tree(8), or leave it out")
-    if order is not None and wire is not None:
+    if wire is not None:
         raise ValueError(
             f"order={order} with a wire: its codes depend on ranks; leave order out, or the wire"
         )
-    if order is not None:
-        return ByTree(dtype=dtype, order=order)
-    return Plain(dtype=dtype) if wire is None else Coded(dtype=dtype, wire=as_wire(wire))
+    return ByTree(dtype=dtype, order=order)
 
 
 def wide_dtype(accumulate_dtype: Any, *types: Any) -> np.dtype:
@@ -382,43 +394,3 @@ def _holds(wide: Any, dtype: Any) -> bool:
         return False
     w, d = jnp.finfo(wide), jnp.finfo(dtype)
     return w.nmant >= d.nmant and w.maxexp >= d.maxexp and w.minexp <= d.minexp
-
-
-def as_wire(wire: Any) -> Wire:
-    """The `Wire` that a caller means.
-
-    Raises:
-        TypeError: it is not a wire.
-        ValueError: there are no such codes.
-    """
-    if isinstance(wire, str):
-        wire = Wire(wire)
-    if not isinstance(wire, Wire):
-        raise TypeError(f"wire={wire!r} is not a wire; pass 'int8', or a ringcoll.Wire")
-    return wire
-
-
-def check_operands(leaves: Sequence[Any], lax_only: Sequence[bool]) -> None:
-    """Refuse operands that a wire cannot encode, or that only lax can handle.
-
-    Raises:
-        TypeError: an operand does not have floats of 2 or 4 bytes.
-        ValueError: an operand is sharded over an axis of the caller, or only lax can do the call.
-    """
-    for leaf, is_lax_only in zip(leaves, lax_only, strict=True):
-        aval = jax.typeof(leaf)
-        if aval.dtype.name not in FLOATS:
-            raise TypeError(
-                f"wire: an operand of {aval.dtype.name} is not encoded, only {', '.join(FLOATS)} "
-                "are; leave wire out for it, or cast it"
-            )
-        if is_lax_only and isinstance(leaf, jax.core.Tracer):
-            raise ValueError(
-                "wire: jax.lax alone can do this call, and it has no wire; leave wire out, or see "
-                "`ringcoll.lax` for the calls that are lax's"
-            )
-        if sharded_dims(aval) or not isinstance(aval.size, int):
-            raise ValueError(
-                f"wire: an operand of type {aval} has dimensions that are sharded over an explicit "
-                "axis, or symbolic; leave wire out, or make the axis manual in jax.shard_map"
-            )

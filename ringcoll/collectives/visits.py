@@ -20,7 +20,7 @@ from ringcoll.costs.wire import Wire
 from ringcoll.runtime import looped, run
 from ringcoll.runtime.barriers import GATHER_ADD, GATHER_PLACE, REDUCE
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.parts import Layout, Part
+from ringcoll.runtime.parts import Layout, Part, shares
 from ringcoll.runtime.slicing import (
     concatenated,
     dynamic_slice_in_dim,
@@ -96,7 +96,7 @@ class Rows:
                 "rows is not known before the result; take the numbers of the rows in place of "
                 "it: wanted.take(jnp.arange(m))"
             )
-        return tuple((part.first, part.rows) for part in self._parts)
+        return tuple(part.rows for part in self._parts)
 
     @public("Rows.", arguments=False)
     def take(self, x: Any, dim: int | None = None) -> Any:
@@ -147,7 +147,7 @@ class Rows:
                 f"{len(of_parts)} results of {len(self._parts)} parts; join one for each"
             )
         for of_part, part in zip(of_parts, self._parts, strict=True):
-            checked(of_part, self._dim, part.rows)
+            checked(of_part, self._dim, part.rows[1])
         results = joined(of_parts, self._dim)
         if self.is_all:  # the parts were in a different order
             for rows, of_part in zip(self.parts(), of_parts, strict=True):
@@ -177,7 +177,7 @@ class Rows:
     def _places(self, whole: Array, dim: int) -> list[tuple[Any, int]]:
         """Where the parts are in an array with the rows of all ranks: (start, length) of each."""
         length, ranks = whole.shape[dim], self._ranks.size
-        size, parts = self._size, [(part.first, part.rows) for part in self._parts]
+        size, parts = self._size, [part.rows for part in self._parts]
         if size is None:
             size = length // ranks
             parts = [(0, size)] * len(parts)
@@ -200,20 +200,20 @@ jax.tree_util.register_dataclass(Rows)  # for `jax.checkpoint`
 def own_rows(x: Any, ranks: Ranks, dim: int, *, whole: bool = True) -> Rows:
     """This rank's shard x, as the first visit may get it; `whole`: lanes do not divide shards."""
     size = row_count(x, dim)
-    part = Layout(dim, size).part(ranks.origin(0), 0, (0,), x)
+    part = Part(ranks.origin(0), 0, (0, size), (0,), x)
     return Rows(_parts=(part,), _ranks=ranks, _dim=dim, _size=size, _may_be_cut=not whole)
 
 
 def all_rows(ranks: Ranks, dim: int, size: int, value: Any = None) -> Rows:
     """The rows of all ranks, as a visit or `produce` gets them by "lax"."""
-    layout, offsets = Layout(dim, size), tuple(range(ranks.size))
-    parts = tuple(layout.part(jnp.int32(rank), 0, offsets) for rank in range(ranks.size))
+    every = range(ranks.size)
+    parts = tuple(Part(jnp.int32(rank), 0, (0, size), tuple(every)) for rank in every)
     return Rows(_parts=parts, _whole=value, _ranks=ranks, _dim=dim, _size=size, is_all=True)
 
 
 def any_rows(ranks: Ranks, dim: int) -> Rows:
     """This rank's rows of shards of any size, as `produce` may get them."""
-    part = Layout(dim, 0).part(ranks.origin(0), 0)
+    part = Part(ranks.origin(0), 0, (0, 0))
     return Rows(_parts=(part,), _ranks=ranks, _dim=dim, _size=None)
 
 
@@ -303,7 +303,7 @@ class Rounds:
             if self.algorithm == LAX:
                 return visit(carry, self._gathered(x))
             schedule, ranks = self._built(size)
-            layout = Layout(self.dim, size, schedule.lanes)
+            layout = Layout(self.dim, size, self.dim, shares(size, schedule.lanes))
             if self.needed is not None:
                 schedule = shortened(schedule, self.needed)
 
@@ -323,7 +323,8 @@ class Rounds:
                 return self._scattered(produce(all_rows(self.ranks(), self.dim, size)), size)
             schedule, ranks = self._built(size)
             by_turns &= size >= 2 * schedule.lanes
-            layout = Layout(self.dim, size, schedule.lanes * (1 + by_turns))
+            lanes = schedule.lanes * (1 + by_turns)
+            layout = Layout(self.dim, size, self.dim, shares(size, lanes))
 
             def contributions(parts: Sequence[Part], received: Sequence[Any] = ()) -> list[Any]:
                 mine = produce(self._rows(parts, ranks, size))
@@ -335,10 +336,10 @@ class Rounds:
                 return jax.tree.unflatten(jax.tree.structure(*out), map(zeros, program.out_avals))
 
             if by_turns:
-                shares = looped.reduce_by_turns(schedule, ranks, layout, contributions, start)
+                mine = looped.reduce_by_turns(schedule, ranks, layout, contributions, start)
             else:
-                shares = run.reduce(schedule, ranks, layout, contributions, run.added, REDUCE)
-            return joined(shares, self.dim)
+                mine = run.reduce(schedule, ranks, layout, contributions, run.added, REDUCE)
+            return joined(mine, self.dim)
 
     def tour(
         self,
@@ -358,7 +359,7 @@ class Rounds:
                 carry, every = visit(carry, self._gathered(x))
                 return carry, self._scattered(every, size)
             schedule, ranks = self._built(size)
-            layout = Layout(self.dim, size, schedule.lanes)
+            layout = Layout(self.dim, size, self.dim, shares(size, schedule.lanes))
 
             def visit_round(carry: Carry, parts: list[Part]) -> tuple[Carry, list[Any]]:
                 carry, results = visit(carry, self._rows(parts, ranks, size))
@@ -427,5 +428,5 @@ def checked(rows: Any, dim: int, count: int) -> Any:
 
 def split_rows(rows: Any, dim: int, parts: Sequence[Part]) -> list[Any]:
     """The rows of each part, of rows that are end to end."""
-    lengths = [part.rows for part in parts]
+    lengths = [part.rows[1] for part in parts]
     return split(checked(rows, dim, sum(lengths)), dim, lengths)

@@ -41,7 +41,7 @@ from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.axes import AxisName, axes_of, rank_count
 from ringcoll.collectives.front_door import Pytree
 from ringcoll.collectives.public import public
-from ringcoll.collectives.sums import WireLike, as_wire
+from ringcoll.collectives.sums import WireLike, sums_of
 from ringcoll.layers.linear import kernel_and_bias, with_bias
 from ringcoll.layers.parameters import (
     axes_in,
@@ -189,7 +189,7 @@ def gather(
     >>> print(ranks(layer, (specs, P("x")))(params, jnp.arange(4.0)))
     [ 1. 29. 57. 85.]
     """
-    codes, gradient_codes = (w if w is None else as_wire(w) for w in (wire, gradient_wire))
+    codes, gradient_codes = (sums_of(wire=w).wire for w in (wire, gradient_wire))
     check_bound(axis_name)
     check_bound(replicas, "replicas")
     axes, algorithm = axes_of(axis_name), options["algorithm"]

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 
 from ringcoll.collectives.axes import AxisName, rank_count
-from ringcoll.collectives.sums import as_wire, check_operands, wide_dtype
+from ringcoll.collectives.sums import sums_of, wide_dtype
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Labels
 from ringcoll.matmuls.options import Options
@@ -22,9 +22,9 @@ def checked_wire(wire: Any, axis_name: AxisName, *factors: Array) -> Wire | None
     """
     if wire is None:
         return None
-    wire = as_wire(wire)
-    check_operands(factors, [False] * len(factors))
-    return wire if rank_count(axis_name) > 1 else None
+    coded = sums_of(wire=wire)
+    coded.check(None, factors, [False] * len(factors))
+    return coded.wire if rank_count(axis_name) > 1 else None
 
 
 def check_label(label: Any, labels: str, factor: str) -> None:

@@ -40,7 +40,13 @@ def gather(
         carry, last = state
         arriving = ranks.hops(name, moves, last)
         parts = [
-            layout.part(ranks.origin(key[1], m.axis, i * m.shift), m.lane, possible[key], x)
+            Part(
+                ranks.origin(key[1], m.axis, i * m.shift),
+                m.lane,
+                layout.rows[m.lane],
+                possible[key],
+                x,
+            )
             for m, of_move, keys in zip(moves, last, steps[0].sent, strict=True)
             for key, x in opened([of_move], [keys])
         ]
@@ -71,7 +77,11 @@ def reduce(
         last, zero = state
         received = ranks.hops(name, moves, last)
         wanted = [
-            layout.part(order.depend_on(ranks.origin(offset, m.axis, i * m.shift), zero), lane)
+            Part(
+                order.depend_on(ranks.origin(offset, m.axis, i * m.shift), zero),
+                lane,
+                layout.rows[lane],
+            )
             for m, keys in zip(moves, mine_of, strict=True)
             for lane, offset in keys
         ]
@@ -114,8 +124,13 @@ def reduce_by_turns(
     (moves, sent, _), count = steps[0], len(steps)
 
     def parts(half: int, turn: Array) -> list[Part]:
+        first = half * schedule.lanes
         return [
-            layout.part(ranks.origin(offset, m.axis, turn * m.shift), half * schedule.lanes + lane)
+            Part(
+                ranks.origin(offset, m.axis, turn * m.shift),
+                first + lane,
+                layout.rows[first + lane],
+            )
             for m, keys in zip(moves, sent, strict=True)
             for lane, offset in keys
         ]

@@ -7,7 +7,7 @@ the share of a lane of the shard of the rank that is `offset` behind.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from ringcoll.runtime.slicing import split, start_of
+from ringcoll.runtime.slicing import start_of
 from ringcoll.schedules.schedule import Round, Schedule
 from ringcoll.schedules.tour import Tour
 
@@ -23,28 +23,33 @@ from ringcoll.schedules.tour import Tour
 Key = tuple[int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Part:
     """The rows of a shard that one lane carries, or some of them; they have arrived or are wanted.
 
     Attributes:
         origin: the rank whose shard it is.
         lane: the lane.
+        rows: the first of the rows in the shard, and their number.
         offsets: the offsets that the shard may have. In a loop it differs from turn to turn.
-        first: the first of the rows in the shard.
-        rows: the number of rows.
         value: the rows: an array, or a pytree of arrays. None if they are wanted.
     """
 
     origin: Array
     lane: int = field(metadata={"static": True})
+    rows: tuple[int, int] = field(metadata={"static": True})
     offsets: tuple[int, ...] = field(default=(), metadata={"static": True})
-    first: int = field(metadata={"static": True})
-    rows: int = field(metadata={"static": True})
     value: Any = None
 
 
 jax.tree_util.register_dataclass(Part)
+
+
+@lru_cache(maxsize=1024)
+def shares(length: int, lanes: int) -> tuple[tuple[int, int], ...]:
+    """The rows of each lane, the first and the number: lanes divide a length evenly."""
+    stops = [lane * length // lanes for lane in range(lanes + 1)]
+    return tuple((start, stop - start) for start, stop in pairwise(stops))
 
 
 @dataclass(frozen=True)
@@ -54,45 +59,23 @@ class Layout:
     Attributes:
         dim: the dimension along which shards are end to end.
         size: the length of a shard along that dimension.
-        lanes: the number of lanes.
-        cut: the dimension along which lanes divide a shard, and its length there; None for `dim`.
+        cut: the dimension along which lanes divide a shard.
+        rows: the rows of each lane along that: see `shares`.
     """
 
     dim: int
     size: int
-    lanes: int = 1
-    cut: tuple[int, int] | None = None
-
-    @property
-    def cut_dim(self) -> int:
-        """The dimension along which lanes divide a shard."""
-        return self.dim if self.cut is None else self.cut[0]
-
-    def share(self, lane: int) -> tuple[int, int]:
-        """Where the share of a lane starts in a shard, and how long it is: they differ by one."""
-        length = self.size if self.cut is None else self.cut[1]
-        start, stop = (i * length // self.lanes for i in (lane, lane + 1))
-        return start, stop - start
-
-    def by_lane(self, x: Any) -> list[Any]:
-        """The shares of all lanes of a shard."""
-        return split(x, self.cut_dim, [self.share(lane)[1] for lane in range(self.lanes)])
-
-    def part(
-        self, origin: Array, lane: int, offsets: tuple[int, ...] = (), value: Any = None
-    ) -> Part:
-        """The part of a lane."""
-        first, rows = self.share(lane)
-        return Part(origin=origin, lane=lane, offsets=offsets, first=first, rows=rows, value=value)
+    cut: int
+    rows: tuple[tuple[int, int], ...]
 
     def start(self, part: Part, whole: Array) -> list[Any]:
         """Where a part starts in an array of all shards, for each dimension."""
-        first = part.first if self.cut_dim == self.dim else 0
-        # All starts are of one dtype, so it depends on part.first too.
-        longest = max(whole.shape[self.dim], part.first)
-        at = start_of(part.origin, self.size, first, longest)
+        first, _ = part.rows
+        # All starts are of one dtype, so it depends on both.
+        longest, ahead = max(whole.shape[self.dim], first), first if self.cut == self.dim else 0
+        at = start_of(part.origin, self.size, ahead, longest)
         start: list[Any] = [at.dtype.type(0)] * whole.ndim
-        start[self.cut_dim] = at.dtype.type(part.first)
+        start[self.cut] = at.dtype.type(first)
         start[self.dim] = at
         return start
 

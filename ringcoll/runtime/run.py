@@ -84,7 +84,7 @@ def gather(
     Returns:
         The carry that the last visit returned.
     """
-    steps, own = planned(schedule), layout.by_lane(x)
+    steps, own = planned(schedule), split(x, layout.cut, [count for _, count in layout.rows])
     if wire:
         own, visit = _encoded_once(wire, own, visit)
     held = {(lane, 0): tree_varying(share, ranks.axes) for lane, share in enumerate(own)}
@@ -136,7 +136,7 @@ def reduce(
     def contribute(keys: Iterable[Key]) -> None:
         missing = [key for key in dict.fromkeys(keys) if key not in sums]
         wanted = [
-            layout.part(order.depend_on(ranks.origin(offset), zero), lane)
+            Part(order.depend_on(ranks.origin(offset), zero), lane, layout.rows[lane])
             for lane, offset in missing
         ]
         values = produce(wanted) if wanted else ()
@@ -190,9 +190,8 @@ def tour(
         The carry of the last visit, and the sum for this rank's shard, a share for each lane.
     """
     steps = toured(path)
-    held = {
-        (lane, 0): tree_varying(share, ranks.axes) for lane, share in enumerate(layout.by_lane(x))
-    }
+    shares = split(x, layout.cut, [count for _, count in layout.rows])
+    held = {(lane, 0): tree_varying(share, ranks.axes) for lane, share in enumerate(shares)}
     own = _parts(held, [*held], ranks, layout)
     visits: list[list[Part]] = [own, *[[]] * (len(steps) - 1)]  # of this rank's own shard
     if halved and len(steps) > 1:
@@ -270,7 +269,7 @@ def added(received: Any, mine: Any) -> Any:
 def _parts(held: Mapping[Key, Any], keys: Iterable[Key], ranks: Ranks, layout: Layout):
     """What is held under these keys, as a visit gets it."""
     return [
-        layout.part(ranks.origin(offset), lane, (offset,), held[lane, offset])
+        Part(ranks.origin(offset), lane, layout.rows[lane], (offset,), held[lane, offset])
         for lane, offset in keys
     ]
 
@@ -287,12 +286,13 @@ def _halves(parts: Sequence[Part], dim: int) -> tuple[list[Part], list[Part]]:
     """The first halves of the rows of some parts, and the second ones that are not empty."""
     first, second = list[Part](), list[Part]()
     for part in parts:
-        rows = (part.rows + 1) // 2
-        rest = part.rows - rows
-        of_first, of_second = split(part.value, dim, (rows, rest))
-        first.append(replace(part, value=of_first, rows=rows))
-        if rest:
-            second.append(replace(part, value=of_second, first=part.first + rows, rows=rest))
+        start, count = part.rows
+        middle = (count + 1) // 2
+        of_first, of_second = split(part.value, dim, (middle, count - middle))
+        first.append(replace(part, value=of_first, rows=(start, middle)))
+        if middle < count:
+            rest = (start + middle, count - middle)
+            second.append(replace(part, value=of_second, rows=rest))
     return first, second
 
 

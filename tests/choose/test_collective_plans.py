@@ -27,12 +27,7 @@ TABLE = Table(
 BUILT_IN = Plan("lax", why="no row covers it: the built-in")
 #: The plan of a call on four ranks of a CPU: its collective, elements, and hosts or sums; and why.
 CASES = [
-    (
-        "psum",
-        256,
-        {"hosts": 2},
-        "recursive_doubling: row 1 of the table",
-    ),
+    ("psum", 256, {"hosts": 2}, "recursive_doubling: row 1 of the table"),
     ("psum", 2**14, {"hosts": 2}, str(BUILT_IN)),
     ("psum", 256, {}, str(BUILT_IN)),
     (
@@ -62,7 +57,10 @@ CASES = [
 @pytest.mark.parametrize(("collective", "elements", "sums", "words"), CASES)
 def test_a_plan_and_its_reason(collective, elements, sums, words):
     hosts, sums = (sums, Exchanged()) if isinstance(sums, dict) else ({}, sums)
-    pick = partial(plan, table=TABLE, platform="cpu", ranks=4, jax="0.12.0", **hosts)
+
+    def pick(what, *message):
+        return plan(TABLE, what, "cpu", 4, *message, "0.12.0", **hosts)
+
     assert str(sums.plan(pick, collective, (4,), elements, np.dtype("float32"))) == words
 
 
@@ -72,7 +70,7 @@ def test_a_call_by_auto_is_decided_once(monkeypatch, collective, leaves):
     calls = []
 
     def counted(*call, **more):
-        calls.append(call[0])
+        calls.append(call[1])
         return plan(*call, **more)
 
     monkeypatch.setattr(collectives, "plan", counted)

@@ -22,7 +22,7 @@ from ringcoll.algorithms import GATHERS
 from ringcoll.runtime import looped, run
 from ringcoll.runtime.barriers import GATHER_ADD, GATHER_PLACE, NO_WORK, REDUCE
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.parts import Layout
+from ringcoll.runtime.parts import Layout, shares
 from ringcoll.schedules.schedule import Move, Schedule, only_forwards, stretches
 from ringcoll.schedules.tour import tour
 
@@ -45,7 +45,8 @@ def rounds_by_origin(schedule, rank):
 
 def layout_of(schedule, lanes=1):
     """Three rows for each lane."""
-    return Layout(0, 3 * lanes * schedule.lanes, lanes * schedule.lanes)
+    rows = 3 * lanes * schedule.lanes
+    return Layout(0, rows, 0, shares(rows, lanes * schedule.lanes))
 
 
 def gathered(schedule, ranks, x, order):
@@ -104,9 +105,10 @@ def toured(schedule, ranks, x, order, halves=False):
     def visit(carry, parts):
         contributions = []
         for part in parts:
-            first = part.first - 3 * part.lane
+            first, count = part.rows
+            first -= 3 * part.lane
             carry += (1 + part.origin) * jnp.sum(part.value)
-            contributions.append(x[part.origin, part.lane, first : first + part.rows])
+            contributions.append(x[part.origin, part.lane, first : first + count])
         return carry, contributions
 
     own, nothing = x[0, : schedule.lanes].reshape(-1), jnp.int32(0) + ranks.number() * 0
@@ -208,7 +210,9 @@ def test_the_order_of_combine(unroll, monkeypatch):
             return [x[None] for _ in parts]
 
         ring, ranks = algorithms.ring(5), everyone((5,))
-        return run.reduce(ring, ranks, Layout(0, 1), produce, lambda a, b: 2 * a + b)[0]
+        return run.reduce(
+            ring, ranks, Layout(0, 1, 0, shares(1, 1)), produce, lambda a, b: 2 * a + b
+        )[0]
 
     results = per_rank(make_mesh(5), program, np.arange(5, dtype=np.float32))
     expected = [[sum(2**k * ((rank + k) % 5) for k in range(5))] for rank in range(5)]

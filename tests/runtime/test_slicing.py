@@ -11,7 +11,7 @@ from support import assert_same, crossed, data, distinct, every_rank, make_mesh,
 
 import ringcoll
 from ringcoll.runtime import slicing
-from ringcoll.runtime.parts import Layout
+from ringcoll.runtime.parts import shares
 from ringcoll.runtime.slicing import end_to_end, placed
 
 WHOLE, PART = jnp.zeros((8, 8)), jnp.ones((2, 8))
@@ -51,11 +51,11 @@ def test_what_is_joined_may_be_nothing(rows, columns):
 
 def test_shares_are_as_even_as_possible():
     for size, lanes in ((7, 3), (2, 4), (0, 2), (6, 1)):
-        shares = [Layout(0, size, lanes).share(lane) for lane in range(lanes)]
-        ends = [0, *(start + width for start, width in shares)]
-        assert ends[:-1] == [start for start, _ in shares]
+        found = shares(size, lanes)
+        ends = [0, *(start + width for start, width in found)]
+        assert ends[:-1] == [start for start, _ in found]
         assert ends[-1] == size
-        widths = [width for _, width in shares]
+        widths = [width for _, width in found]
         assert max(widths) - min(widths) <= 1
 
 
