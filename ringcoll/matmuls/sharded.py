@@ -73,7 +73,7 @@ the other, under the product |
     if a_j != b_j:
         if a_j and b_j:
             raise ValueError(f"J is sharded over {a_j} in a and {b_j} in b; reshard one")
-        which = {"operand": 0, "dim": -1} if a_j else {"operand": 1, "dimension": -2}
+        which = {"operand": 0, "dim": -1} if a_j else {"operand": 1, "dim": -2}
         needed.append((all_gather_matmul, a_j or b_j, which))
     if a_j == b_j != ():
         if (c_i, c_k) == (a_i + a_j, b_k):
