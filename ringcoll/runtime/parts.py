@@ -31,7 +31,7 @@ class Part:
         origin: the rank whose shard it is.
         lane: the lane.
         offsets: the offsets that the shard may have. In a loop it differs from turn to turn.
-        first: the first of the rows in the shard.
+        first: the first of the rows in the shard. Rows are along `Layout.cut_dim`.
         rows: the number of rows.
         value: the rows: an array, or a pytree of arrays. None if they are wanted.
     """
@@ -69,7 +69,7 @@ class Layout:
         return self.dim if self.cut is None else self.cut[0]
 
     def share(self, lane: int) -> tuple[int, int]:
-        """Where the share of a lane starts in a shard, and how long it is: they differ by one."""
+        """Where the share of a lane starts, and its length; lengths differ by one at most."""
         length = self.size if self.cut is None else self.cut[1]
         start, stop = (i * length // self.lanes for i in (lane, lane + 1))
         return start, stop - start
@@ -93,7 +93,7 @@ class Layout:
         at = start_of(part.origin, self.size, first, longest)
         start: list[Any] = [at.dtype.type(0)] * whole.ndim
         start[self.cut_dim] = at.dtype.type(part.first)
-        start[self.dim] = at
+        start[self.dim] = at  # last: if both are one dimension, it has part.first too
         return start
 
 
@@ -159,5 +159,6 @@ def opened(messages: Sequence[Any], keys: Sequence[Sequence[Key]]) -> Iterator[t
             yield of_each[0], each
             continue
         leaves, structure = jax.tree.flatten(each)
+        # To iterate over a stacked array is to take it apart.
         for key, values in zip(of_each, zip(*leaves, strict=True), strict=True):
             yield key, jax.tree.unflatten(structure, values)
