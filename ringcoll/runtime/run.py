@@ -232,14 +232,13 @@ def exchange(
     blocks: Sequence[Any],
     visit: Visit[Carry],
     carry: Carry,
-    order: Order = NO_WORK,
     wire: Wire | None = None,
 ) -> Carry:
     """Carry every block to its rank, and visit each as it arrives.
 
     Args:
         schedule: which blocks are sent when.
-        ranks, visit, carry, order, wire: as for `gather`; offset d of a part is that of the block
+        ranks, visit, carry, wire: as for `gather`; offset d of a part is that of the block
             from rank r - d. The first visit gets the block for this rank itself.
         layout: where the blocks are that arrive.
         blocks: this rank's blocks; number d is for rank r + d.
@@ -258,7 +257,6 @@ def exchange(
         arriving = ranks.hops(f"round {number + 1}", step.moves, sent)
         if latest:
             carry = visit(carry, _parts(held, latest, ranks, layout))  # while they travel
-        carry, arriving = order.barrier((carry, arriving))
         held |= opened(arriving, step.sent)  # a block keeps its key on the way
         latest = [key for key in chain(*step.sent) if last[key] == number]
     return visit(carry, _parts(held, latest, ranks, layout))
