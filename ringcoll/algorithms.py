@@ -1,6 +1,6 @@
 """The library of schedules: each algorithm is one function that returns its list.
 
-A ring is ten lines of `ppermute` and `axis_index`:
+A ring is nine lines of `ppermute` and `axis_index`:
 
     def all_gather_matmul(x, w):  # inside jax.shard_map
         n, r = lax.axis_size("x"), lax.axis_index("x")
@@ -18,8 +18,8 @@ every rank sends to the next one (shift 1) the shard that came from t ranks befo
     Schedule((n,), tuple((Move(1, (t,)),) for t in range(n - 1)))
 
 The list does not say what is done with a shard: `ringcoll.runtime.run` runs it, and hands each
-shard that arrives to a visit. (The ten lines send once more than the list; nobody uses what arrives
-last.)
+shard that arrives to a visit. (The nine lines send once more than the list; nobody uses what
+arrives last.)
 
 An algorithm takes the sizes of the axes that it runs over, major first: `ring(8)`, `ring(4, 2)`.
 Most are written for one axis. On several axes, `product` gathers along the first axis, then gathers

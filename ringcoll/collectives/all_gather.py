@@ -28,7 +28,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
 
     collective = "all_gather"
     adds_dim = True
-    to: str = "varying"
+    to: str = "varying"  # the type of the result, as in `jax.lax`
 
     def __call__(self, *xs: Array) -> list[Array]:
         if not self.tiled:
@@ -62,7 +62,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
         return [dynamic_slice_in_dim(varying(ct, self.axes), start, size, dim)]
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, None]:
-        before, after = self.axes_around(axis)  # the minor axes first
+        before, after = self.axes_around(axis)  # gather over the minor axes first
         x = self.batched(dim).over(after, x)
         return self.over(before, self.within(axis, x, dim, None)), None
 
@@ -101,7 +101,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
         return jnp.moveaxis(total.reshape(shape), at, 0)
 
     def under_vmap(self, x: Array, dim: int, axis: Any) -> tuple[Array, int]:
-        before, after = self.axes_around(axis)  # the major axes first
+        before, after = self.axes_around(axis)  # scatter over the major axes first
         x = self.batched(dim).over(before, x)
         return self.batched(0).over(after, self.within(axis, x, dim, 0)), 0
 

@@ -416,7 +416,7 @@ def _checked_rows(name: str, tree: Any, dim: int, rows: int | None = None) -> tu
     for leaf in leaves:
         if not isinstance(leaf, jax.ShapeDtypeStruct | jax.core.ShapedArray):
             jax.typeof(leaf)  # refuses what is no array
-        counts.append(jnp.shape(leaf)[integer("dim", dim, jnp.ndim(leaf))])
+        counts.append(jnp.shape(leaf)[integer(f"{name}: dim", dim, jnp.ndim(leaf))])
     rows = counts[0] if rows is None else rows
     if wrong := [count for count in counts if count != rows]:
         raise ValueError(

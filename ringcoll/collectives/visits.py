@@ -183,10 +183,10 @@ class Rows:
             parts = [(0, size)] * len(parts)
         times = length // (ranks * size) if size else 1
         if times * ranks * size != length:
-            rows = f"{ranks} x {self._size}" if self._size else f"{ranks}"
+            rows = f"{ranks} x {self._size}, ranks x rows of a shard" if self._size else f"{ranks}"
             raise ValueError(
                 f"dimension {dim} of {type_in_words(whole)} is no multiple of {rows}; pass the "
-                "rows of all ranks, padded to a multiple"
+                "rows of all ranks, padded to a multiple, and make a row of each"
             )
         return [
             (start_of(origin, times * size, times * first, length), times * rows)

@@ -46,6 +46,7 @@ def same_by_all(
 
     @wraps(function)
     def checked(*operands: Any) -> Any:
+        jax.eval_shape(function, *operands)  # under a vjp, `shard_map` cannot name wrong out_specs
         leaves, structure = jax.tree.flatten(operands)
         moving = [i for i, x in enumerate(leaves) if gradients and _is_inexact(x)]
 

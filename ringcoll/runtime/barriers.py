@@ -48,7 +48,7 @@ class Order:
 
 #: No work hides messages.
 NO_WORK = Order()
-#: A gather whose results are put side by side, a tour, and an exchange.
+#: A gather whose results are put side by side, and a tour.
 GATHER_PLACE = Order(has_barriers=True)
 #: A gather whose results are added. In a loop without barriers, a compiler fuses a product and its
 #: addition into one matmul, and the sum stays in place. Otherwise every round would copy the sum.

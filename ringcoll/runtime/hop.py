@@ -1,6 +1,7 @@
 """Messages between ranks: the ranks that take part, their numbers, and one hop.
 
-Every message of a schedule is a `Ppermute`, and only `Ranks.hops` sends it.
+Every message of a schedule is a `Ppermute`, and only `Ranks.hops` sends it. (`ringcoll.ppermute`
+is one outside of a schedule.)
 """
 
 import functools
@@ -175,14 +176,14 @@ class Ranks:
     def origin(
         self, offset: int, axis: int = 0, extra: Array | None = None, *, forward: bool = False
     ) -> Array:
-        """The number, within the shape, of the rank at this rank - offset - extra (along axis).
+        """The number, in the schedule, of this rank - offset, and - extra along `axis`.
 
         With `forward`, it is that of this rank + offset + extra.
         """
         # Python's // and % become many operations of XLA. With numbers that are not negative, one
         # operation is enough, and some digits need none. Every shard has such an index, so these
         # operations are half of a program.
-        number, moved, sign = self.number(), [], 1 if forward else -1
+        number, terms, sign = self.number(), [], 1 if forward else -1
         all_ranks = len(self.groups[0]) if self.groups else prod(self.sizes)
         for i, n in enumerate(self.shape):
             n32 = np.int32(n)  # with jax_enable_x64, a Python int would be an int64
@@ -196,8 +197,8 @@ class Ranks:
                 by += sign * extra % n
             if isinstance(by, Array) or by:
                 digit = lax.rem(lax.add(digit, by), n32)
-            moved.append(multiply_add(digit, stride))
-        return functools.reduce(lax.add, moved)
+            terms.append(multiply_add(digit, stride))
+        return functools.reduce(lax.add, terms)
 
     def hops(self, name: str, moves: Round, messages: Sequence[Any]) -> list[Any]:
         """Send the messages of a round; return those that arrive.
@@ -241,7 +242,7 @@ def route(ranks: Ranks, axis: int, shift: int) -> tuple[tuple[Hashable, ...], Pa
         place = pairs(len(ranks.groups[0]), stride)
         within = tuple((group[s], group[d]) for group in ranks.groups for s, d in place)
         return ranks.axes, within
-    # If one mesh axis has the whole digit, use only that axis: then the order of axes is no matter.
+    # If one mesh axis has the whole digit, use only that axis: then their order does not matter.
     for i, name in enumerate(ranks.axes):
         inner = prod(ranks.sizes[i + 1 :])
         if stride % inner == 0 and inner * ranks.sizes[i] % (stride * n) == 0:

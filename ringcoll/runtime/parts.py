@@ -30,7 +30,7 @@ class Part:
     Attributes:
         origin: the rank whose shard it is.
         lane: the lane.
-        rows: the first of the rows in the shard, and their number.
+        rows: the first of the rows in the shard, and their number. They are along `Layout.cut`.
         offsets: the offsets that the shard may have. In a loop it differs from turn to turn.
         value: the rows: an array, or a pytree of arrays. None if they are wanted.
     """
@@ -76,7 +76,7 @@ class Layout:
         at = start_of(part.origin, self.size, ahead, longest)
         start: list[Any] = [at.dtype.type(0)] * whole.ndim
         start[self.cut] = at.dtype.type(first)
-        start[self.dim] = at
+        start[self.dim] = at  # last: if both are one dimension, it has `first` too
         return start
 
 
@@ -142,5 +142,6 @@ def opened(messages: Sequence[Any], keys: Sequence[Sequence[Key]]) -> Iterator[t
             yield of_each[0], each
             continue
         leaves, structure = jax.tree.flatten(each)
+        # To iterate over a stacked array is to take it apart.
         for key, values in zip(of_each, zip(*leaves, strict=True), strict=True):
             yield key, jax.tree.unflatten(structure, values)

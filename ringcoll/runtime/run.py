@@ -1,6 +1,6 @@
 """Run a schedule: `gather` forward, `reduce` backward; `tour` does both in step.
 
-A ring that multiplies each shard while the next one travels is ten lines:
+A ring that multiplies each shard while the next one travels is nine lines:
 
     def all_gather_matmul(x, w):  # inside jax.shard_map
         n, r = lax.axis_size("x"), lax.axis_index("x")
@@ -135,6 +135,7 @@ def reduce(
 
     def contribute(keys: Iterable[Key]) -> None:
         missing = [key for key in dict.fromkeys(keys) if key not in sums]
+        # The zero of the latest round: so the work waits for the sums of that round.
         wanted = [
             Part(order.depend_on(ranks.origin(offset), zero), lane, layout.rows[lane])
             for lane, offset in missing
@@ -146,6 +147,7 @@ def reduce(
         contribute(chain(*steps[0].sent))
         sums, zero = order.barrier((sums, zero))
     forward = stretches(schedule, 0 if order.always_loops else UNROLL_UP_TO)
+    # The stretches of the gather, from the last; the first round of each is written out.
     for start, stop in [(count - stop, count - start) for start, stop in reversed(forward)]:
         step, following = steps[start], steps[start + 1 : stop]
         received = ranks.hops(f"round {start + 1}", step.moves, _pop_messages(sums, step.sent))
@@ -161,7 +163,7 @@ def reduce(
             last = looped.reduce(name, following, ranks, sent, *work, zero)
             sums |= opened(last, following[-1].arrived)
     own = [(lane, 0) for lane in range(schedule.lanes)]
-    contribute(own)
+    contribute(own)  # if nothing arrived, as on one rank
     return [sums[key] for key in own]
 
 
@@ -205,7 +207,7 @@ def tour(
         if parts := _parts(held, latest, ranks, layout) + of_own:  # while they travel
             carry, contributions = visit(carry, parts)
             contributions = tree_varying([*contributions], ranks.axes)
-            sums |= zip(latest, contributions, strict=False)
+            sums |= zip(latest, contributions, strict=False)  # those of its own shard are last
             for part, x in zip(of_own, contributions[len(latest) :], strict=True):
                 mine[part.lane].append(x)
         carry, arriving, returning, sums, mine = order.barrier(
@@ -229,14 +231,13 @@ def exchange(
     blocks: Sequence[Any],
     visit: Visit[Carry],
     carry: Carry,
-    order: Order = NO_WORK,
     wire: Wire | None = None,
 ) -> Carry:
     """Carry every block to its rank, and visit each as it arrives.
 
     Args:
         schedule: which blocks are sent when.
-        ranks, visit, carry, order, wire: as for `gather`; offset d of a part is that of the block
+        ranks, visit, carry, wire: as for `gather`; offset d of a part is that of the block
             from rank r - d. The first visit gets the block for this rank itself.
         layout: where the blocks are that arrive.
         blocks: this rank's blocks; number d is for rank r + d.
@@ -255,8 +256,7 @@ def exchange(
         arriving = ranks.hops(f"round {number + 1}", step.moves, sent)
         if latest:
             carry = visit(carry, _parts(held, latest, ranks, layout))  # while they travel
-        carry, arriving = order.barrier((carry, arriving))
-        held |= opened(arriving, step.sent)
+        held |= opened(arriving, step.sent)  # a block keeps its key on the way
         latest = [key for key in chain(*step.sent) if last[key] == number]
     return visit(carry, _parts(held, latest, ranks, layout))
 

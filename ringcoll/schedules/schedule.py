@@ -148,7 +148,7 @@ class Schedule:
         for number, move in self.numbered_moves():
             of_lane = arrival_round[move.lane]
             for sent, arrived in zip(move.offsets, self.arrivals(move), strict=True):
-                if of_lane.get(sent, number) == number:
+                if of_lane.get(sent, number) == number:  # it did not arrive before
                     raise ScheduleError(
                         f"round {number}: rank r sends the shard of offset {sent} before holding "
                         f"it{self._in_lane(move.lane)}; bring it in an earlier round"
@@ -173,7 +173,7 @@ class Schedule:
         return self
 
     def _lanes_to_look_at(self) -> range:
-        """Enough lanes to include one without moves, if there is one."""
+        """All lanes; of more lanes than moves, the first ones: one of them has no moves."""
         return range(min(self.lanes, 1 + sum(map(len, self.rounds))))
 
     def _check_moves(self) -> None:
@@ -294,13 +294,13 @@ def product(schedules: Sequence[Kind], order: Iterable[int] | None = None) -> Ki
         schedule = schedules[factor]
         first_axis = sum(len(s.shape) for s in schedules[:factor])
         stride = prod(p for s in schedules[factor + 1 :] for p in s.shape)
-        rest = [h for h in held if h // stride % schedule.size == 0]
+        rest = [h for h in held if h // stride % schedule.size == 0]  # its digit here is 0
         for moves in schedule.rounds:
-            everything = []
+            wider = []
             for move in moves:
                 offsets = tuple(h + o * stride for o in move.offsets for h in rest)
-                everything.append(replace(move, offsets=offsets, axis=first_axis + move.axis))
-            rounds.append(tuple(everything))
+                wider.append(replace(move, offsets=offsets, axis=first_axis + move.axis))
+            rounds.append(tuple(wider))
         if not moving:
             held = [h + o * stride for o in range(schedule.size) for h in rest]
     return kind(shape, tuple(rounds), lanes)
@@ -323,7 +323,7 @@ def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
             {(m.lane, o) for moves in some for m in moves for o in m.offsets}
             for some in (rounds[start:stop], rounds[stop:])
         )
-        # A loop writes out two rounds anyway.
+        # A program with a loop has the code of two rounds: one is before the loop or after it.
         is_long = stop - start > max(unroll_up_to, 2) and of_run.isdisjoint(later)
         stop = max(stop, start + 1)
         runs += [(start, stop)] if is_long else [(i, i + 1) for i in range(start, stop)]

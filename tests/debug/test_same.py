@@ -69,6 +69,15 @@ def test_a_tolerance_and_no_gradients():
     np.testing.assert_array_equal(checked(X), np.full((64, 2), 1e4))
 
 
+def test_shard_map_says_which_out_specs_are_wrong():
+    def same(x):
+        return ringcoll.gather(x, "x", lambda c, a: (c + a.value.sum(), a.value), 0.0)
+
+    mapped = jax.shard_map(same, mesh=make_mesh(4), in_specs=P("x"), out_specs=P())
+    with pytest.raises(ValueError, match="out_specs is P"):
+        same_by_all(mapped)(X)
+
+
 def test_a_function_in_which_nothing_can_change_is_refused():
     fixed = on_ranks(lambda x: ringcoll.psum_scatter(x, "x", tiled=True, algorithm="ring"))
     with pytest.raises(ValueError, match="no call of the function can run by another algorithm"):
