@@ -28,48 +28,6 @@ from examples import text
 
 FSDP, TENSOR = AXES = ("fsdp", "tensor")
 HOST = {"offload_src": "device", "offload_dst": "pinned_host"}
-
-Params = dict[str, Any]
-State = tuple[Params, Params, Params, Array]  # weights, Adam's two moments, and steps so far
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """A decoder, and how to train it.
-
-    Attributes:
-        layers, width, features, vocabulary: of the stack; features are those inside an MLP.
-        heads, key_heads, head: the heads of queries, those of keys and values, and their size.
-        sequence, rows: the tokens of a row, and the rows of a batch for each device.
-        parallel: whether attention and an MLP without a gate read the same input; heads are normed
-            then, and the embedding is also the unembedding.
-        remat: a policy of `POLICIES`; by default that of the next two fields.
-        on_chip, on_host: what to keep there for the gradient, of "input", "query", "key", "value",
-            "context" and "out"; everything else is computed again.
-        block, fused: the queries, and the keys, that a splash kernel takes at a time, and whether
-            one kernel computes all gradients of attention.
-        master, moment: the dtypes of the weights that are kept, and of Adam's first moment.
-    """
-
-    layers: int
-    width: int
-    heads: int
-    key_heads: int
-    head: int
-    features: int
-    vocabulary: int
-    sequence: int
-    rows: int
-    parallel: bool = False
-    remat: str = "named"
-    on_chip: tuple[str, ...] = ()
-    on_host: tuple[str, ...] = ()
-    block: int = 512
-    fused: bool = False
-    master: str = "float32"
-    moment: str = "float32"
-
-
 #: What to keep of a layer for its gradient: its products.
 POLICIES = {
     "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -77,6 +35,38 @@ POLICIES = {
 }
 #: Of activations: `[b, s, d]` or `[b, s, f]`, and heads `[b, h, s, k]`; of a weight into a layer.
 FEATURES, HEADS, INTO = P(FSDP, None, TENSOR), P(FSDP, TENSOR), P(None, FSDP, TENSOR)
+JOINED = P(None, FSDP, None, TENSOR)
+
+Params = dict[str, Any]
+State = tuple[Params, Params, Params, Array]  # weights, Adam's two moments, and steps so far
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A decoder, and how to train it."""
+
+    layers: int
+    width: int
+    heads: int  # of queries
+    key_heads: int  # of keys, and of values
+    head: int  # the size of one
+    features: int  # inside an MLP
+    vocabulary: int
+    sequence: int
+    rows: int  # of a batch, for each device
+    # Attention, of normed heads, and an MLP without a gate read the same; the embedding is tied.
+    parallel: bool = False
+    joined: bool = False  # one product for queries, keys and values, one for gate and up
+    remat: str = "named"  # a policy of `POLICIES`, or that of the next two fields
+    # What to keep there for the gradient, of "input", "query", "key", "value", "context" and "out";
+    # everything else is computed again.
+    on_chip: tuple[str, ...] = ()
+    on_host: tuple[str, ...] = ()
+    block: int = 512  # the queries, and the keys, that a splash kernel takes at a time
+    fused: bool = False  # one kernel computes all gradients of attention
+    parts: int = 1  # of a sequence: the logits of one part exist at a time
+    master: str = "float32"  # the dtype of the weights that are kept
+    moment: str = "float32"  # and that of Adam's first moment
 
 
 def weights(sizes: Sizes, mesh: Mesh) -> Params:
@@ -95,6 +85,10 @@ def weights(sizes: Sizes, mesh: Mesh) -> Params:
     if sizes.parallel:
         return {**ends, "layers": layers | {f"norm_{x}": of(n, k, spec=P()) for x in heads}}
     layers |= {"norm_2": of(n, d, spec=P()), "gate": of(n, d, f)}
+    if sizes.joined:
+        layers = {name: layers[name] for name in ("norm_1", "norm_2", "out", "down")}
+        layers["query_key_value"] = of(n, d, 3, sizes.key_heads, k, spec=JOINED)  # as many queries
+        layers["gate_up"] = of(n, d, 2, f, spec=JOINED)
     return {**ends, "unembedding": of(d, v, spec=P(FSDP, TENSOR)), "layers": layers}
 
 
@@ -134,14 +128,10 @@ def attention(sizes: Sizes, mesh: Mesh, query: Array, key: Array, value: Array) 
     n = min(sizes.block, sizes.sequence)
     dq = None if sizes.fused else n
     blocks = splash.BlockSizes(n, n, n, n, n, n, dq, dq, sizes.fused)
-
-    def kernel(query: Array, key: Array, value: Array) -> Array:  # of a rank's heads
-        mask = splash.MultiHeadMask([splash.CausalMask((sizes.sequence,) * 2)] * query.shape[1])
-        made = splash.make_splash_mha(mask, head_shards=1, q_seq_shards=1, block_sizes=blocks)
-        return jax.vmap(made)(query, key, value)
-
-    mapped = jax.shard_map(kernel, mesh=mesh, in_specs=HEADS, out_specs=HEADS, check_vma=False)
-    return mapped(query * sizes.head**-0.5, key, value)
+    causal = [splash.CausalMask((sizes.sequence,) * 2)] * (sizes.heads // mesh.shape[TENSOR])
+    made = splash.make_splash_mha_single_device(splash.MultiHeadMask(causal), block_sizes=blocks)
+    mapped = partial(jax.shard_map, mesh=mesh, in_specs=HEADS, out_specs=HEADS, check_vma=False)
+    return mapped(jax.vmap(made))(query * sizes.head**-0.5, key, value)
 
 
 def layer(sizes: Sizes, mesh: Mesh, x: Array, weights: Params) -> Array:
@@ -149,12 +139,16 @@ def layer(sizes: Sizes, mesh: Mesh, x: Array, weights: Params) -> Array:
     features, heads = NamedSharding(mesh, FEATURES), NamedSharding(mesh, HEADS)
     placed = lax.with_sharding_constraint
     weights = {name: weight.astype(x.dtype) for name, weight in weights.items()}
+
+    def products(x: Array, of: str, to: str, like: Any, *names: str) -> list[Array]:
+        if sizes.joined:
+            every = jnp.einsum(f"bsd,dc{of}->c{to}", x, weights["_".join(names)])
+            return [placed(one, like) for one in every]
+        return [placed(jnp.einsum(f"bsd,d{of}->{to}", x, weights[name]), like) for name in names]
+
     x = checkpoint_name(placed(x, features), "input")
     normed = rms_norm(x, weights["norm_1"])
-    query, key, value = (
-        placed(jnp.einsum("bsd,dhk->bhsk", normed, weights[name]), heads)
-        for name in ("query", "key", "value")
-    )
+    query, key, value = products(normed, "hk", "bhsk", heads, "query", "key", "value")
     query, key = checkpoint_name(rotary(query), "query"), checkpoint_name(rotary(key), "key")
     value = checkpoint_name(value, "value")
     if sizes.parallel:
@@ -167,7 +161,7 @@ def layer(sizes: Sizes, mesh: Mesh, x: Array, weights: Params) -> Array:
         hidden = placed(jax.nn.relu(normed @ weights["up"]), features)
     else:
         normed = rms_norm(x, weights["norm_2"])
-        gate, up = (placed(normed @ weights[name], features) for name in ("gate", "up"))
+        gate, up = products(normed, "f", "bsf", features, "gate", "up")
         hidden = jax.nn.silu(gate) * up
     return placed(x + hidden @ weights["down"], features)
 
@@ -184,10 +178,18 @@ def loss(sizes: Sizes, mesh: Mesh, params: Params, batch: Array) -> Array:
     body = jax.checkpoint(partial(layer, sizes, mesh), policy=policy, prevent_cse=False)
     x, _ = lax.scan(lambda x, weights: (body(x, weights), None), x, params["layers"])
     unembedding = params["embedding"].T if sizes.parallel else params["unembedding"]
-    logits = rms_norm(x, params["norm"]) @ unembedding.astype(x.dtype)
-    logits = lax.with_sharding_constraint(logits, NamedSharding(mesh, FEATURES)).astype("float32")
-    right = jnp.sum(jnp.where(one_hot(labels) > 0, logits, 0), -1)
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - right)
+    x, unembedding = rms_norm(x, params["norm"]), unembedding.astype(x.dtype)
+
+    def surprise(x: Array, labels: Array) -> Array:
+        logits = lax.with_sharding_constraint(x @ unembedding, NamedSharding(mesh, FEATURES))
+        logits = logits.astype("float32")
+        right = jnp.sum(jnp.where(one_hot(labels) > 0, logits, 0), -1)
+        return jax.nn.logsumexp(logits, -1) - right
+
+    if sizes.parts == 1:
+        return jnp.mean(surprise(x, labels))
+    parts = tuple(jnp.stack(jnp.split(whole, sizes.parts, 1)) for whole in (x, labels))
+    return jnp.mean(lax.map(lambda part: jax.checkpoint(surprise)(*part), parts))
 
 
 def step(sizes: Sizes, mesh: Mesh, rate: float, state: State, batch: Array) -> tuple[State, Array]:
@@ -205,10 +207,8 @@ def step(sizes: Sizes, mesh: Mesh, rate: float, state: State, batch: Array) -> t
         wide -= rate * (ahead + 0.1 * wide)
         return wide.astype(p.dtype), new_m.astype(m.dtype), new_v.astype(v.dtype)
 
-    leaves = map(jax.tree.leaves, (params, grads, first, second))
-    updated = zip(*map(update, *leaves), strict=True)
-    params, first, second = map(partial(jax.tree.unflatten, jax.tree.structure(params)), updated)
-    return (params, first, second, steps), found
+    updated = jax.tree.map(update, params, grads, first, second)
+    return (*jax.tree.transpose(jax.tree.structure(params), None, updated), steps), found
 
 
 def program(sizes: Sizes, mesh: Mesh, rate: float = 1e-3) -> tuple[jax.stages.Wrapped, tuple]:
