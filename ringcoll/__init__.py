@@ -40,7 +40,6 @@ from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.sums import Tree
 from ringcoll.collectives.visits import Rows, per_shard
 from ringcoll.costs.wire import Wire
-from ringcoll.debug.explaining import explain
 from ringcoll.ipython import load_ipython_extension as load_ipython_extension
 from ringcoll.ipython import register as _register
 from ringcoll.matmuls.all_reduce import matmul_all_reduce

@@ -147,7 +147,8 @@ class Rows:
                 f"{len(of_parts)} results of {len(self._parts)} parts; join one for each"
             )
         for of_part, part in zip(of_parts, self._parts, strict=True):
-            checked(of_part, self._dim, part.rows)
+            if self._size is not None:
+                checked(of_part, self._dim, part.rows)
         results = joined(of_parts, self._dim)
         if self.is_all:  # the parts were in a different order
             for rows, of_part in zip(self.parts(), of_parts, strict=True):

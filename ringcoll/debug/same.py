@@ -45,23 +45,24 @@ def same_by_all(
     jitted("debug.same_by_all", function)
 
     @wraps(function)
-    def checked(*operands: Any) -> Any:
-        leaves, structure = jax.tree.flatten(operands)
+    def checked(*operands: Any, **named: Any) -> Any:
+        leaves, structure = jax.tree.flatten((operands, named))
         moving = [i for i, x in enumerate(leaves) if gradients and _is_inexact(x)]
 
         def results(moved: list[Any]) -> Any:
             every = leaves[:]
             for i, x in zip(moving, moved, strict=True):
                 every[i] = x
-            return function(*jax.tree.unflatten(structure, every))
+            operands, named = jax.tree.unflatten(structure, every)
+            return function(*operands, **named)
 
         def with_gradients(moved: list[Any]) -> Any:
             y, pull_back = jax.vjp(results, moved) if moving else (results([]), None)
             return y, pull_back(jax.tree.map(_cotangent, y))[0] if pull_back else []
 
-        named = dict.fromkeys(name for kind in COLLECTIVES for name in choices(kind))
+        names = dict.fromkeys(name for kind in COLLECTIVES for name in choices(kind))
         given, ways, found = [leaves[i] for i in moving], dict[Any, str](), dict[str, Any]()
-        for name in [LAX, *named]:
+        for name in [LAX, *names]:
             with algorithm(name):
                 _, program, plans = lowered(jax.jit(with_gradients), (given,), {})
             way = tuple((call, plan.algorithm) for _, call, plan in plans)
@@ -72,7 +73,8 @@ def same_by_all(
                 "ringcoll.debug.same_by_all: no call of the function can run by another algorithm; "
                 "leave algorithm= out of its calls of ringcoll"
             )
-        floats = [x.dtype for x in jax.tree.leaves((given, found[LAX])) if _is_inexact(x)]
+        arrays = jax.tree.leaves((given, found[LAX]))
+        floats = [jnp.result_type(x) for x in arrays if _is_inexact(x)]
         coarsest = max((float(jnp.finfo(dtype).eps) for dtype in floats), default=0.0)
         bound = jax.device_count() * coarsest if tolerance is None else tolerance
         for name, result in found.items():
