@@ -26,7 +26,16 @@ from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.counting import work_of
 from ringcoll.collectives.public import integer, public
 from ringcoll.collectives.sums import wide_dtype
-from ringcoll.collectives.visits import CutShards, Rounds, Rows, all_rows, any_rows, own_rows
+from ringcoll.collectives.visits import (
+    CutShards,
+    Rounds,
+    Rows,
+    all_rows,
+    any_rows,
+    own_rows,
+    pair,
+    row_count,
+)
 from ringcoll.collectives.wide_gradients import with_wide_gradients
 from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
@@ -73,7 +82,7 @@ def all_gather_map(
     """
     _check_function("f", f)
     options: Any = {"dim": dim, "axis_index_groups": axis_index_groups, "algorithm": algorithm}
-    visit: RowVisit = lambda carry, arrived: (carry, f(arrived.value))  # noqa: E731
+    visit: RowVisit = lambda carry, arrived: (carry, _mapped(f, arrived.value, dim))  # noqa: E731
     return gather(x, axis_name, visit, None, work=work, **options)[1]
 
 
@@ -113,7 +122,7 @@ def map_reduce_scatter(
     _check_function("f", f)
     options: Any = {"dim": dim, "axis_index_groups": axis_index_groups, "algorithm": algorithm}
     options |= {"accumulate_dtype": accumulate_dtype, "work": work}
-    return reduce(lambda wanted: f(wanted.take(x)), axis_name, **options)
+    return reduce(lambda wanted: _mapped(f, wanted.take(x), dim), axis_name, **options)
 
 
 @public()
@@ -402,6 +411,13 @@ class _Call:
         )
 
 
+def _mapped(f: Callable[[Any], Any], rows: Any, dim: int) -> Any:
+    """f of some rows, if it makes a row of each."""
+    results = f(rows)
+    _checked_rows("what f returns", results, dim, row_count(rows, dim))
+    return results
+
+
 def _check_function(name: str, function: Any) -> None:
     if not callable(function):
         raise TypeError(f"{name} is a {type(function).__name__}, no function; pass a function")
@@ -437,13 +453,7 @@ def _checked_visit(visit: RowVisit, dim: int) -> RowVisit:
     """The visit, whose carry is checked and keeps its types, and whose rows are counted."""
 
     def checked(carry: Any, arrived: Rows) -> tuple[Any, Any]:
-        both = visit(carry, arrived)
-        if not isinstance(both, tuple) or len(both) != 2:
-            raise TypeError(
-                f"visit returns {type(both).__name__}, and no pair; return (carry, rows), as in "
-                "jax.lax.scan; rows may be None"
-            )
-        after, rows = both
+        after, rows = pair(visit(carry, arrived))
         if jax.tree.leaves(rows):
             _checked_rows("what is returned", rows, dim, sum(n for _, n in arrived.rows))
         return _like_carry(carry, after), rows

@@ -147,14 +147,15 @@ class Rows:
                 f"{len(of_parts)} results of {len(self._parts)} parts; join one for each"
             )
         for of_part, part in zip(of_parts, self._parts, strict=True):
-            checked(of_part, self._dim, part.rows[1])
+            if self._size is not None:  # else `reduce` asks for a type
+                checked(of_part, self._dim, part.rows[1])
         results = joined(of_parts, self._dim)
         if self.is_all:  # the parts were in a different order
             for rows, of_part in zip(self.parts(), of_parts, strict=True):
-                results = rows.placed(results, of_part)
+                results = rows._placed(results, of_part)
         return results
 
-    def placed(self, wholes: Any, rows: Any, dims: Any = None) -> Any:
+    def _placed(self, wholes: Any, rows: Any, dims: Any = None) -> Any:
         """Arrays of all ranks' rows, with these rows written where they belong."""
 
         def written(whole: Array, rows: Array, dim: int) -> Array:
@@ -221,6 +222,16 @@ class CutShards(ValueError):
     """A function wants whole shards, and the lanes of the schedule cut them."""
 
 
+def pair(returned: Any) -> tuple[Any, Any]:
+    """What a visit returned, if it is a pair."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            f"visit returns {type(returned).__name__}, and no pair; return (carry, rows), as in "
+            "jax.lax.scan; rows may be None"
+        )
+    return returned
+
+
 def per_shard(
     visit: Callable[[Carry, Rows], tuple[Carry, Any]],
 ) -> Callable[[Carry, Rows], tuple[Carry, Any]]:
@@ -236,12 +247,15 @@ def per_shard(
     [ 1.  5.  9. 13.]
     """
 
+    if not callable(visit):
+        raise TypeError(f"ringcoll.per_shard: visit is a {type(visit).__name__}; pass a function")
+
     def visit_all(carry: Carry, arrived: Rows) -> tuple[Carry, Any]:
         if arrived._may_be_cut:
             raise CutShards("per_shard: shards arrived in parts; loop over arrived.parts()")
         results = []
         for part in arrived.parts():
-            carry, rows = visit(carry, part)
+            carry, rows = pair(visit(carry, part))
             results.append(rows)
         return carry, arrived.join(results)
 
@@ -310,7 +324,7 @@ class Rounds:
             def visit_round(state: Any, parts: list[Part]) -> Any:
                 (carry, placed), arrived = state, self._rows(parts, ranks, size)
                 carry, rows = visit(carry, arrived)
-                return carry, arrived.placed(placed, rows, dims)
+                return carry, arrived._placed(placed, rows, dims)
 
             order = GATHER_ADD if adds else GATHER_PLACE
             state = carry, self._buffers(rows, dims, ranks)

@@ -1,6 +1,6 @@
 """Plans of matmuls with a collective, from labels and shapes; nothing here knows an array.
 
-On TPUs and unknown devices the cheapest form by price runs; on CPUs and GPUs the plain one.
+On TPUs the cheapest form by price runs; elsewhere the plain one.
 """
 
 from collections.abc import Sequence

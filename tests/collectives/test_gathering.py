@@ -137,7 +137,11 @@ def ours(recipe, axes, groups, dim, algorithm, x, w, weights):
         return reduce(produced, axes, **options)
     if recipe == "reduced map":
         return map_reduce_scatter(lambda rows: times(rows, w, dim), x, axes, **options)
-    return reduce(lambda wanted: {"a": produced(wanted), "b": wanted.take(x)}, axes, **options)
+
+    def both(wanted):
+        return wanted.join([{"a": produced(one), "b": one.take(x)} for one in wanted.parts()])
+
+    return reduce(both, axes, **options)
 
 
 def expected(recipe, team, own, axes_are_grouped, dim, xs, w, weights):

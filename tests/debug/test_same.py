@@ -47,7 +47,8 @@ def wrong_gradient(x):
 def test_a_right_function_gives_the_result_by_the_built_ins():
     mapped = on_ranks(lambda both: {"a": product(both["a"]), "b": ringcoll.pmax(both["b"], "x")})
     both = {"a": X, "b": np.arange(4, dtype=np.int32)}
-    found, expected = same_by_all(mapped)(both), jax.jit(mapped)(both)
+    scaled = lambda both, by: jax.tree.map(lambda x: x * by, mapped(both))  # noqa: E731
+    found, expected = same_by_all(scaled)(both, by=2.0), jax.jit(scaled)(both, 2.0)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
