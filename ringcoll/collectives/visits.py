@@ -248,7 +248,8 @@ def per_shard(
     """
 
     if not callable(visit):
-        raise TypeError(f"ringcoll.per_shard: visit is a {type(visit).__name__}; pass a function")
+        kind = type(visit).__name__
+        raise TypeError(f"ringcoll.per_shard: visit is a {kind}, no function; pass a function")
 
     def visit_all(carry: Carry, arrived: Rows) -> tuple[Carry, Any]:
         if arrived._may_be_cut:
