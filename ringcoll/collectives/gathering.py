@@ -184,9 +184,9 @@ def gather(
     ...         return jnp.maximum(largest, y.max()), y
     ...     largest, y = ringcoll.gather(x, "x", visit, -jnp.inf)
     ...     return y / largest
-    >>> y = ranks(normed, (P("x"), P()), P("x"))(jnp.arange(8.0).reshape(8, 1), jnp.ones((1, 1)))
-    >>> print(y[:8, 0] * 7)
-    [0. 1. 2. 3. 4. 5. 6. 7.]
+    >>> y = ranks(normed, (P("x"), P()), P("x"))(jnp.arange(1.0, 9.0)[:, None], jnp.ones((1, 1)))
+    >>> print(y[:8, 0])
+    [0.125 0.25  0.375 0.5   0.625 0.75  0.875 1.   ]
     """
     given = visit, axis_name, axis_index_groups, dim, algorithm
     call = _Call.of("gather", "visit", *given, collective="all_gather")

@@ -289,7 +289,7 @@ def test_the_marked_line_is_the_plan_of_the_call(capsys, call, shape):
     m, k, f = shape
     sizes = (m, k), (k, f)
     if name == "matmul_reduce_scatter":
-        asked, sizes = {f"scatter_{flag}": value for flag, value in asked.items()}, ((m, f), (f, k))
+        sizes = (m, f), (f, k)
     device = AbstractDevice("TPU v5 lite", None, "tpu")
     mesh = AbstractMesh((8,), ("x",), abstract_device=device, axis_types=(AxisType.Auto,))
     *sharded, _ = MATMULS[call]
