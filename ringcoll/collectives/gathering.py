@@ -207,7 +207,8 @@ def gather(
 
     plan = call.plan(work, plans)
     x = record_plan_at_lowering("gather", call.axes, x, plan)
-    adds, visit = work is not None and work.accumulated > 0, with_wide_gradients(visit, program)
+    adds = work is not None and work.accumulated > 0
+    visit = with_wide_gradients(visit, program)
     return call.rounds(plan, whole=whole).gather(x, visit, carry, rows, adds=adds)
 
 
