@@ -21,17 +21,62 @@ from calls import AUTO, AXES, MODES, OF_THE_AXIS, PERMUTES, SUMS, Call, numbers
 from cases import CASES, MAIN, Case
 from covering import SEEDS, any_of, covering
 from sent import PERMUTE, messages, total
-from support import assert_same, every_rank, exists, make_mesh, runnable
+from support import assert_same, every_rank, exists, make_mesh, per_rank, runnable
 
 import ringcoll
 import ringcoll.lax
-from ringcoll import Tree
+from ringcoll import Tree, pmax, pmean, pmin, psum
 from ringcoll.choose.table import Table, TableRow, choices
 from ringcoll.collectives import by_schedule
 from ringcoll.runtime import run as running
 from ringcoll.runtime.hosts import HostSpread
 from ringcoll.runtime.value_types import varying
 from ringcoll.schedules.registry import LAX
+
+MESH = make_mesh(4)  # of one axis, x
+
+
+def test_all_gather():
+    x = np.arange(24.0).reshape(4, 3, 2)  # of four ranks
+    y = per_rank(MESH, lambda x: ringcoll.all_gather(x, "x", tiled=True, algorithm="ring"), x)
+    np.testing.assert_array_equal(y, [x.reshape(12, 2)] * 4)
+
+
+def test_psum_scatter():
+    x = np.arange(32.0).reshape(4, 8)
+    y = per_rank(MESH, lambda x: ringcoll.psum_scatter(x, "x", tiled=True, algorithm="ring"), x)
+    np.testing.assert_array_equal(y, x.sum(0).reshape(4, 2))
+
+
+def test_psum_and_pmean():
+    x = np.arange(12.0).reshape(4, 3)
+    y = per_rank(MESH, lambda x: [f(x, "x", algorithm="ring") for f in (psum, pmean)], x)
+    np.testing.assert_array_equal(y, [[x.sum(0)] * 4, [x.mean(0)] * 4])
+
+
+def test_pmax_and_pmin():
+    x = np.array([[3, 8], [5, 2], [9, 4], [1, 6]])
+    y = per_rank(MESH, lambda x: [f(x, "x", algorithm="ring") for f in (pmax, pmin)], x)
+    np.testing.assert_array_equal(y, [[[9, 8]] * 4, [[1, 2]] * 4])
+
+
+def test_pbroadcast():
+    x = np.arange(12.0).reshape(4, 3)
+    y = per_rank(MESH, lambda x: ringcoll.pbroadcast(x, "x", 2, algorithm="ring"), x)
+    np.testing.assert_array_equal(y, [[6, 7, 8]] * 4)
+
+
+def test_all_to_all():
+    x = np.arange(32.0).reshape(4, 4, 2)  # x[2, 3] goes from rank 2 to rank 3
+    y = per_rank(MESH, lambda x: ringcoll.all_to_all(x, "x", 0, 0, algorithm="pairwise"), x)
+    np.testing.assert_array_equal(y, x.swapaxes(0, 1))
+
+
+def test_ppermute():
+    x = np.arange(8.0).reshape(4, 2)
+    y = per_rank(MESH, lambda x: ringcoll.ppermute(x, "x", [(0, 2), (2, 3), (3, 1)]), x)
+    np.testing.assert_array_equal(y, [[0, 0], [6, 7], [0, 1], [4, 5]])
+
 
 #: "mixed" is a tree with whole numbers, and with booleans if lax takes them.
 NUMBERS = ["float32", "bfloat16", "float8_e5m2", "mixed"]

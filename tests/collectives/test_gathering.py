@@ -11,7 +11,7 @@ from covering import SEEDS, any_of, covering
 from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from support import make_mesh
+from support import make_mesh, per_rank
 
 import ringcoll
 from ringcoll import (
@@ -27,6 +27,47 @@ from ringcoll import (
 from ringcoll.choose.plan import Plan, Turns
 from ringcoll.collectives import gathering
 from ringcoll.runtime import run as running
+
+MESH = make_mesh(4)  # of one axis, x
+
+
+def test_all_gather_map():
+    x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(6.0).reshape(3, 2)
+    y = per_rank(MESH, lambda x: all_gather_map(lambda r: r @ w, x, "x", algorithm="ring"), x)
+    np.testing.assert_array_equal(y, [x.reshape(8, 3) @ w] * 4)
+
+
+def test_map_reduce_scatter():
+    x, w = np.arange(96.0).reshape(4, 8, 3), np.arange(6.0).reshape(3, 2)
+    y = per_rank(MESH, lambda x: map_reduce_scatter(lambda r: r @ w, x, "x", algorithm="ring"), x)
+    np.testing.assert_array_equal(y, (x.sum(0) @ w).reshape(4, 2, 2))
+
+
+def test_gather():
+    def visit(total, arrived):  # which are added up, and which end up in the order of ranks
+        return total + arrived.value.sum(), 10 * arrived.value
+
+    x = np.arange(8.0).reshape(4, 2)
+    total, y = per_rank(MESH, lambda x: gather(x, "x", visit, 0.0, algorithm="ring"), x)
+    np.testing.assert_array_equal(total, [28] * 4)
+    np.testing.assert_array_equal(y, [10 * np.arange(8)] * 4)
+
+
+def test_reduce():
+    x = np.arange(32.0).reshape(4, 8)  # each rank contributes two rows to each
+    y = per_rank(MESH, lambda x: reduce(lambda w: 10 * w.take(x), "x", algorithm="ring"), x)
+    np.testing.assert_array_equal(y, 10 * x.sum(0).reshape(4, 2))
+
+
+def test_tour():
+    def visit(total, arrived):  # what each rank adds to a shard comes home with it
+        return total + arrived.value.sum(), arrived.value * (1 + lax.axis_index("x"))
+
+    x = np.arange(8.0).reshape(4, 2)
+    total, y = per_rank(MESH, lambda x: tour(x, "x", visit, 0.0, algorithm="ring"), x)
+    np.testing.assert_array_equal(total, [28] * 4)
+    np.testing.assert_array_equal(y, (1 + 2 + 3 + 4) * x)
+
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 #: Recipes of few operations.

@@ -7,6 +7,7 @@ type of every product, and which elements of which dtype the ranks send.
 
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -34,9 +35,51 @@ from matmul_cases import (
 )
 from matmul_forms import FORMS, SHARDED
 from operations import equations
-from support import make_mesh, mostly_exhaustive
+from support import make_mesh, mostly_exhaustive, per_rank
 
-from ringcoll import algorithms
+from ringcoll import (
+    algorithms,
+    all_gather_einsum,
+    all_gather_matmul,
+    einsum_reduce_scatter,
+    matmul_all_reduce,
+    matmul_reduce_scatter,
+)
+
+
+MESH = make_mesh(4)  # of one axis, x
+
+
+def test_all_gather_matmul():
+    x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(24.0).reshape(4, 3, 2)
+    y = per_rank(MESH, lambda x, w: all_gather_matmul(x, w, "x", algorithm="ring"), x, w)
+    np.testing.assert_array_equal(y, x.reshape(8, 3) @ w)
+
+
+def test_matmul_reduce_scatter():
+    x, w = np.arange(96.0).reshape(4, 8, 3), np.arange(24.0).reshape(4, 3, 2)
+    y = per_rank(MESH, lambda x, w: matmul_reduce_scatter(x, w, "x", algorithm="ring"), x, w)
+    np.testing.assert_array_equal(y, (x @ w).sum(0).reshape(4, 2, 2))
+
+
+def test_matmul_all_reduce():
+    x, w = np.arange(96.0).reshape(4, 8, 3), np.arange(24.0).reshape(4, 3, 2)
+    y = per_rank(MESH, lambda x, w: matmul_all_reduce(x, w, "x", algorithm="ring"), x, w)
+    np.testing.assert_array_equal(y, [(x @ w).sum(0)] * 4)
+
+
+def test_all_gather_einsum():
+    x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(96.0).reshape(4, 8, 3)
+    call = partial(all_gather_einsum, "bk,bk->kb", axis_name="x", gather="b", algorithm="ring")
+    y = per_rank(MESH, call, x, w)
+    np.testing.assert_array_equal(y, (x.reshape(8, 3) * w).swapaxes(1, 2))
+
+
+def test_einsum_reduce_scatter():
+    x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(96.0).reshape(4, 8, 3)
+    call = partial(einsum_reduce_scatter, "bk,ck->cb", axis_name="x", scatter="c", algorithm="ring")
+    y = per_rank(MESH, call, x, w)
+    np.testing.assert_array_equal(y, np.einsum("rbk,rck->cb", x, w).reshape(4, 2, 2))
 
 
 class Call:
