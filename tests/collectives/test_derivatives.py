@@ -3,6 +3,8 @@
 Collectives are linear, so their gradients are the transposes of `cases`.
 """
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -12,6 +14,16 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh, per_rank, runnable
 
 import ringcoll
+
+
+def test_the_gradient_of_an_all_gather_is_a_psum_scatter():
+    def gradient(x, ct):
+        gather = partial(ringcoll.all_gather, axis_name="x", tiled=True, algorithm="ring")
+        return jax.vjp(gather, x)[1](ct)[0]
+
+    x, ct = np.arange(8.0).reshape(4, 2), np.arange(32.0).reshape(4, 8)
+    np.testing.assert_array_equal(per_rank(make_mesh(4), gradient, x, ct), ct.sum(0).reshape(4, 2))
+
 
 N = 3
 MESH = make_mesh(N)

@@ -24,6 +24,17 @@ from ringcoll import Wire, algorithms, costs
 from ringcoll.choose.table import Table, TableRow
 from ringcoll.collectives import rows
 
+
+def test_ragged_all_to_all():
+    """Rank 0 keeps the 1 and sends 2 and 3; rank 1 sends the 4 and keeps the 5."""
+    operand, output = np.array([[1.0, 2, 3], [4, 5, 6]]), np.full((2, 3), 9.0)
+    starts, sizes = np.array([[0, 1], [0, 1]]), np.array([[1, 2], [1, 1]])
+    places, received = np.array([[0, 0], [1, 2]]), np.array([[1, 1], [2, 1]])
+    program = partial(ringcoll.ragged_all_to_all, axis_name="x", algorithm="pairwise")
+    y = per_rank(make_mesh(2), program, operand, output, starts, sizes, places, received)
+    np.testing.assert_array_equal(y, [[1, 4, 9], [2, 3, 5]])
+
+
 ROW = (2, 4)
 
 

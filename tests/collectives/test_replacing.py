@@ -21,6 +21,16 @@ MESH = make_mesh(N)
 NAMES = lax.__all__
 
 
+def test_accumulate_dtype():
+    x = np.array([[1], [256], [1]], jnp.bfloat16)  # the ring adds them up from the second
+    for wide, sums in ((None, 256), ("float32", 258)):
+        with ringcoll.replacing(jax.lax, algorithm="ring", accumulate_dtype=wide):
+            results = per_rank(MESH, lambda x: jax.lax.psum(x, "x"), x)
+            greatest = per_rank(MESH, lambda x: jax.lax.pmax(x, "x"), x)  # takes no such argument
+        assert float(results[0, 0]) == sums
+        assert float(greatest[1, 0]) == 256
+
+
 def library(source):
     """A module of someone else's."""
     module = ModuleType("library")
@@ -96,16 +106,6 @@ def test_which_algorithm_is_used():
     with ringcoll.replacing(jax.lax, algorithm=Table((row,))):
         assert permutes(BY_MODULE.total) == RING
         assert permutes(lambda x: jax.lax.ppermute(x, "x", [(0, 1)])) == 1
-
-
-def test_accumulate_dtype():
-    x = np.array([[1], [256], [1]], jnp.bfloat16)  # the ring adds them up from the second
-    for wide, sums in ((None, 256), ("float32", 258)):
-        with ringcoll.replacing(jax.lax, algorithm="ring", accumulate_dtype=wide):
-            results = per_rank(MESH, lambda x: jax.lax.psum(x, "x"), x)
-            greatest = per_rank(MESH, lambda x: jax.lax.pmax(x, "x"), x)  # takes no such argument
-        assert float(results[0, 0]) == sums
-        assert float(greatest[1, 0]) == 256
 
 
 def test_exceptions_and_decorators():

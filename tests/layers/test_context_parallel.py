@@ -20,13 +20,29 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from layer_cases import MESHES, OTHERS, Place, check_each, close, compared, no_other_axes
-from support import make_mesh
+from support import make_mesh, per_rank
 
 import ringcoll
 from ringcoll.layers import context_parallel as cp
 from ringcoll.runtime import run as running
 
 pytestmark = pytest.mark.usefixtures("small_tiles")
+
+
+def test_attention():
+    """All queries are 0, so a position gets the mean of the values up to it."""
+    v = np.arange(16.0).reshape(4, 1, 2, 1, 2)  # of eight positions
+    call = partial(cp.attention, axis_name="x", causal=True, algorithm="ring")
+    y = per_rank(make_mesh(4), lambda v: call(0 * v, v, v), v)
+    means = v.reshape(8, 2).cumsum(0) / np.arange(1, 9)[:, None]
+    np.testing.assert_allclose(y.reshape(8, 2), means, rtol=1e-6)
+
+
+def test_arrange_and_restore():
+    x = np.array([0, 1, 6, 7, 2, 3, 4, 5])
+    np.testing.assert_array_equal(cp.arrange(np.arange(8), 2, "zigzag", dim=0), x)
+    np.testing.assert_array_equal(cp.restore(x, 2, "zigzag", dim=0), np.arange(8))
+
 
 D, E = 4, 3
 LAYOUTS = ["zigzag", "striped", "contiguous"]

@@ -24,11 +24,29 @@ from layer_cases import (
     precisions,
     with_gradients,
 )
-from support import make_mesh
+from support import make_mesh, per_rank
 
 import ringcoll
 from ringcoll.layers import expert_parallel as ep
 from ringcoll.layers.expert_parallel.auto import Mixture, fastest
+
+
+def test_moe():
+    """The router sends the unit vector e to expert e, which is on rank e."""
+    chosen, w = np.array([[3, 0], [1, 2], [0, 1], [2, 3]]), np.arange(16.0).reshape(4, 1, 1, 4)
+    experts = {"gate": w.swapaxes(2, 3), "up": w.swapaxes(2, 3) + 1, "down": w + 2}
+    call = partial(ep.moe, router=99 * np.eye(4), axis_name="x", top_k=1, algorithm="ring")
+    call = partial(call, activation=lambda x: x)
+    y = per_rank(make_mesh(4), lambda x, w: call(x, experts=w).output, np.eye(4)[chosen], experts)
+    diagonal = w.reshape(4, 4).diagonal()[:, None]  # what an expert has for its vector
+    np.testing.assert_array_equal(y, (diagonal * (diagonal + 1) * (w[:, 0, 0] + 2))[chosen])
+
+
+def test_specs_of_experts_that_are_stacked():
+    stacked = {"up": jax.ShapeDtypeStruct((3, 4, 6, 5), jnp.float32), "router": np.ones((6, 4))}
+    specs = {"up": P(None, "x", None, "y"), "router": P()}
+    assert ep.partition_specs(stacked, "x", features="y") == specs
+
 
 D, F, T = 6, 4, 7
 FORMS = ["gather", "ring", "bidirectional_ring", "ragged_all_to_all"]
@@ -288,12 +306,6 @@ def test_auto_goes_by_the_price(kind, ranks, tokens, algorithm):
     plan = fastest(Mixture(ranks, tokens, 64 // ranks, 8, 4096, 4096, 2), kind)
     assert plan.algorithm == algorithm
     assert plan.why
-
-
-def test_specs_of_experts_that_are_stacked():
-    stacked = {"up": jax.ShapeDtypeStruct((3, 4, 6, 5), jnp.float32), "router": np.ones((6, 4))}
-    specs = {"up": P(None, "x", None, "y"), "router": P()}
-    assert ep.partition_specs(stacked, "x", features="y") == specs
 
 
 @pytest.mark.exhaustive

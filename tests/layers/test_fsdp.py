@@ -27,10 +27,30 @@ from layer_cases import (
     precisions,
     values,
 )
-from support import make_mesh
+from support import make_mesh, per_rank
 
 from ringcoll import Wire
 from ringcoll.layers import fsdp
+
+
+def test_specs_and_shard_on_the_mesh_of_jax():
+    with jax.set_mesh(make_mesh(4)):
+        params = {"w": np.ones((4, 4), np.float32)}
+        assert fsdp.specs(params, "x", min_size=0) == {"w": P("x", None)}
+        placed = fsdp.shard(params, {"w": P("x", None)})["w"]
+    assert placed.sharding == NamedSharding(make_mesh(4), P("x", None))
+
+
+def test_gather():
+    w = np.arange(24.0).reshape(4, 2, 3)
+    y = per_rank(make_mesh(4), lambda w: fsdp.gather(w, P("x"), "x", algorithm="ring"), w)
+    np.testing.assert_array_equal(y, [w.reshape(8, 3)] * 4)
+
+
+def test_linear():
+    x, w = np.arange(32.0).reshape(4, 1, 8), np.arange(24.0).reshape(4, 2, 3)
+    y = per_rank(make_mesh(4), lambda x, w: fsdp.linear(w, x, "x", algorithm="ring"), x, w)
+    np.testing.assert_array_equal(y, x @ w.reshape(8, 3))
 
 
 @pytest.mark.parametrize(
@@ -69,14 +89,6 @@ def test_specs(shape, options, spec):
     assert fsdp.specs({"w": jax.ShapeDtypeStruct(shape, dtype)}, **options) == {"w": spec}
 
 
-def test_the_mesh_may_be_that_of_jax():
-    with jax.set_mesh(make_mesh(4)):
-        params = {"w": np.ones((4, 4), np.float32)}
-        assert fsdp.specs(params, "x", min_size=0) == {"w": P("x", None)}
-        placed = fsdp.shard(params, {"w": P("x", None)})["w"]
-    assert placed.sharding == NamedSharding(make_mesh(4), P("x", None))
-
-
 GATHER = {
     "mesh": [*MESHES],
     "dim": [1, 0, None],
@@ -98,7 +110,7 @@ def no_such_replicas(case):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gather(seed):
+def test_gathers(seed):
     check_each(covering(GATHER, no_such_replicas, seed), check_gather)
 
 
@@ -223,7 +235,7 @@ LINEAR_WAYS = WAYS | {
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_linear(seed):
+def test_linear_layers(seed):
     check_each(covering(LINEAR, no_such_replicas, seed), check_linear)
 
 

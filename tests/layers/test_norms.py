@@ -28,10 +28,33 @@ from layer_cases import (
     over_ranks,
     ways,
 )
-from support import make_mesh
+from support import make_mesh, per_rank
 
 from ringcoll import layers
 from ringcoll.layers import tensor_parallel as tp
+
+MESH = make_mesh(4)  # of one axis, x
+
+
+def test_rms_norm_and_layer_norm():
+    x = np.array([3.0, -3, 1, -1, 0]) * [[1], [2], [4], [8]]  # of mean 0 and roots 2, 4, 8, 16
+    params = {"scale": np.arange(5.0), "bias": np.arange(5.0) + 7}
+    rms = per_rank(MESH, lambda x: tp.rms_norm({"scale": np.arange(5.0)}, x, "x", epsilon=0), x)
+    y = per_rank(MESH, lambda x: tp.layer_norm(params, x, "x", epsilon=0), x + 100)
+    np.testing.assert_array_equal(rms, [[0, -1.5, 1, -1.5, 0]] * 4)
+    np.testing.assert_array_equal(y, [[7, 6.5, 10, 8.5, 11]] * 4)
+
+
+def test_copied():
+    """The gradient of what all ranks use is the sum of theirs."""
+
+    def loss(w, x):
+        return (layers.copied(w, "x", algorithm="ring") * x).sum()
+
+    x = np.arange(12.0).reshape(4, 3)
+    gradients = per_rank(MESH, lambda x: jax.grad(loss)(jnp.ones(3), x), x)
+    np.testing.assert_array_equal(gradients, [x.sum(0)] * 4)
+
 
 D = 8
 NORMS = {
@@ -96,7 +119,7 @@ COPIED = {
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_copied(seed):
+def test_copies(seed):
     check_each(covering(COPIED, seed=seed), check_copied)
 
 

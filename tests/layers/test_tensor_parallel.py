@@ -34,9 +34,53 @@ from layer_cases import (
     values,
     ways,
 )
+from support import make_mesh, per_rank
 
 from ringcoll import algorithms
 from ringcoll.layers import tensor_parallel as tp
+
+MESH = make_mesh(4)  # of one axis, x
+
+
+def test_column_linear():
+    x, w = np.arange(8.0).reshape(4, 1, 2), np.arange(24.0).reshape(4, 2, 3)
+    y = per_rank(MESH, lambda x, w: tp.column_linear(w, x, "x", algorithm="ring"), x, w)
+    np.testing.assert_array_equal(y, x.reshape(4, 2) @ w)
+
+
+def test_row_linear():
+    x, w = np.arange(32.0).reshape(4, 4, 2), np.arange(24.0).reshape(4, 2, 3)
+    y = per_rank(MESH, lambda x, w: tp.row_linear(w, x, "x", algorithm="ring"), x, w)
+    np.testing.assert_array_equal(y, (x @ w).sum(0).reshape(4, 1, 3))
+
+
+def test_mlp():
+    x, up = np.arange(8.0).reshape(4, 1, 2) - 3, np.arange(24.0).reshape(4, 2, 3) - 11
+    params = {"up": up, "down": np.arange(24.0).reshape(4, 3, 2)}
+    call = partial(tp.mlp, axis_name="x", activation=jax.nn.relu, algorithm="ring")
+    y = per_rank(MESH, call, params, x)
+    hidden = np.maximum(x.reshape(4, 2) @ up, 0)
+    np.testing.assert_array_equal(y, (hidden @ params["down"]).sum(0).reshape(4, 1, 2))
+
+
+def test_gated_mlp():
+    x, up = np.arange(8.0).reshape(4, 1, 2) - 3, np.arange(24.0).reshape(4, 2, 3)
+    params = {"gate": up - 11, "up": up, "down": np.arange(24.0).reshape(4, 3, 2)}
+    call = partial(tp.gated_mlp, axis_name="x", activation=jax.nn.relu, algorithm="ring")
+    y = per_rank(MESH, call, params, x)
+    hidden = np.maximum(x.reshape(4, 2) @ (up - 11), 0) * (x.reshape(4, 2) @ up)
+    np.testing.assert_array_equal(y, (hidden @ params["down"]).sum(0).reshape(4, 1, 2))
+
+
+def test_attention():
+    """All queries are 0, so every token gets the mean of all values; a rank has one head."""
+    x, w = np.arange(8.0).reshape(4, 1, 2), np.arange(16.0).reshape(4, 2, 1, 2)
+    params = {"query": 0 * w, "key": w, "value": w, "out": w.reshape(4, 1, 2, 2)}
+    call = partial(tp.attention, axis_name="x", causal=False, algorithm="ring")
+    y = per_rank(MESH, call, params, x)
+    right = np.einsum("d,rdhk,rhke->e", x.mean((0, 1)), w, params["out"])
+    np.testing.assert_array_equal(y, [[right]] * 4)
+
 
 D = 4
 LINEAR = {
@@ -181,7 +225,7 @@ def not_heads(case):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_attention(seed):
+def test_attention_of_heads(seed):
     check_each(covering(HEADS, not_heads, seed), check_attention)
 
 

@@ -7,6 +7,22 @@ from ringcoll.layers.context_parallel import tiles
 from ringcoll.layers.context_parallel.layouts import LAYOUTS
 from ringcoll.layers.context_parallel.tiles import Mask, plan
 
+
+def test_a_side_divides_the_length_or_is_filled_up():
+    assert tiles.side(4096, 32) == 256
+    assert tiles.side(4096, 1) == 1024
+    assert tiles.side(100, 32) == 100
+    assert tiles.side(1021, 32) == 256  # a prime
+    assert tiles.side(3 * 192, 32) == 192
+
+
+def test_rows_share_a_tile_as_far_as_it_has_room():
+    assert tiles.rows_together(8, 4, 512) == 2
+    assert tiles.rows_together(7, 4, 512) == 1
+    assert tiles.rows_together(8, 4, 64) == 8
+    assert tiles.rows_together(3, 1, 4096) == 1
+
+
 MASKS = [Mask(True), Mask(False), Mask(True, 5), Mask(False, 7), Mask(True, 1)]
 
 
@@ -50,18 +66,3 @@ def test_a_causal_mask_gives_all_ranks_the_same_work_by_zigzag(n):
             assert each.max() <= 1.02 * each.min()
     if n == 8:
         assert busiest["contiguous"] >= 1.8 * busiest["zigzag"]
-
-
-def test_a_side_divides_the_length_or_is_filled_up():
-    assert tiles.side(4096, 32) == 256
-    assert tiles.side(4096, 1) == 1024
-    assert tiles.side(100, 32) == 100
-    assert tiles.side(1021, 32) == 256  # a prime
-    assert tiles.side(3 * 192, 32) == 192
-
-
-def test_rows_share_a_tile_as_far_as_it_has_room():
-    assert tiles.rows_together(8, 4, 512) == 2
-    assert tiles.rows_together(7, 4, 512) == 1
-    assert tiles.rows_together(8, 4, 64) == 8
-    assert tiles.rows_together(3, 1, 4096) == 1

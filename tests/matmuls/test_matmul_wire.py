@@ -21,6 +21,20 @@ from ringcoll.matmuls import plans
 from ringcoll.matmuls.labels import Gather, Product
 from ringcoll.runtime.slicing import concatenated, end_to_end
 
+
+def test_a_gathered_shard_is_what_all_ranks_decode():
+    x = np.random.default_rng(0).normal(size=(4, 3, 8)).astype(np.float32)
+
+    def program(x):
+        shards = ringcoll.all_gather(x, "x", tiled=True, wire="int8")
+        product = partial(ringcoll.all_gather_matmul, x, jnp.eye(8), "x", wire="int8")
+        return shards, {name: product(algorithm=name) for name in ("lax", "ring")}
+
+    shards, products = per_rank(make_mesh(4), program, x, check_vma=False)
+    for name, y in products.items():
+        np.testing.assert_array_equal(y, shards, name)
+
+
 NAMES = ("rows gathered", "contraction gathered")
 BUILT_IN_FORMS = ("auto", "lax")
 
@@ -90,19 +104,6 @@ def test_values_and_gradients_are_within_the_bound(n, codes, check_vma, names):
                 off = abs(got - wanted).max()
                 assert off <= most + 1e-5, (name, variant, what, off, most)
             assert (abs(found[0] - plain[0]).max() > 1e-4) == (n > 1), (name, variant)
-
-
-def test_a_gathered_shard_is_what_all_ranks_decode():
-    x = np.random.default_rng(0).normal(size=(4, 3, 8)).astype(np.float32)
-
-    def program(x):
-        shards = ringcoll.all_gather(x, "x", tiled=True, wire="int8")
-        product = partial(ringcoll.all_gather_matmul, x, jnp.eye(8), "x", wire="int8")
-        return shards, {name: product(algorithm=name) for name in ("lax", "ring")}
-
-    shards, products = per_rank(make_mesh(4), program, x, check_vma=False)
-    for name, y in products.items():
-        np.testing.assert_array_equal(y, shards, name)
 
 
 def test_the_price_knows_the_bytes():

@@ -46,7 +46,6 @@ from ringcoll import (
     matmul_reduce_scatter,
 )
 
-
 MESH = make_mesh(4)  # of one axis, x
 
 

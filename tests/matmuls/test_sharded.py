@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from support import data, make_mesh
+from support import data, make_mesh, per_rank
 
 import ringcoll
+
+
+def test_sharded_matmul():
+    a, b = np.arange(96.0).reshape(4, 8, 3), np.arange(24.0).reshape(4, 3, 2)  # columns, rows
+    specs = P(None, "x"), P("x"), P("x")
+    call = lambda a, b: ringcoll.sharded_matmul(a, b, *specs, algorithm="ring")  # noqa: E731
+    y = per_rank(make_mesh(4), call, a, b)
+    np.testing.assert_array_equal(y, (a @ b).sum(0).reshape(4, 2, 2))
+
 
 CASES = [
     (P("x", None), P(None, "y"), P("x", "y"), 0),
