@@ -48,16 +48,10 @@ def test_psum_scatter():
     np.testing.assert_array_equal(y, x.sum(0).reshape(4, 2))
 
 
-def test_psum_and_pmean():
-    x = np.arange(12.0).reshape(4, 3)
-    y = per_rank(MESH, lambda x: [f(x, "x", algorithm="ring") for f in (psum, pmean)], x)
-    np.testing.assert_array_equal(y, [[x.sum(0)] * 4, [x.mean(0)] * 4])
-
-
-def test_pmax_and_pmin():
-    x = np.array([[3, 8], [5, 2], [9, 4], [1, 6]])
-    y = per_rank(MESH, lambda x: [f(x, "x", algorithm="ring") for f in (pmax, pmin)], x)
-    np.testing.assert_array_equal(y, [[[9, 8]] * 4, [[1, 2]] * 4])
+def test_psum_pmean_pmax_and_pmin():
+    x, functions = np.array([[3.0, 8], [5, 2], [9, 4], [7, 6]]), (psum, pmean, pmax, pmin)
+    y = per_rank(MESH, lambda x: [f(x, "x", algorithm="ring") for f in functions], x)
+    np.testing.assert_array_equal(y, [[[24, 20]] * 4, [[6, 5]] * 4, [[9, 8]] * 4, [[3, 2]] * 4])
 
 
 def test_pbroadcast():

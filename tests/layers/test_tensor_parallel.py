@@ -54,22 +54,16 @@ def test_row_linear():
     np.testing.assert_array_equal(y, (x @ w).sum(0).reshape(4, 1, 3))
 
 
-def test_mlp():
+def test_mlp_and_gated_mlp():
     x, up = np.arange(8.0).reshape(4, 1, 2) - 3, np.arange(24.0).reshape(4, 2, 3) - 11
-    params = {"up": up, "down": np.arange(24.0).reshape(4, 3, 2)}
-    call = partial(tp.mlp, axis_name="x", activation=jax.nn.relu, algorithm="ring")
-    y = per_rank(MESH, call, params, x)
-    hidden = np.maximum(x.reshape(4, 2) @ up, 0)
-    np.testing.assert_array_equal(y, (hidden @ params["down"]).sum(0).reshape(4, 1, 2))
-
-
-def test_gated_mlp():
-    x, up = np.arange(8.0).reshape(4, 1, 2) - 3, np.arange(24.0).reshape(4, 2, 3)
-    params = {"gate": up - 11, "up": up, "down": np.arange(24.0).reshape(4, 3, 2)}
-    call = partial(tp.gated_mlp, axis_name="x", activation=jax.nn.relu, algorithm="ring")
-    y = per_rank(MESH, call, params, x)
-    hidden = np.maximum(x.reshape(4, 2) @ (up - 11), 0) * (x.reshape(4, 2) @ up)
-    np.testing.assert_array_equal(y, (hidden @ params["down"]).sum(0).reshape(4, 1, 2))
+    params, gate = {"up": up, "down": np.arange(24.0).reshape(4, 3, 2)}, {"gate": up + 5}
+    options = {"axis_name": "x", "activation": jax.nn.relu, "algorithm": "ring"}
+    one = per_rank(MESH, partial(tp.mlp, **options), params, x)
+    two = per_rank(MESH, partial(tp.gated_mlp, **options), params | gate, x)
+    rows, down = x.reshape(4, 2), params["down"]
+    hidden = np.maximum(rows @ up, 0), np.maximum(rows @ (up + 5), 0) * (rows @ up)
+    right = [(h @ down).sum(0).reshape(4, 1, 2) for h in hidden]
+    np.testing.assert_array_equal([one, two], right)
 
 
 def test_attention():

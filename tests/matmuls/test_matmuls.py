@@ -37,47 +37,44 @@ from matmul_forms import FORMS, SHARDED
 from operations import equations
 from support import make_mesh, mostly_exhaustive, per_rank
 
-from ringcoll import (
-    algorithms,
-    all_gather_einsum,
-    all_gather_matmul,
-    einsum_reduce_scatter,
-    matmul_all_reduce,
-    matmul_reduce_scatter,
-)
+import ringcoll
+from ringcoll import algorithms
 
 MESH = make_mesh(4)  # of one axis, x
 
 
 def test_all_gather_matmul():
     x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(24.0).reshape(4, 3, 2)
-    y = per_rank(MESH, lambda x, w: all_gather_matmul(x, w, "x", algorithm="ring"), x, w)
+    call = partial(ringcoll.all_gather_matmul, axis_name="x", algorithm="ring")
+    y = per_rank(MESH, call, x, w, jit=False)
     np.testing.assert_array_equal(y, x.reshape(8, 3) @ w)
 
 
 def test_matmul_reduce_scatter():
     x, w = np.arange(96.0).reshape(4, 8, 3), np.arange(24.0).reshape(4, 3, 2)
-    y = per_rank(MESH, lambda x, w: matmul_reduce_scatter(x, w, "x", algorithm="ring"), x, w)
+    call = partial(ringcoll.matmul_reduce_scatter, axis_name="x", algorithm="ring")
+    y = per_rank(MESH, call, x, w)
     np.testing.assert_array_equal(y, (x @ w).sum(0).reshape(4, 2, 2))
 
 
 def test_matmul_all_reduce():
     x, w = np.arange(96.0).reshape(4, 8, 3), np.arange(24.0).reshape(4, 3, 2)
-    y = per_rank(MESH, lambda x, w: matmul_all_reduce(x, w, "x", algorithm="ring"), x, w)
+    call = partial(ringcoll.matmul_all_reduce, axis_name="x", algorithm="ring")
+    y = per_rank(MESH, call, x, w)
     np.testing.assert_array_equal(y, [(x @ w).sum(0)] * 4)
 
 
 def test_all_gather_einsum():
     x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(96.0).reshape(4, 8, 3)
-    call = partial(all_gather_einsum, "bk,bk->kb", axis_name="x", gather="b", algorithm="ring")
-    y = per_rank(MESH, call, x, w)
+    call = partial(ringcoll.all_gather_einsum, "bk,bk->kb", gather="b", algorithm="ring")
+    y = per_rank(MESH, partial(call, axis_name="x"), x, w)
     np.testing.assert_array_equal(y, (x.reshape(8, 3) * w).swapaxes(1, 2))
 
 
 def test_einsum_reduce_scatter():
     x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(96.0).reshape(4, 8, 3)
-    call = partial(einsum_reduce_scatter, "bk,ck->cb", axis_name="x", scatter="c", algorithm="ring")
-    y = per_rank(MESH, call, x, w)
+    call = partial(ringcoll.einsum_reduce_scatter, "bk,ck->cb", scatter="c", algorithm="ring")
+    y = per_rank(MESH, partial(call, axis_name="x"), x, w)
     np.testing.assert_array_equal(y, np.einsum("rbk,rck->cb", x, w).reshape(4, 2, 2))
 
 
@@ -265,7 +262,7 @@ def rounded(x: np.ndarray, kind: Any) -> np.ndarray:
 # -- many cases in one program --
 
 
-def compare(calls: list[Call], mesh: Any, check_vma: bool, jit: bool = True) -> None:
+def compare(calls: list[Call], mesh: Any, check_vma: bool) -> None:
     """Run cases with one mesh as one program, and check each of them."""
     types: list[list[Any]] = [[] for _ in calls]
 
@@ -278,12 +275,11 @@ def compare(calls: list[Call], mesh: Any, check_vma: bool, jit: bool = True) -> 
 
         named.__name__ = f"case_{i}"
         factors, cts = ([x[0] for x in xs] for xs in (operands, cts))
-        run = jax.jit(named) if jit else named
         with ExitStack() as stack:
             for (module, name), value in PATHS[calls[i].case["path"]].items():
                 stack.enter_context(mock.patch.object(module, name, value))
             try:
-                return run(factors, cts)
+                return jax.jit(named)(factors, cts)
             except Exception as error:
                 error.add_note(f"{calls[i].case}")
                 raise
@@ -294,16 +290,13 @@ def compare(calls: list[Call], mesh: Any, check_vma: bool, jit: bool = True) -> 
         every, mesh=mesh, in_specs=(specs, over), out_specs=over, check_vma=check_vma
     )
     operands = [call.operands for call in calls], [call.cts for call in calls]
-    if jit:
-        traced = jax.jit(mapped).trace(*operands)
-        found = jax.device_get(traced.lower().compile()(*operands))
-        programs = {
-            e.params["name"]: e.params["jaxpr"].jaxpr
-            for e, _ in equations(traced.jaxpr.jaxpr)
-            if "case_" in str(e.params.get("name"))
-        }
-    else:
-        found, programs = jax.device_get(mapped(*operands)), {}
+    traced = jax.jit(mapped).trace(*operands)
+    found = jax.device_get(traced.lower().compile()(*operands))
+    programs = {
+        e.params["name"]: e.params["jaxpr"].jaxpr
+        for e, _ in equations(traced.jaxpr.jaxpr)
+        if "case_" in str(e.params.get("name"))
+    }
     for i, call in enumerate(calls):
         for got, right in zip(
             jax.tree.leaves(found[i]), jax.tree.leaves(call.expected()), strict=True
@@ -311,8 +304,7 @@ def compare(calls: list[Call], mesh: Any, check_vma: bool, jit: bool = True) -> 
             assert got.dtype == right.dtype, call.case
             np.testing.assert_array_equal(got, right, str(call.case))
         check_types(call, types[i], set(mesh.axis_names) if check_vma else set())
-        if jit:
-            check_program(call, list(equations(programs[f"case_{i}"])))
+        check_program(call, list(equations(programs[f"case_{i}"])))
 
 
 def check_types(call: Call, types: list[Any], names: set[str]) -> None:
@@ -370,10 +362,3 @@ def test_every_case_is_right(ranks, check_vma, seed):
     calls = [call for call in calls_of(ranks, seed) if call.case["check_vma"] == check_vma]
     if calls:
         compare(calls, make_mesh(*ranks[0]), check_vma)
-
-
-def test_outside_of_jit():
-    """Where every operation is a program of its own, so of one case."""
-    case = next(case for case in cases_of("gathers", 0) if case["ranks"] == ((2,), "x"))
-    changed = case | {"transform": "none", "length": 3, "gradients": False}
-    compare([Call(changed, 0)], make_mesh(2), case["check_vma"], jit=False)
