@@ -39,18 +39,16 @@ from support import make_mesh, per_rank
 from ringcoll import algorithms
 from ringcoll.layers import tensor_parallel as tp
 
-MESH = make_mesh(4)  # of one axis, x
-
 
 def test_column_linear():
     x, w = np.arange(8.0).reshape(4, 1, 2), np.arange(24.0).reshape(4, 2, 3)
-    y = per_rank(MESH, lambda x, w: tp.column_linear(w, x, "x", algorithm="ring"), x, w)
+    y = per_rank(make_mesh(4), lambda x, w: tp.column_linear(w, x, "x", algorithm="ring"), x, w)
     np.testing.assert_array_equal(y, x.reshape(4, 2) @ w)
 
 
 def test_row_linear():
     x, w = np.arange(32.0).reshape(4, 4, 2), np.arange(24.0).reshape(4, 2, 3)
-    y = per_rank(MESH, lambda x, w: tp.row_linear(w, x, "x", algorithm="ring"), x, w)
+    y = per_rank(make_mesh(4), lambda x, w: tp.row_linear(w, x, "x", algorithm="ring"), x, w)
     np.testing.assert_array_equal(y, (x @ w).sum(0).reshape(4, 1, 3))
 
 
@@ -58,8 +56,8 @@ def test_mlp_and_gated_mlp():
     x, up = np.arange(8.0).reshape(4, 1, 2) - 3, np.arange(24.0).reshape(4, 2, 3) - 11
     params, gate = {"up": up, "down": np.arange(24.0).reshape(4, 3, 2)}, {"gate": up + 5}
     options = {"axis_name": "x", "activation": jax.nn.relu, "algorithm": "ring"}
-    one = per_rank(MESH, partial(tp.mlp, **options), params, x)
-    two = per_rank(MESH, partial(tp.gated_mlp, **options), params | gate, x)
+    one = per_rank(make_mesh(4), partial(tp.mlp, **options), params, x)
+    two = per_rank(make_mesh(4), partial(tp.gated_mlp, **options), params | gate, x)
     rows, down = x.reshape(4, 2), params["down"]
     hidden = np.maximum(rows @ up, 0), np.maximum(rows @ (up + 5), 0) * (rows @ up)
     right = [(h @ down).sum(0).reshape(4, 1, 2) for h in hidden]
@@ -71,7 +69,7 @@ def test_attention():
     x, w = np.arange(8.0).reshape(4, 1, 2), np.arange(16.0).reshape(4, 2, 1, 2)
     params = {"query": 0 * w, "key": w, "value": w, "out": w.reshape(4, 1, 2, 2)}
     call = partial(tp.attention, axis_name="x", causal=False, algorithm="ring")
-    y = per_rank(MESH, call, params, x)
+    y = per_rank(make_mesh(4), call, params, x)
     right = np.einsum("d,rdhk,rhke->e", x.mean((0, 1)), w, params["out"])
     np.testing.assert_array_equal(y, [[right]] * 4)
 

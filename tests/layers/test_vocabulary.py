@@ -33,26 +33,24 @@ from support import make_mesh, per_rank
 
 from ringcoll.layers import tensor_parallel as tp
 
-MESH = make_mesh(4)  # of one axis, x
-
 
 def test_embed():
     table, tokens = np.arange(24.0).reshape(4, 3, 2), np.array([11, 0, 5, 7])
-    y = per_rank(MESH, lambda table: tp.embed({"embedding": table}, tokens, "x"), table)
+    y = per_rank(make_mesh(4), lambda table: tp.embed({"embedding": table}, tokens, "x"), table)
     np.testing.assert_array_equal(y, table.reshape(12, 2)[tokens].reshape(4, 1, 2))
 
 
 def test_unembed():
     x, w = np.arange(8.0).reshape(4, 1, 2), np.arange(24.0).reshape(4, 2, 3)
     call = lambda x, w: tp.unembed({"unembedding": w}, x, "x", algorithm="ring")  # noqa: E731
-    np.testing.assert_array_equal(per_rank(MESH, call, x, w), x.reshape(4, 2) @ w)
+    np.testing.assert_array_equal(per_rank(make_mesh(4), call, x, w), x.reshape(4, 2) @ w)
 
 
 def test_cross_entropy():
     logits, labels = np.arange(16.0).reshape(4, 2, 2) % 5, np.array([6, 1])  # two of 8 on a rank
     call = partial(tp.cross_entropy, labels=labels, axis_name="x", algorithm="ring")
     losses = np.log(np.exp(logits).sum((0, 2))) - [logits[3, 0, 0], logits[0, 1, 1]]
-    np.testing.assert_allclose(per_rank(MESH, call, logits), [losses] * 4, rtol=1e-6)
+    np.testing.assert_allclose(per_rank(make_mesh(4), call, logits), [losses] * 4, rtol=1e-6)
 
 
 D = 4

@@ -40,41 +40,39 @@ from support import make_mesh, mostly_exhaustive, per_rank
 import ringcoll
 from ringcoll import algorithms
 
-MESH = make_mesh(4)  # of one axis, x
-
 
 def test_all_gather_matmul():
     x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(24.0).reshape(4, 3, 2)
     call = partial(ringcoll.all_gather_matmul, axis_name="x", algorithm="ring")
-    y = per_rank(MESH, call, x, w, jit=False)
+    y = per_rank(make_mesh(4), call, x, w, jit=False)
     np.testing.assert_array_equal(y, x.reshape(8, 3) @ w)
 
 
 def test_matmul_reduce_scatter():
     x, w = np.arange(96.0).reshape(4, 8, 3), np.arange(24.0).reshape(4, 3, 2)
     call = partial(ringcoll.matmul_reduce_scatter, axis_name="x", algorithm="ring")
-    y = per_rank(MESH, call, x, w)
+    y = per_rank(make_mesh(4), call, x, w)
     np.testing.assert_array_equal(y, (x @ w).sum(0).reshape(4, 2, 2))
 
 
 def test_matmul_all_reduce():
     x, w = np.arange(96.0).reshape(4, 8, 3), np.arange(24.0).reshape(4, 3, 2)
     call = partial(ringcoll.matmul_all_reduce, axis_name="x", algorithm="ring")
-    y = per_rank(MESH, call, x, w)
+    y = per_rank(make_mesh(4), call, x, w)
     np.testing.assert_array_equal(y, [(x @ w).sum(0)] * 4)
 
 
 def test_all_gather_einsum():
     x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(96.0).reshape(4, 8, 3)
     call = partial(ringcoll.all_gather_einsum, "bk,bk->kb", gather="b", algorithm="ring")
-    y = per_rank(MESH, partial(call, axis_name="x"), x, w)
+    y = per_rank(make_mesh(4), partial(call, axis_name="x"), x, w)
     np.testing.assert_array_equal(y, (x.reshape(8, 3) * w).swapaxes(1, 2))
 
 
 def test_einsum_reduce_scatter():
     x, w = np.arange(24.0).reshape(4, 2, 3), np.arange(96.0).reshape(4, 8, 3)
     call = partial(ringcoll.einsum_reduce_scatter, "bk,ck->cb", scatter="c", algorithm="ring")
-    y = per_rank(MESH, partial(call, axis_name="x"), x, w)
+    y = per_rank(make_mesh(4), partial(call, axis_name="x"), x, w)
     np.testing.assert_array_equal(y, np.einsum("rbk,rck->cb", x, w).reshape(4, 2, 2))
 
 
