@@ -35,9 +35,10 @@ def test_moe():
     """The router sends the unit vector e to expert e, which is on rank e."""
     chosen, w = np.array([[3, 0], [1, 2], [0, 1], [2, 3]]), np.arange(16.0).reshape(4, 1, 1, 4)
     experts = {"gate": w.swapaxes(2, 3), "up": w.swapaxes(2, 3) + 1, "down": w + 2}
-    call = partial(ep.moe, router=99 * np.eye(4), axis_name="x", top_k=1, algorithm="ring")
-    call = partial(call, activation=lambda x: x)
-    y = per_rank(make_mesh(4), lambda x, w: call(x, experts=w).output, np.eye(4)[chosen], experts)
+    options = {"top_k": 1, "activation": lambda x: x, "algorithm": "ring"}
+    x, router = np.eye(4)[chosen], 99 * np.eye(4)
+    call = lambda x, w: ep.moe(x, router, w, "x", **options).output  # noqa: E731
+    y = per_rank(make_mesh(4), call, x, experts)
     diagonal = w.reshape(4, 4).diagonal()[:, None]  # what an expert has for its vector
     np.testing.assert_array_equal(y, (diagonal * (diagonal + 1) * (w[:, 0, 0] + 2))[chosen])
 

@@ -36,14 +36,16 @@ from ringcoll.layers import tensor_parallel as tp
 
 def test_embed():
     table, tokens = np.arange(24.0).reshape(4, 3, 2), np.array([11, 0, 5, 7])
-    y = per_rank(make_mesh(4), lambda table: tp.embed({"embedding": table}, tokens, "x"), table)
+    call = partial(tp.embed, tokens=tokens, axis_name="x", algorithm="ring")
+    y = per_rank(make_mesh(4), call, {"embedding": table})
     np.testing.assert_array_equal(y, table.reshape(12, 2)[tokens].reshape(4, 1, 2))
 
 
 def test_unembed():
     x, w = np.arange(8.0).reshape(4, 1, 2), np.arange(24.0).reshape(4, 2, 3)
-    call = lambda x, w: tp.unembed({"unembedding": w}, x, "x", algorithm="ring")  # noqa: E731
-    np.testing.assert_array_equal(per_rank(make_mesh(4), call, x, w), x.reshape(4, 2) @ w)
+    call = partial(tp.unembed, axis_name="x", algorithm="ring")
+    y = per_rank(make_mesh(4), call, {"unembedding": w}, x)
+    np.testing.assert_array_equal(y, x.reshape(4, 2) @ w)
 
 
 def test_cross_entropy():
