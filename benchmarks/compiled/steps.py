@@ -132,7 +132,7 @@ def _pairs(pairs: list, steps: Mapping[str, Mapping], totals: Mapping[str, float
             modelled = totals[second] / totals[first]
             predicted, sign = f"{modelled:.3f}", "too small to count"
             if abs(measured - 1) > DIFFERENT:
-                signs.append((modelled < 1) == (measured < 1))
+                signs.append((modelled - 1) * (measured - 1) > 0)
                 sign = "right" if signs[-1] else "wrong"
         rows.append((first, second, f"{measured:.3f}", predicted, sign))
     columns = "first", "second", "second over first, measured", "predicted", "sign"

@@ -10,15 +10,15 @@ FOUND = {"exposed": 1.0, "host": 0.0, "jax": "1", "libtpu": "2"}
 def test_the_page_is_what_the_data_give():
     data, page = steps.read(), steps.PAGE.read_text("utf-8")
     assert page == page_text(page, steps.tables(data), steps.notes(data))
-    times = ((2.0, 1.8), (1.0, 2.0), (3.0, 4.0), (2.01, 1.0))
+    times = ((2.0, 1.8), (1.0, 2.0), (3.0, 4.0), (2.01, 1.0), (4.0, 1.8))
     for step, (measured, total) in zip(data["steps"], times, strict=False):
         step |= {"measured": measured, "predicted": {"total": total, **FOUND}}
-    names = [step["name"] for step in data["steps"][:4]]
-    of = {"steps": data["steps"][:4], "pairs": [[names[0], name] for name in names[1:]]}
+    names = [step["name"] for step in data["steps"][:5]]
+    of = {"steps": data["steps"][:5], "pairs": [[names[0], name] for name in names[1:]]}
     table, pairs = steps.tables(of)
-    assert table.title == "steps: 4 of 4 compiled, 1 of 4 near"
-    assert [row[-1] for row in table.rows] == ["0.900", "2.000", "1.333", "0.498"]
-    assert [row[-1] for row in pairs.rows] == ["wrong", "right", "too small to count"]
+    assert table.title == "steps: 5 of 5 compiled, 1 of 5 near"
+    assert [row[-1] for row in table.rows] == ["0.900", "2.000", "1.333", "0.498", "0.450"]
+    assert [row[-1] for row in pairs.rows] == ["wrong", "right", "too small to count", "wrong"]
 
 
 def test_a_prediction_or_a_refusal_is_recorded(tmp_path, monkeypatch, capsys):
