@@ -6,7 +6,6 @@ Each collective is a primitive in the form that neither adds nor removes a dimen
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, Self
@@ -147,11 +146,6 @@ class ScheduledCollective(Collective):
         """The arguments that a collective shares with its transpose."""
         names = ("axes", "groups", "algorithm", "sums", "line")
         return {name: getattr(self, name) for name in names}
-
-
-def named(call: str, algorithm: Algorithm, collective: str) -> AbstractContextManager[None]:
-    """Name the operations that are traced in this block, for profiles."""
-    return scope(title(call, algorithm, collective))
 
 
 @lru_cache(maxsize=1024)

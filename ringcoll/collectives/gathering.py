@@ -25,7 +25,7 @@ from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.counting import work_of
 from ringcoll.collectives.public import integer, public
-from ringcoll.collectives.sums import wide_dtype
+from ringcoll.collectives.sums import Plain, wide_dtype
 from ringcoll.collectives.visits import (
     CutShards,
     Rounds,
@@ -466,13 +466,8 @@ def _widened(dtype: DTypeLike | None, rows: Any) -> Any:
     """Rows that are added up, in the dtype of sums."""
     if dtype is None:
         return rows
-    types = list(map(jax.typeof, jax.tree.leaves(rows)))
-    wide, arrays = wide_dtype(dtype, *types), jax.tree.map(jnp.asarray, rows)
-
-    def widened(x: Array) -> Array:
-        return x.astype(wide) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-
-    return jax.tree.map(widened, arrays)
+    sums = Plain(dtype=wide_dtype(dtype, *map(jax.typeof, jax.tree.leaves(rows))))
+    return jax.tree.map(lambda x: sums.widen(jnp.asarray(x)), rows)
 
 
 def _with_dtypes(rows: Any, like: Any) -> Any:
@@ -504,6 +499,6 @@ def _typed(call: _Call, visit: RowVisit, carry: Any, own: Rows) -> tuple[Any, An
         carry, before = jax.tree.unflatten(structure, leaves), [*map(jax.typeof, leaves)]
         program, out = jax.make_jaxpr(visit, return_shape=True)(carry, own)
         after, rows = program.out_avals[: len(leaves)], program.out_avals[len(leaves) :]
-        leaves = [varying_like(*pair) for pair in zip(leaves, after, strict=True)]
+        leaves = list(map(varying_like, leaves, after))
         if [*map(jax.typeof, leaves)] == before:
             return carry, program, jax.tree.unflatten(jax.tree.structure(out[1]), rows)

@@ -17,14 +17,14 @@ from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import rows
 from ringcoll.collectives.all_to_all import AllToAll
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of, check_ranks, rank_count
-from ringcoll.collectives.by_schedule import ScheduledCollective, named
+from ringcoll.collectives.by_schedule import ScheduledCollective, title
 from ringcoll.collectives.front_door import check_by_lax, is_for_lax
 from ringcoll.collectives.public import integer, public
 from ringcoll.collectives.sums import WireLike, sums_of
 from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
-from ringcoll.runtime.scopes import send_through_hook
+from ringcoll.runtime.scopes import scope, send_through_hook
 from ringcoll.runtime.slicing import LONG
 from ringcoll.runtime.value_types import varying, with_common_axes, zeros
 from ringcoll.schedules.registry import LAX
@@ -69,7 +69,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
         by = replace(self, algorithm=(plan or self.plan([sent], where)).algorithm)
         # TPUs refuse groups of one rank. The built-in cannot send encoded rows that share scales.
         has_built_in = where.platform != "cpu" and n > 1 and not self.sums.wire
-        with named(self.collective, by.algorithm, self.collective):
+        with scope(title(self.collective, by.algorithm, self.collective)):
             if by.algorithm == LAX and has_built_in:
                 return send_through_hook(
                     lambda xs: [by.by_lax(*xs)], list(xs), self.axes, self.groups

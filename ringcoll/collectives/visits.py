@@ -14,13 +14,14 @@ from jax import Array
 
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.by_schedule import built, named
+from ringcoll.collectives.by_schedule import built, title
 from ringcoll.collectives.public import integer, public
 from ringcoll.costs.wire import Wire
 from ringcoll.runtime import looped, run
 from ringcoll.runtime.barriers import GATHER_ADD, GATHER_PLACE, REDUCE
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.parts import Layout, Part, shares
+from ringcoll.runtime.scopes import scope
 from ringcoll.runtime.slicing import (
     concatenated,
     dynamic_slice_in_dim,
@@ -314,11 +315,11 @@ class Rounds:
             adds: whether products are added to the carry.
         """
         size = row_count(x, self.dim)
-        with named(self.name, self.algorithm, "all_gather"):
+        with scope(title(self.name, self.algorithm, "all_gather")):
             if self.algorithm == LAX:
                 return visit(carry, self._gathered(x))
             schedule, ranks = self._built(size)
-            layout = Layout(self.dim, size, self.dim, shares(size, schedule.lanes))
+            layout = self._layout(size, schedule.lanes)
             if self.needed is not None:
                 schedule = shortened(schedule, self.needed)
 
@@ -333,13 +334,12 @@ class Rounds:
 
     def reduce(self, produce: Callable[[Rows], Any], size: int, *, by_turns: bool = False) -> Any:
         """The sum of what all ranks produce; see `ringcoll.reduce`. A shard has `size` rows."""
-        with named(self.name, self.algorithm, "psum_scatter"):
+        with scope(title(self.name, self.algorithm, "psum_scatter")):
             if self.algorithm == LAX:
                 return self._scattered(produce(all_rows(self.ranks(), self.dim, size)), size)
             schedule, ranks = self._built(size)
             by_turns &= size >= 2 * schedule.lanes
-            lanes = schedule.lanes * (1 + by_turns)
-            layout = Layout(self.dim, size, self.dim, shares(size, lanes))
+            layout = self._layout(size, schedule.lanes * (1 + by_turns))
 
             def contributions(parts: Sequence[Part], received: Sequence[Any] = ()) -> list[Any]:
                 mine = produce(self._rows(parts, ranks, size))
@@ -369,12 +369,12 @@ class Rounds:
         `halved`: a rank visits its own shard in halves, under the first and the last message.
         """
         size = row_count(x, self.dim)
-        with named(self.name, self.algorithm, "all_gather"):
+        with scope(title(self.name, self.algorithm, "all_gather")):
             if self.algorithm == LAX:
                 carry, every = visit(carry, self._gathered(x))
                 return carry, self._scattered(every, size)
             schedule, ranks = self._built(size)
-            layout = Layout(self.dim, size, self.dim, shares(size, schedule.lanes))
+            layout = self._layout(size, schedule.lanes)
 
             def visit_round(carry: Carry, parts: list[Part]) -> tuple[Carry, list[Any]]:
                 carry, results = visit(carry, self._rows(parts, ranks, size))
@@ -389,6 +389,10 @@ class Rounds:
         schedule, ranks = built("all_gather", self.algorithm, self.axes, self.groups)
         is_cut = not self.whole and (size is None or size >= schedule.lanes)
         return schedule if is_cut else schedule.whole(), ranks
+
+    def _layout(self, size: int, lanes: int) -> Layout:
+        """The layout of shards of `size` rows, which lanes cut along the same dimension."""
+        return Layout(self.dim, size, self.dim, shares(size, lanes))
 
     def _rows(self, parts: Sequence[Part], ranks: Ranks, size: int) -> Rows:
         """What arrived or is wanted in a round."""

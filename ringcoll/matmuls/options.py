@@ -19,7 +19,7 @@ from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.public import public
-from ringcoll.collectives.sums import wide_dtype
+from ringcoll.collectives.sums import Plain, wide_dtype
 from ringcoll.costs.model import Model
 from ringcoll.io.text import choose, guess
 from ringcoll.runtime.hop import Ranks
@@ -137,7 +137,7 @@ class Options:
 
     def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
         """The einsum, in `accumulate_dtype` if `dtype` is floating or complex, else in `dtype`."""
-        wide = (self.accumulate_dtype if jnp.issubdtype(dtype, jnp.inexact) else None) or dtype
+        wide = Plain(dtype=self.accumulate_dtype).wide(dtype)
         return _einsum(spec, a, b, wide, self.precision, sharding)
 
 
