@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from operator import attrgetter
 from typing import Any
@@ -45,7 +45,8 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
     scale, unit, shown = (1e6, " us", "{:.1f}") if now.timed else (1.0, "", "{:.0f}")
     changes, same = [], 0
     works = [*_pairs(before.works, now.works)]
-    for pair in _pairs(by_line(before.rows), by_line(now.rows)):
+    rows = [*_pairs(by_line(before.rows), by_line(now.rows))]
+    for pair in rows:
         old, new = (scale * line.sum_of(now.figure) if line else 0.0 for line in pair)
         cells = shown.format(old), shown.format(new)
         is_changed = not all(pair) or cells[0] != cells[1]
@@ -74,6 +75,8 @@ def _lines(before: Report, now: Report) -> Iterator[str]:
         yield ""
     if same:
         yield f"{same} line{'s' * (same > 1)} as before"
+    if advice := _dearer(works, rows, _LEAST * now.total):
+        yield from wrapped([advice], then="")
     faster = f", {before.total / now.total:.2f} times as fast" if now.total else ""
     yield f"before: {before.summary}; now: {now.summary}{faster}"
 
@@ -89,13 +92,11 @@ def _verdict(before: Report, now: Report, works: Sequence[list[Any]]) -> str:
     """The change of the total and of its parts, with the lines whose compute changed most."""
     slower = now.total - before.total
     scale, unit = (1e3, "ms") if now.total >= 1e-2 else (1e6, "us")
-    by_place = defaultdict[str, float](float)
-    for old, new in works:
-        place = (new or old).at.partition(" ")[0] or NO_LINE
-        by_place[place] += scale * ((new.seconds if new else 0.0) - (old.seconds if old else 0.0))
-    most = sorted(by_place.items(), key=lambda item: -abs(item[1]))[:_PLACES]
+    most = sorted(_by_place(works).items(), key=lambda item: -abs(item[1]))[:_PLACES]
     places, parts, file = [], [], ""
-    for place, change in (item for item in most if abs(item[1]) >= 0.05):
+    for place, seconds in most:
+        if abs(change := scale * seconds) < 0.05:
+            continue
         own, _, number = place.rpartition(":")
         places.append(f"{f':{number}' if own and own == file else place} {change:+.1f}")
         file = own
@@ -108,6 +109,32 @@ def _verdict(before: Report, now: Report, works: Sequence[list[Any]]) -> str:
         return "as fast as before"
     word = "slower" if slower > 0 else "faster"
     return f"{word} by {scale * abs(slower):.1f} {unit}: {', '.join(parts)}"
+
+
+def _by_place(pairs: Iterable[Sequence[Any]]) -> Mapping[str, float]:
+    """How much longer each line of source computes, or waits."""
+    changes = defaultdict[str, float](float)
+    for pair in pairs:
+        place = (pair[1] or pair[0]).at.partition(" ")[0] or NO_LINE
+        for sign, line in zip((-1, 1), pair, strict=True):
+            if line:
+                waits = isinstance(line, LineRows)
+                changes[place] += sign * (line.sum_of("exposed") if waits else line.seconds)
+    return changes
+
+
+def _dearer(works: Iterable[Sequence[Any]], rows: Iterable[Sequence[Any]], least: float) -> str:
+    """The line that pays most for what it hides, if it pays `least` more than it hides."""
+    compute, exposed = _by_place(works), _by_place(rows)
+    longer = {place: compute.get(place, 0.0) + exposed[place] for place in exposed}
+    hides = [place for place in exposed if exposed[place] < 0 and longer[place] > least]
+    if not hides:
+        return ""
+    place = max(hides, key=lambda place: longer[place])
+    return (
+        f"hidden, but slower: {place} waits {-1e6 * exposed[place]:.1f} us less and computes "
+        f"{1e6 * compute[place]:.1f} us more; what it did before is quicker"
+    )
 
 
 def _sent(line: LineRows | None) -> str:

@@ -336,6 +336,25 @@ def test_compute_is_compared_by_line():
     assert overlap.Report.from_json(now.to_json()).works == now.works
 
 
+@pytest.mark.parametrize(
+    ("waits", "computes", "advice"),
+    [
+        ({4: 0, 9: 2}, {4: 108, 9: 50}, "train.py:4 waits 5.0 us less and computes 8.0 us more; "),
+        ({4: 0, 9: 9}, {4: 104, 9: 70}, ""),  # line 4 hides more than it pays; line 9 hides nothing
+    ],
+)
+def test_a_line_that_pays_more_than_it_hides_is_named(waits, computes, advice):
+    def report(waits, computes):
+        works = (LineWork(us * 1e-6, at=f"train.py:{line} f") for line, us in computes.items())
+        rows = (called(line, "f", us) for line, us in waits.items())
+        return replace(timed(0.16, 0), rows=tuple(rows), works=tuple(works))
+
+    text = overlap.compare(report({4: 5, 9: 8}, {4: 100, 9: 50}), report(waits, computes))
+    found = " ".join(text.split()).partition("hidden, but slower: ")[2]
+    assert found.startswith(advice)
+    assert bool(found) == bool(advice)
+
+
 def test_a_long_label_loses_its_middle():
     """It keeps its file, and its end."""
     label = f"train.py:41 {'call' * 30}, gradient, 7 rounds"
