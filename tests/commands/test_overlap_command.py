@@ -84,15 +84,13 @@ def test_the_ring_of_the_examples_is_a_gather_and_a_product():
     assert_same(per_rank(make_mesh(4), ring_matmul, x, w), expected)
 
 
+VMEM = "--options xla_tpu_scoped_vmem_limit_kib"
 #: Refused by the compiler or by what was compiled for.
 NOT_COMPILED = [
     ("--topology v9:4x2", "has no topology 'v9:4x2' "),
     ("--mesh x=4,y=3", "axes {{'x': 4, 'y': 3}}, but v5e:4x2 has 8 devices; let"),
     ("--options xla_foo=bar", "xla_foo=bar is refused by {versions}: INVALID_ARGUMENT: No such"),
-    (
-        "--options xla_tpu_scoped_vmem_limit=1",
-        "did you mean 'xla_tpu_scoped_vmem_limit_kib'? leave",
-    ),
+    (f"{VMEM}=65536 {VMEM}i=1", "did you mean 'xla_tpu_scoped_vmem_limit_kib'? leave it out"),
     (
         "--topology v6e:4x2 --options 'continuation fusion'",
         "n=true of 'continuation fusion' (for v5e) is refused by {versions}: FAILED_PRECON",
