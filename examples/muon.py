@@ -5,7 +5,8 @@ need the whole matrix. As in FSDP, each rank has some rows of all L matrices. Th
 group go to n owners by one all-to-all, and their results go back by another one.
 
 The all-to-alls of the groups before and after travel under the Newton-Schulz steps of a group, if
-the compiler starts them early. On TPUs that needs `jax.jit(step, compiler_options=ASYNCHRONOUS)`.
+the compiler starts them early. On TPUs that needs
+`jax.jit(step, compiler_options=ringcoll.overlap.OPTIONS["asynchronous all-to-all"])`.
 
 Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
 """
@@ -15,8 +16,6 @@ from jax import Array
 from jax.lax import axis_size, optimization_barrier
 
 from ringcoll import lax
-
-ASYNCHRONOUS = {"xla_tpu_enable_async_all_to_all": "true"}
 
 
 def muon(

@@ -14,7 +14,7 @@ from benchmarks.compiled.program_figures import Figures, hidden_of, print_counte
 from benchmarks.compiled.programs import DIRECTIONS, tuning
 from benchmarks.measuring import files, options, report
 from ringcoll import overlap
-from ringcoll.commands.overlap import add_option
+from ringcoll.commands.overlap import add_options, compiler_options
 from ringcoll.placement import topology as topologies
 from ringcoll.placement.gpus import is_named
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how to compile, and where to write the results."""
     add = parser.add_argument
     add("--profile", action="store_true", help="take times from the static profile (slow)")
-    add_option(parser)
+    add_options(parser)
     options.add_json(parser, "what was found")
     what = "write the timeline of every program into this folder, as SVG"
     add("--draw", type=Path, metavar="DIR", help=what)
@@ -186,7 +186,7 @@ def compile_one(
 
 def _found(args: argparse.Namespace, which: Mapping[str, str], make: Make) -> Figures:
     found, program = compile_one(
-        which, make, profile=args.profile, options=dict(args.option), cache=args.cache
+        which, make, profile=args.profile, options=compiler_options(args), cache=args.cache
     )
     if args.draw and found.timed:
         name = "-".join(which.values())

@@ -14,8 +14,9 @@ compiled) and `headline` (flags of the programs that CI compiles again).
 
 A page of `docs` may also have, up to `<!-- end -->`, the tables of algorithms after
 `<!-- algorithms -->` (as `ringcoll.commands.explain.markdown` makes them), and a drawing after
-`<!-- draw COLLECTIVE ALGORITHM N -->` (as `draw` prints it). A page with
-`<!-- rooms -->` has a line for each room of the package, in its own order.
+`<!-- draw COLLECTIVE ALGORITHM N -->` (as `draw` prints it). A page with `<!-- options -->` has the
+sets of compiler options; one with `<!-- rooms -->` a line for each room of the package, in its own
+order.
 """
 
 import ast
@@ -31,11 +32,13 @@ from benchmarks.compiled.recorded_claims import Claim, ClaimedProgram, fastest
 from ringcoll import draw
 from ringcoll.commands import explain
 from ringcoll.io.files import write
+from ringcoll.overlap.options import SETS
 
 FILE = Path(__file__).with_name("pages.toml")
 ROOT = FILE.parents[2]
 #: Matches the text between the marks of a table of algorithms.
 ALGORITHMS = re.compile(r"(?<=<!-- algorithms -->\n).*?(?=<!-- end -->)", re.DOTALL)
+_OPTIONS = re.compile(r"(?<=<!-- options -->\n).*?(?=<!-- end -->)", re.DOTALL)
 #: Matches the line of a room: `| `room/` | ... |`.
 ROOM = re.compile(r"^\| `(\w+(?:/|\.py))` \|.*$", re.MULTILINE)
 _DRAWING = re.compile(r"(<!-- draw (\w+) (\w+) (\d+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
@@ -219,9 +222,19 @@ def write_pages(
 
 
 def with_algorithms(text: str) -> str:
-    """The text of a page, with its tables and drawings of algorithms made again."""
+    """The text of a page, with its tables and drawings, but for those of claims, made again."""
     lines = "\n".join(explain.markdown()).strip() + "\n"
+    text = _OPTIONS.sub(lambda _: "\n".join([*_sets(), ""]), text)
     return _DRAWING.sub(_drawing, ALGORITHMS.sub(lambda _: lines, text))
+
+
+def _sets() -> Iterator[str]:
+    """The table of sets of compiler options."""
+    yield from map(_line, (["set", "for", "what it does", "not with"], ["---"] * 4))
+    for name, one in SETS.items():
+        chips = (chip + ", by default" * (chip in one.get("default", "")) for chip in one["chips"])
+        link = f"[{name}]({one['source']})"
+        yield _line([link, "; ".join(chips), one["does"], one.get("clashes", "")])
 
 
 def with_rooms(text: str) -> str:

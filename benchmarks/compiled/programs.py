@@ -1,6 +1,6 @@
 """Matmuls with a collective as programs: ringcoll's and the built-in forms."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,21 +13,13 @@ from jax.sharding import PartitionSpec as P
 import ringcoll
 from benchmarks.collectives import cases
 from benchmarks.compiled.switch_forms import SWITCH_FORMS
-from examples import muon
+from ringcoll.overlap import OPTIONS
 from ringcoll.placement import gpus
 
 PLAIN, COMPILER = "plain", "compiler"
 TUNED, ASYNCHRONOUS = "/tuned", "/asynchronous"
-#: The compiler's own forms, each also with `TUNING`.
+#: The compiler's own forms, each also with the options of its collective matmuls.
 BUILT_IN = (PLAIN, PLAIN + TUNED, COMPILER, COMPILER + TUNED)
-#: Options of the compiler that change its programs.
-TUNING = {
-    "tpu": {
-        "xla_tpu_all_gather_collective_matmul_mode": "post_spmd",
-        "xla_tpu_reduce_scatter_collective_matmul_mode": "post_spmd",
-    },
-    "gpu": {"xla_gpu_threshold_for_windowed_einsum_mib": "0"},
-}
 DIRECTIONS = ("forward", "both")  # "both" is forward and both gradients
 #: Algorithms of ringcoll whose messages hold codes.
 ENCODED = ("auto:int8",)
@@ -145,13 +137,13 @@ def options_of(algorithm: str) -> dict[str, str]:
     return {"algorithm": algorithm, **({"residuals": residuals} if residuals else {}), **options}
 
 
-def tuning(topology: str, algorithm: str) -> dict[str, str]:
+def tuning(topology: str, algorithm: str) -> Mapping[str, str]:
     """The options of the compiler for an algorithm."""
     if algorithm.endswith(ASYNCHRONOUS):
-        return muon.ASYNCHRONOUS
+        return OPTIONS["asynchronous all-to-all"]
     if not algorithm.endswith(TUNED):
         return {}
-    return TUNING["gpu" if gpus.is_named(topology) else "tpu"]
+    return OPTIONS["windowed einsum: GPU" if gpus.is_named(topology) else "collective matmuls"]
 
 
 def by_shardings(function: Callable, operands: tuple) -> Callable:

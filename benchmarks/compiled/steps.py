@@ -87,7 +87,8 @@ def program(data: Mapping[str, Any], step: Mapping) -> tuple[Callable, tuple, di
     )
     axes = dict(zip(decoder_step.AXES, step["mesh"], strict=True))
     mesh = ringcoll.mesh(step["topology"], **axes, axis_types=(AxisType.Auto,) * 2)
-    flags = {k: v for name in step["options"] for k, v in data["options"][name].items()}
+    sets = {**overlap.OPTIONS, **data["options"]}
+    flags = {k: v for name in step["options"] for k, v in sets[name].items()}
     return *decoder_step.program(sizes, mesh), flags
 
 

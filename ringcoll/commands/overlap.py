@@ -2,6 +2,7 @@
 
     python -m ringcoll overlap --topology v5e:4x2 --example all_gather_matmul
     python -m ringcoll overlap --topology h100:8 --example all_gather_matmul --html page.html
+    python -m ringcoll overlap --topology v6e:8 --function my:program --options "sparse cores"
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --json > old.json
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --against old.json
     python -m ringcoll overlap new.json --against old.json
@@ -25,10 +26,12 @@ from jax.sharding import AxisType, Mesh
 from ringcoll.commands import arguments
 from ringcoll.commands.overlap_examples import NAMES, PLAIN, SIZES, Example, example
 from ringcoll.io import files
+from ringcoll.io.text import choose
 from ringcoll.overlap.budget import TOTAL, breaches, limits
 from ringcoll.overlap.chips import CHIPS, chip
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
+from ringcoll.overlap.options import OPTIONS
 from ringcoll.overlap.program import Program, program_of
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
@@ -116,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what one run of a kernel takes, as you measured it, such as splash*=2e-3; may be "
         "repeated",
     )
-    add_option(parser)
+    add_options(parser)
     for name, (what_it_is, _) in _FILES.items():
         parser.add_argument(f"--{name}", type=arguments.File, metavar="FILE", help=what_it_is)
     parser.add_argument(
@@ -158,21 +161,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
-    """Declare --option."""
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare --options, which `compiler_options` reads."""
     parser.add_argument(
-        "--option",
-        type=_option,
+        "--options",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
-        help="an option of the compiler; may be repeated",
+        metavar="SET|NAME=VALUE",
+        help=f"of the compiler: a published set ({', '.join(OPTIONS)}), or one; may be repeated",
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Compile, print, draw, and return the exit status."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs, so ask for no accelerator
+    args.options = compiler_options(args)
     compiles = args.example or args.function
     if not (compiles or args.saved or args.text):
         args.error("one of the arguments --example --function FILE is required, or --text to read")
@@ -180,8 +183,8 @@ def run(args: argparse.Namespace) -> int:
         args.text = arguments.File(args.text)
         arguments.check_files(args)
     of_programs = args.text or args.waste or args.chip or args.kernel
-    if (args.profile or args.option or (args.saved and of_programs)) and not compiles:
-        words = "--profile and --option, and with a saved report --text, --waste, --chip, --kernel"
+    if (args.profile or args.options or (args.saved and of_programs)) and not compiles:
+        words = "--profile and --options, and with a saved report --text, --waste, --chip, --kernel"
         args.error(f"nothing is compiled; leave out {words}, or name an --example or a --function")
     program, last, before = None, args.saved, args.against
     try:
@@ -276,13 +279,10 @@ def _compile_and_report(
             function,
             *operands,
             profile=args.profile,
-            compiler_options=dict(args.option),
+            compiler_options=args.options,
         )
     except Exception as error:  # from JAX, the compiler, or the user's function
         words = f"cannot compile it: {arguments.in_a_line(error)}"
-        for name, value in args.option:
-            if name in str(error):
-                words += f"; --option {name}={value}: give an option and a value that it knows"
         if args.function and isinstance(error, TypeError):
             words += "; let --function return operands that fit its function"
         raise ValueError(words) from error
@@ -318,14 +318,19 @@ def axes(text: str) -> dict[str, int]:
     return {name: int(size) for name, _, size in parts}
 
 
-def _option(text: str) -> tuple[str, Any]:
-    """Read NAME=VALUE, an option of the compiler; true and false become Python's."""
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not an option with a value; write NAME=VALUE"
-        )
-    return name, {"true": True, "false": False}.get(value.lower(), value)
+def compiler_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of --options together; ends the program if they are not known, or clash."""
+    together: dict[str, Any] = {}
+    for text in args.options:
+        option, equals, value = text.partition("=")
+        if not equals and text not in OPTIONS:
+            cure = f"{choose(text, OPTIONS)}, or write NAME=VALUE"
+            args.error(f"--options {text!r} is no set of options; {cure}")
+        one = {option: {"true": True, "false": False}.get(value.lower(), value)}
+        for name, value in (one if equals else OPTIONS[text]).items():
+            if str(together.setdefault(name, value)).lower() != str(value).lower():
+                args.error(f"--options {text}: {name} is {together[name]} too; leave one out")
+    return together
 
 
 def share(text: str) -> tuple[str, float]:

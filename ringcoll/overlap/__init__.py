@@ -39,6 +39,7 @@ from ringcoll.overlap.chips import CHIPS, Chip, Gpu
 from ringcoll.overlap.comparison import compare
 from ringcoll.overlap.compilation import compile_for
 from ringcoll.overlap.hlo import HloError
+from ringcoll.overlap.options import OPTIONS
 from ringcoll.overlap.program import Program
 from ringcoll.overlap.reading import assert_collectives, assert_overlapped, collectives, report
 from ringcoll.overlap.report import Report
@@ -47,6 +48,7 @@ from ringcoll.overlap.wastes import Waste, waste
 
 __all__ = [
     "CHIPS",
+    "OPTIONS",
     "Chip",
     "Gpu",
     "HloError",

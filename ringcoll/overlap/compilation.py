@@ -19,6 +19,7 @@ import jax
 from jax import export, tree
 from jax.sharding import Mesh
 
+from ringcoll.overlap.options import in_words, refused
 from ringcoll.overlap.program import Program, meshes_of, program_of, read_profile, shardings
 from ringcoll.placement.topology import devices
 
@@ -43,15 +44,16 @@ def compile_for(
         profile: whether to get the static profile too, in a separate process (slow; needs the
             package flatbuffers of the extra tpu). If that fails, as it does for GPUs, the report
             says so below its first line, and uses the compiler's estimates.
-        compiler_options: as `lowered.compile` takes them.
+        compiler_options: as `jax.jit` takes them, such as `overlap.OPTIONS["sparse cores"]`. The
+            report names them below its first line, a published set by its name.
 
     Returns:
         A program for `report` and `assert_overlapped`.
 
     Raises:
         ModuleNotFoundError: the compiler is not installed; see `topology.devices`.
-        ValueError: the program names no mesh; the mesh has a device that the topology does not
-            have; or the function returns no array.
+        ValueError: the compiler refuses an option; the program names no mesh; the mesh has a
+            device that the topology does not have; or the function returns no array.
         Exception: whatever JAX or the compiler raises.
 
     >>> chips = ringcoll.mesh("v5e:2x2")
@@ -59,6 +61,10 @@ def compile_for(
     >>> program = overlap.compile_for("v5e:2x2", lambda x: x.sum(0), x)
     >>> [row.kind for row in overlap.report(program).rows]
     ['all-reduce']
+    >>> options = overlap.OPTIONS["collective matmuls"]
+    >>> program = overlap.compile_for("v5e:2x2", lambda x: x.sum(0), x, compiler_options=options)
+    >>> overlap.report(program).notes
+    ('compiled with collective matmuls',)
     """
     call = f"compile_for({topology!r}, {getattr(function, '__name__', function)})"
     jitted = function if hasattr(function, "lower") else jax.jit(function)
@@ -68,7 +74,13 @@ def compile_for(
         raise ValueError(
             f"{call}: it returns no array, so nothing is compiled; return what it computes"
         )
-    compiled = lowered.compile(compiler_options=options or None)
+    available = devices(topology)
+    try:
+        compiled = lowered.compile(compiler_options=options or None)
+    except jax.errors.JaxRuntimeError as error:
+        if words := refused(options, str(error), available[0].platform):
+            raise ValueError(f"{call}: {words}") from error
+        raise
     mesh = next(iter(meshes_of(shardings(compiled))), None)  # a `shard_map` may be what names it
     if mesh is None:
         raise ValueError(
@@ -76,7 +88,6 @@ def compile_for(
             "jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(ringcoll.mesh(topology), "
             "spec))"
         )
-    available = devices(topology)
     known = {*map(_identity, available)}
     for device in mesh.devices.flat:
         if _identity(device) not in known:
@@ -86,6 +97,9 @@ def compile_for(
                 f"shard operands over ringcoll.mesh({topology!r})"
             )
     program = program_of(compiled, lowered=lowered.as_text())
+    if options:
+        named = ", ".join(in_words(options, available[0].device_kind))
+        program = replace(program, notes=(f"compiled with {named}",))
     if not profile:
         return program
     try:

@@ -112,7 +112,11 @@ REFUSED = {
         ("--shape 0x0x0", "'0x0x0' is not a shape"),
         ("--mesh x=4,x=2", "'x=4,x=2' names an axis twice; write x=4,y=2"),
         ("--text docs", "--text docs: Is a directory; name a file in a folder"),
-        ("--option foo", "'foo' is not an option with a value; write NAME=VALUE"),
+        (
+            "--options sparse_core",
+            "core' is no set of options; did you mean 'sparse cores'? c",
+        ),
+        ("--options a=1 --options a=2", "--options a=2: a is 1 too; leave one out"),
         ("--against no.json", "'no.json' is no report that --json wrote: No su"),
         ("--topology v4:2x2x1", "v4:2x2x1: the constants of this chip are not "),
         ("--topology v5e:0x2", "'v5e:0x2' must be a kind of chip and a size, s"),

@@ -5,6 +5,7 @@ What needs the TPU compiler runs in one process, because a process takes seconds
 
 import json
 import re
+import shlex
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -83,11 +84,17 @@ def test_the_ring_of_the_examples_is_a_gather_and_a_product():
     assert_same(per_rank(make_mesh(4), ring_matmul, x, w), expected)
 
 
+VMEM = "--options xla_tpu_scoped_vmem_limit_kib"
 #: Refused by the compiler or by what was compiled for.
 NOT_COMPILED = [
     ("--topology v9:4x2", "has no topology 'v9:4x2' "),
     ("--mesh x=4,y=3", "axes {{'x': 4, 'y': 3}}, but v5e:4x2 has 8 devices; let"),
-    ("--option foo=bar", "No such compile option: 'foo'; --option foo=bar: give an option and"),
+    ("--options xla_foo=bar", "xla_foo=bar is refused by {versions}: INVALID_ARGUMENT: No such"),
+    (f"{VMEM}=65536 {VMEM}i=1", "did you mean 'xla_tpu_scoped_vmem_limit_kib'? leave it out"),
+    (
+        "--topology v6e:4x2 --options 'continuation fusion'",
+        "n=true of 'continuation fusion' (for v5e) is refused by {versions}: FAILED_PRECON",
+    ),
     ("--function own:raises", "raises: called with the mesh: KeyError: 8 ({folder}/own.py, line "),
     ("--function own:nothing_compiled", "it returns no array, so nothing is compiled; return"),
     ("--function own:compiled", "return a function and a tuple of its operands"),
@@ -98,6 +105,7 @@ NOT_COMPILED = [
     ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
 ]
 PLAIN = "--function own:plain --json --max-exposed 0.05 --html page.html --trace trace.json"
+PLAIN += " --options 'asynchronous all-to-all' --options xla_enable_async_all_gather=true"
 #: A matmul of a shard (27 us) is longer than its hop (24 us).
 EXAMPLE = "--example all_gather_matmul --shape 2048x2048x40960"
 EXAMPLE += " --draw timeline.svg --text program.txt"
@@ -122,7 +130,7 @@ def typed(folder) -> list:
         overlap.report(program(blocking("all-reduce")), chip=CHIP).to_json()
     )
     files = re.compile(r"\w+\.(json|html|svg|txt)")
-    asked = [files.sub(lambda name: str(folder / name[0]), one).split() for one in TYPED]
+    asked = [shlex.split(files.sub(lambda name: str(folder / name[0]), one)) for one in TYPED]
     (folder / "typed.json").write_text(json.dumps(asked))
     done = python("-c", TYPIST, str(folder / "typed.json"), path=folder)
     assert done.returncode == 0, done.stderr
@@ -137,6 +145,8 @@ def test_a_function_of_the_users_own_is_over_its_budget(typed, folder):
     report = json.loads(printed)
     (row,) = report["rows"]
     assert (row["kind"], row["at"]) == ("all-gather", "own.py:12 all_gather")
+    named = "asynchronous all-to-all, xla_enable_async_all_gather=True"
+    assert report["notes"] == [f"compiled with {named}"]
     assert report["versions"] == {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
     assert "own.py:13 dot_general" in (folder / "page.html").read_text(encoding="utf-8")
     events = json.loads((folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
@@ -186,4 +196,5 @@ def test_a_mesh_that_only_the_shard_map_names_is_enough(typed):
 def test_compile_errors_end_with_one_line(typed, folder, n):
     status, out, err = typed[4 + n]
     assert (status, out) == (2, "")
-    assert NOT_COMPILED[n][1].format(folder=folder) in err.splitlines()[-1]
+    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxlib", "libtpu"))
+    assert NOT_COMPILED[n][1].format(folder=folder, versions=versions) in err.splitlines()[-1]

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from itertools import permutations
 from xml.etree import ElementTree
 
 import jax
@@ -23,6 +24,7 @@ from hlo_texts import (
 
 from ringcoll import overlap
 from ringcoll.overlap import hlo
+from ringcoll.overlap.options import SETS, in_words
 from ringcoll.overlap.picture import LOOKS, as_svg
 from ringcoll.overlap.rows import LineWork, table_lines
 from ringcoll.overlap.timeline import Segment
@@ -150,6 +152,44 @@ def test_a_report_of_a_cpu_program_says_what_is_widened():
     assert "in a CPU program, bf16 has four bytes" in cpu
     assert "in a CPU program, bf16 has four bytes" in str(overlap.report(untiled(HIDDEN)))
     assert "bf16 has" not in tpu + str(overlap.report(untiled(HIDDEN), chip="h100"))
+
+
+SC, V6E = overlap.OPTIONS["sparse cores"], "TPU v6 lite"
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        (SC, V6E, "sparse cores"),
+        (
+            SC | {"xla_tpu_enable_all_gather_offload_tracing": True, "x": 1},
+            V6E,
+            "sparse cores, x=1",
+        ),
+        (SC, "cpu", "sparse cores"),
+        (overlap.OPTIONS["vmem 96 MiB"] | {"x": 1}, "TPU v5", "vmem 96 MiB (for v6e), x=1"),
+        (
+            {n: v for n, v in SC.items() if "scatter" not in n},
+            "TPU v5",
+            "sparse cores: all-gather, sparse cores: all-reduce",
+        ),
+        (
+            overlap.OPTIONS["sparse cores: all-reduce"],
+            "TPU v5 lite",
+            "sparse cores: all-reduce (for v5p, v6e, tpu7x; not with v5e, which has none: it takes "
+            "the options, and is slower)",
+        ),
+    ],
+)
+def test_options_are_named_by_their_sets(options, kind, words):
+    assert ", ".join(in_words(options, kind)) == words
+
+
+def test_sets_that_give_an_option_two_values_say_so():
+    for (name, one), (other, two) in permutations(overlap.OPTIONS.items(), 2):
+        family = other.partition(":")[0]
+        if not name.startswith(family) and any(two.get(k, v) != v for k, v in one.items()):
+            assert family in SETS[name]["clashes"], (name, other)
 
 
 def test_many_rows_are_cut_to_the_most_exposed():
