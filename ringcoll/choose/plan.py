@@ -36,13 +36,6 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Swapped:
-    """The rows of the other factor travel in place of the gathered one, and are multiplied then."""
-
-    then: "Plan"
-
-
-@dataclass(frozen=True)
 class Heads:
     """Attention: all-to-alls exchange positions for heads over some axes, before the gather."""
 
@@ -67,19 +60,12 @@ class Plan:
     algorithm: Algorithm = LAX
     seconds: float = 0.0
     why: str = ""
-    form: Late | Turns | Swapped | Heads | None = None
+    form: Late | Turns | Heads | None = None
     others: tuple["Plan", ...] = field(default=(), repr=False, compare=False)
-
-    @property
-    def then(self) -> "Plan | None":
-        """The plan of the matmul with the rows of the other factor, if these travel."""
-        return self.form.then if isinstance(self.form, Swapped) else None
 
     @property
     def name(self) -> str:
         """The algorithm and the form, in words: "bidirectional_ring, by turns"."""
-        if self.then:
-            return f"rows travel, then {self.then.name}"
         own = self.algorithm
         if not isinstance(own, str):
             own = getattr(own, "__name__", "given")
@@ -89,9 +75,8 @@ class Plan:
         return f"{self.name}: {self.why}" if self.why else self.name
 
 
-#: The plan where `jax.export` has symbols in place of sizes.
-SYMBOLIC: Final = Plan(LAX, why="sizes are symbols")
-
+#: Why a plan is the built-in: `jax.export` has symbols in place of sizes.
+SYMBOLIC: Final = "sizes are symbols"
 #: Why a plan is the built-in where `under_work.hides` says no.
 NOTHING_HIDES: Final = "only TPUs hide messages under work"
 
@@ -112,8 +97,7 @@ def cheapest(plans: Iterable[Plan], error: float = ERROR) -> Plan:
     """
 
     def compared(plan: Plan) -> float:
-        is_built_in = plan.algorithm == LAX and plan.then is None
-        return plan.seconds / error if is_built_in else plan.seconds
+        return plan.seconds / error if plan.algorithm == LAX else plan.seconds
 
     ranked = sorted(plans, key=compared)
     first, *others = ranked

@@ -66,7 +66,7 @@ class ScheduledCollective(Collective):
         elements = sum(math.prod(x.shape) for x in xs)
         algorithm = default_table() if self.algorithm == "auto" else self.algorithm
         if not isinstance(elements, int):  # a symbolic shape cannot be cut
-            decided = SYMBOLIC
+            decided = Plan(LAX, why=SYMBOLIC)
         elif isinstance(algorithm, Table):
             shape, dtype = Ranks.over(self.axes, self.groups).shape, xs[0].dtype
             place = where.platform, math.prod(shape)

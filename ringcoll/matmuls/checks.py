@@ -52,6 +52,6 @@ def dtype_of(
     out = jax.eval_shape(einsum, *factors)
     if jnp.issubdtype(out.dtype, jnp.bool_):  # lax has no sum of booleans over ranks
         raise TypeError("the product is of dtype bool; cast to int32 first")
-    if options.accumulate_dtype is not None:
-        wide_dtype(options.accumulate_dtype, out)
+    if options.sums.dtype is not None:
+        wide_dtype(options.sums.dtype, out)
     return out.dtype

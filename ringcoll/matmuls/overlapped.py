@@ -14,7 +14,6 @@ products with one gather of its cotangent. So derivatives of every order overlap
 does.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,16 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan
-from ringcoll.choose.under_work import hides
-from ringcoll.collectives.all_to_all import all_to_all
-from ringcoll.matmuls import exchange, plans
+from ringcoll.choose.plan import SYMBOLIC, Plan
+from ringcoll.collectives.choice import plan_under_work
+from ringcoll.matmuls import plans
 from ringcoll.matmuls.by_rounds import gathered_products, multiply, scattered_sum
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime.scopes import record_plan_at_lowering
-from ringcoll.runtime.value_types import device_kind, explicit_spec
-from ringcoll.schedules.registry import LAX
+from ringcoll.runtime.value_types import explicit_spec
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -89,52 +86,17 @@ def _types(x: Array) -> tuple[np.dtype, Any, np.dtype | None]:
 def _planned_gather(
     options: Options, gather: Gather, x: Array, others: list[Array]
 ) -> tuple[list[Array], Array | None]:
-    """The results; and the gathered x if `gather.keeps`, unless rows travel in its place."""
-
-    def cheapest() -> Plan:
-        may_exchange = all(explicit_spec(value) is None for value in (x, *others))
-        return plans.to_gather(gather, x, others, options.sizes(), options.model(), may_exchange)
-
-    plan = _plan(options, cheapest)
+    """The results; and the gathered x if `gather.keeps`."""
+    plan = plan_of(options, plans.of_gather, gather, x, others)
     x, others = record_plan_at_lowering("all_gather_einsum", options.axes, (x, others), plan)
-    return _by_plan(options, gather, plan, x, others)
-
-
-def _plan(options: Options, cheapest: Callable[[], Plan]) -> Plan:
-    """The algorithm that a call names; by "auto" the cheapest form, where work hides messages."""
-    if options.algorithm != "auto":
-        return Plan(options.algorithm, why=NAMED)
-    return cheapest() if hides(device_kind()) else Plan(LAX, why=NOTHING_HIDES)
-
-
-def _by_plan(
-    options: Options, gather: Gather, plan: Plan, x: Array, others: list[Array]
-) -> tuple[list[Array], Array | None]:
-    """The results by a plan, and the gathered x if `gather.keeps`."""
-    if plan.then:
-        return [_exchanged(options, gather, plan.then, x, others[0])], None
     return gathered_products(options, gather, plan, x, others)
 
 
-def _exchanged(options: Options, gather: Gather, plan: Plan, x: Array, other: Array) -> Array:
-    """The product of the form in which x stays, and the rows of the other factor travel.
-
-    `plan` is that of the matmul that runs in place of the gather.
-    """
-    (product,), label = gather.products, gather.label
-    after = exchange.swap_of(gather, product, other)
-    if isinstance(after, Scatter):
-        rows = _exchange_rows(options, other, product.other, label, after.label)
-        return scattered_sum(options, after, plan, [(x, rows)])
-    assert after is not None  # or there was no such plan
-    (y,), _ = _by_plan(options, after, plan, other, [x])
-    return _exchange_rows(options, y, product.out, after.label, label)
-
-
-def _exchange_rows(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
-    """An all-to-all that gives every rank a part of one dimension, and all of another."""
-    dims = labels.index(split), labels.index(joined)
-    return all_to_all(x, options.axes, *dims, tiled=True)
+def plan_of(options: Options, plans_of: Any, *work: Any) -> Plan:
+    """How it runs; `plans_of(*work, sizes, model)` are the plans on axes of sizes, on a machine."""
+    sizes = [size for x in jax.tree.leaves(work[1:]) for size in x.shape]
+    unpriced = "" if all(isinstance(size, int) for size in sizes) else SYMBOLIC
+    return plan_under_work(options.algorithm, options.axes, partial(plans_of, *work), unpriced)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -149,10 +111,7 @@ def multiply_and_scatter(
         pairs: the factors a and b of each product.
     """
 
-    def cheapest() -> Plan:
-        return plans.to_scatter(scatter, pairs, options.sizes(), options.model())
-
-    plan = _plan(options, cheapest)
+    plan = plan_of(options, plans.of_scatter, scatter, pairs)
     pairs = record_plan_at_lowering("einsum_reduce_scatter", options.axes, pairs, plan)
     return scattered_sum(options, scatter, plan, pairs)
 
