@@ -201,11 +201,7 @@ def gather(
     if work is None:
         shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
         work = work_of(program.jaxpr, len(jax.tree.leaves(x)), call.ranks.size, shapes)
-
-    def plans(work: Work, sizes: tuple[int, ...], model: Model) -> list[Plan]:
-        return gather_plans([work], shard_bytes, sizes, model, whole=whole)
-
-    plan = call.plan(work, plans)
+    plan = call.plan(work, lambda one, *on: gather_plans([one], shard_bytes, *on, whole=whole))
     x = record_plan_at_lowering("gather", call.axes, x, plan)
     adds = work is not None and work.accumulated > 0
     visit = with_wide_gradients(visit, program)

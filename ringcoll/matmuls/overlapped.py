@@ -45,14 +45,14 @@ def gather_and_multiply(
         x: this rank's shard.
         others: the other factors, one for each product; each is whole.
     """
-    return _planned_gather(options, gather, x, others)[0]
+    return _planned_gather(options, gather, x, others, keeps=False)[0]
 
 
 def _gather_and_multiply_forward(options, gather, x, others):
     if not options.saves:
         return gather_and_multiply(options, gather, x, others), (x, None, others)
-    results, gathered = _planned_gather(options, replace(gather, keeps=True), x, others)
-    return results, (x if gathered is None else None, gathered, others)
+    results, gathered = _planned_gather(options, gather, x, others, keeps=True)
+    return results, (None, gathered, others)
 
 
 def _gather_and_multiply_backward(options, gather, residuals, cts):
@@ -84,12 +84,12 @@ def _types(x: Array) -> tuple[np.dtype, Any, np.dtype | None]:
 
 
 def _planned_gather(
-    options: Options, gather: Gather, x: Array, others: list[Array]
+    options: Options, gather: Gather, x: Array, others: list[Array], *, keeps: bool
 ) -> tuple[list[Array], Array | None]:
-    """The results; and the gathered x if `gather.keeps`."""
+    """The results; and the gathered x, if it is kept for the gradient."""
     plan = plan_of(options, plans.of_gather, gather, x, others)
     x, others = record_plan_at_lowering("all_gather_einsum", options.axes, (x, others), plan)
-    return gathered_products(options, gather, plan, x, others)
+    return gathered_products(options, gather, plan, x, others, keeps=keeps)
 
 
 def plan_of(options: Options, plans_of: Any, *work: Any) -> Plan:
