@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan, cheapest
+from ringcoll.choose.plan import NAMED, NOTHING_HIDES, SYMBOLIC, Plan, cheapest
 from ringcoll.choose.table import Algorithm, Table, choices, runs
 from ringcoll.choose.under_work import hides, machine
 from ringcoll.collectives.axes import Grouped, check_ranks
@@ -106,6 +106,7 @@ def algorithm_of(
 def plan_under_work(
     algorithm: Algorithm,
     axes: Sequence[Hashable],
+    arrays: Any,
     plans_on: Callable[[tuple[int, ...], Model], Sequence[Plan]],
     unpriced: str = "",
 ) -> Plan:
@@ -114,6 +115,7 @@ def plan_under_work(
     Args:
         algorithm: what `algorithm_of` returned.
         axes: the axes of the ranks.
+        arrays: a pytree of what the price depends on.
         plans_on: makes the plans, with prices, on axes of these sizes on this machine.
         unpriced: why there are no prices; "" if there are.
     """
@@ -121,6 +123,8 @@ def plan_under_work(
         return Plan(algorithm, why=NAMED)
     if not hides(kind := device_kind()):
         return Plan(LAX, why=NOTHING_HIDES)
+    if not all(isinstance(size, int) for x in jax.tree.leaves(arrays) for size in x.shape):
+        unpriced = SYMBOLIC
     if unpriced:
         return Plan(LAX, why=unpriced)
     sizes = Ranks.over(axes, None).shape

@@ -201,7 +201,7 @@ def gather(
     if work is None:
         shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
         work = work_of(program.jaxpr, len(jax.tree.leaves(x)), call.ranks.size, shapes)
-    plan = call.plan(work, lambda one, *on: gather_plans([one], shard_bytes, *on, whole=whole))
+    plan = call.plan(x, work, lambda one, *on: gather_plans([one], shard_bytes, *on, whole=whole))
     x = record_plan_at_lowering("gather", call.axes, x, plan)
     adds = work is not None and work.accumulated > 0
     visit = with_wide_gradients(visit, program)
@@ -268,7 +268,7 @@ def reduce(
         )
     if work is None:
         work = work_of(program.jaxpr, 0, call.ranks.size)
-    plan = call.plan(work, lambda work, *on: scatter_plans(work, block_bytes, *on))
+    plan = call.plan(out, work, lambda one, *on: scatter_plans(one, block_bytes, *on))
     produced = with_wide_gradients(widened, program)
     by_turns = isinstance(plan.form, Turns)
     total = _with_dtypes(call.rounds(plan).reduce(produced, size, by_turns=by_turns), every)
@@ -336,7 +336,7 @@ def tour(
     _, sum_bytes = _checked_sums("what a visit makes", rows, dim, size)
     if work is None:
         work = work_of(program.jaxpr, len(jax.tree.leaves(x)), call.ranks.size)
-    plan = call.plan(work, lambda work, *on: tour_plans(work, shard_bytes, sum_bytes, *on))
+    plan = call.plan(x, work, lambda one, *on: tour_plans(one, shard_bytes, sum_bytes, *on))
     x = record_plan_at_lowering("tour", call.axes, x, plan)
     visit = with_wide_gradients(widened, program)
     carry, total = call.rounds(plan).tour(x, visit, carry, halved=True)
@@ -380,16 +380,17 @@ class _Call:
 
     def plan(
         self,
+        arrays: Any,
         work: Work | None,
         plans_on: Callable[[Work, tuple[int, ...], Model], list[Plan]],
     ) -> Plan:
-        """The plan. `plans_on` gives those of the work, on axes of sizes, on a machine."""
+        """The plan; `plans_on` gives those of the work, on axes of sizes, on a machine."""
         if not isinstance(work, Work | None):
             raise TypeError(f"work={work!r}; pass a ringcoll.costs.Work(flops)")
         unpriced = "" if work else "no product was counted; give its work"
         unpriced = "groups have no price" if self.groups else unpriced
         plans = partial(plans_on, work or Work(0))
-        return choice.plan_under_work(self.algorithm, self.axes, plans, unpriced)
+        return choice.plan_under_work(self.algorithm, self.axes, arrays, plans, unpriced)
 
     def rounds(self, plan: Plan, *, whole: bool = False) -> Rounds:
         """The rounds of a plan. By "lax", the collective is "auto", unless the call names "lax"."""

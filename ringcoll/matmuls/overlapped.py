@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ringcoll.choose.plan import SYMBOLIC, Plan
 from ringcoll.collectives.choice import plan_under_work
 from ringcoll.matmuls import plans
 from ringcoll.matmuls.by_rounds import gathered_products, multiply, scattered_sum
@@ -87,16 +86,10 @@ def _planned_gather(
     options: Options, gather: Gather, x: Array, others: list[Array], *, keeps: bool
 ) -> tuple[list[Array], Array | None]:
     """The results; and the gathered x, if it is kept for the gradient."""
-    plan = plan_of(options, plans.of_gather, gather, x, others)
+    plans_on = partial(plans.of_gather, gather, x, others)
+    plan = plan_under_work(options.algorithm, options.axes, (x, others), plans_on)
     x, others = record_plan_at_lowering("all_gather_einsum", options.axes, (x, others), plan)
     return gathered_products(options, gather, plan, x, others, keeps=keeps)
-
-
-def plan_of(options: Options, plans_of: Any, *work: Any) -> Plan:
-    """How it runs; `plans_of(*work, sizes, model)` are the plans on axes of sizes, on a machine."""
-    sizes = [size for x in jax.tree.leaves(work[1:]) for size in x.shape]
-    unpriced = "" if all(isinstance(size, int) for size in sizes) else SYMBOLIC
-    return plan_under_work(options.algorithm, options.axes, partial(plans_of, *work), unpriced)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -111,7 +104,8 @@ def multiply_and_scatter(
         pairs: the factors a and b of each product.
     """
 
-    plan = plan_of(options, plans.of_scatter, scatter, pairs)
+    plans_on = partial(plans.of_scatter, scatter, pairs)
+    plan = plan_under_work(options.algorithm, options.axes, pairs, plans_on)
     pairs = record_plan_at_lowering("einsum_reduce_scatter", options.axes, pairs, plan)
     return scattered_sum(options, scatter, plan, pairs)
 
