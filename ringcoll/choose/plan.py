@@ -1,10 +1,11 @@
-"""A plan: how one call runs, and why. The cheapest by price wins."""
+"""A plan: how one call runs, and why: by a row of a table, or as the cheapest by price."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
-from ringcoll.choose.table import Algorithm
+from ringcoll.choose.table import Algorithm, Table
 from ringcoll.io.text import seconds_in_words
 from ringcoll.schedules.registry import LAX
 
@@ -84,6 +85,26 @@ NOTHING_HIDES: Final = "only TPUs hide messages under work"
 BY_HAND: Final = Plan(
     "bidirectional_ring", why="JAX cannot lower the built-in beside an explicit axis"
 )
+
+
+@lru_cache(maxsize=1024)
+def by_table(table: Table, *call: Any, **placement: Any) -> Plan:
+    """The plan of a collective by the measured row that covers a call, or the built-in.
+
+    Equal calls are decided only once. The other arguments are those of `Table.row`.
+
+    >>> from ringcoll.choose.plan import by_table
+    >>> table = ringcoll.Table.from_json('''{"rows": [{"collective": "psum", "platform": "cpu",
+    ...     "algorithm": "ring", "hosts": [2, null], "why": "half the time of lax"}]}''')
+    >>> print(by_table(table, "psum", "cpu", 4, 4096, "float32", "0.12", hosts=4))
+    ring: row 1 of the table: half the time of lax
+    """
+    row = table.row(*call, **placement)
+    if row is None:
+        return Plan(LAX, why="no row covers it: the built-in")
+    number = table.rows.index(row) + 1
+    why = f"row {number} of the table" + (f": {row.why}" if row.why else "")
+    return Plan(row.algorithm, why=why)
 
 
 def cheapest(plans: Iterable[Plan], error: float = ERROR) -> Plan:
