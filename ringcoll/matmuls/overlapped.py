@@ -103,7 +103,6 @@ def multiply_and_scatter(
         scatter: see `Scatter`.
         pairs: the factors a and b of each product.
     """
-
     plans_on = partial(plans.of_scatter, scatter, pairs)
     plan = plan_under_work(options.algorithm, options.axes, pairs, plans_on)
     pairs = record_plan_at_lowering("einsum_reduce_scatter", options.axes, pairs, plan)
