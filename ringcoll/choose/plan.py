@@ -1,10 +1,11 @@
-"""A plan: how one call runs, and why. The cheapest by price wins."""
+"""A plan: how one call runs, and why: by a row of a table, or as the cheapest by price."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
-from ringcoll.choose.table import Algorithm
+from ringcoll.choose.table import Algorithm, Table
 from ringcoll.io.text import seconds_in_words
 from ringcoll.schedules.registry import LAX
 
@@ -36,13 +37,6 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Swapped:
-    """The rows of the other factor travel in place of the gathered one, and are multiplied then."""
-
-    then: "Plan"
-
-
-@dataclass(frozen=True)
 class Heads:
     """Attention: all-to-alls exchange positions for heads over some axes, before the gather."""
 
@@ -67,19 +61,12 @@ class Plan:
     algorithm: Algorithm = LAX
     seconds: float = 0.0
     why: str = ""
-    form: Late | Turns | Swapped | Heads | None = None
+    form: Late | Turns | Heads | None = None
     others: tuple["Plan", ...] = field(default=(), repr=False, compare=False)
-
-    @property
-    def then(self) -> "Plan | None":
-        """The plan of the matmul with the rows of the other factor, if these travel."""
-        return self.form.then if isinstance(self.form, Swapped) else None
 
     @property
     def name(self) -> str:
         """The algorithm and the form, in words: "bidirectional_ring, by turns"."""
-        if self.then:
-            return f"rows travel, then {self.then.name}"
         own = self.algorithm
         if not isinstance(own, str):
             own = getattr(own, "__name__", "given")
@@ -89,9 +76,8 @@ class Plan:
         return f"{self.name}: {self.why}" if self.why else self.name
 
 
-#: The plan where `jax.export` has symbols in place of sizes.
-SYMBOLIC: Final = Plan(LAX, why="sizes are symbols")
-
+#: Why a plan is the built-in: `jax.export` has symbols in place of sizes.
+SYMBOLIC: Final = "sizes are symbols"
 #: Why a plan is the built-in where `under_work.hides` says no.
 NOTHING_HIDES: Final = "only TPUs hide messages under work"
 
@@ -99,6 +85,26 @@ NOTHING_HIDES: Final = "only TPUs hide messages under work"
 BY_HAND: Final = Plan(
     "bidirectional_ring", why="JAX cannot lower the built-in beside an explicit axis"
 )
+
+
+@lru_cache(maxsize=1024)
+def by_table(table: Table, *call: Any, **placement: Any) -> Plan:
+    """The plan of a collective by the measured row that covers a call, or the built-in.
+
+    Equal calls are decided only once. The other arguments are those of `Table.row`.
+
+    >>> from ringcoll.choose.plan import by_table
+    >>> table = ringcoll.Table.from_json('''{"rows": [{"collective": "psum", "platform": "cpu",
+    ...     "algorithm": "ring", "hosts": [2, null], "why": "half the time of lax"}]}''')
+    >>> print(by_table(table, "psum", "cpu", 4, 4096, "float32", "0.12", hosts=4))
+    ring: row 1 of the table: half the time of lax
+    """
+    row = table.row(*call, **placement)
+    if row is None:
+        return Plan(LAX, why="no row covers it: the built-in")
+    number = table.rows.index(row) + 1
+    why = f"row {number} of the table" + (f": {row.why}" if row.why else "")
+    return Plan(row.algorithm, why=why)
 
 
 def cheapest(plans: Iterable[Plan], error: float = ERROR) -> Plan:
@@ -112,8 +118,7 @@ def cheapest(plans: Iterable[Plan], error: float = ERROR) -> Plan:
     """
 
     def compared(plan: Plan) -> float:
-        is_built_in = plan.algorithm == LAX and plan.then is None
-        return plan.seconds / error if is_built_in else plan.seconds
+        return plan.seconds / error if plan.algorithm == LAX else plan.seconds
 
     ranked = sorted(plans, key=compared)
     first, *others = ranked

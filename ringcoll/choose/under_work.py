@@ -90,6 +90,7 @@ def gather_plans(
     sizes: tuple[int, ...],
     model: Model,
     ratio: float = 1.0,
+    *,
     whole: bool = False,
 ) -> list[Plan]:
     """Plans of a gather with the matmuls of what it gathers; the built-in is the first.

@@ -15,8 +15,7 @@ from jax import Array, lax
 from jax.sharding import AxisType
 
 from ringcoll import algorithms
-from ringcoll.choose import collectives
-from ringcoll.choose.plan import BY_HAND, NAMED, SYMBOLIC, Plan
+from ringcoll.choose.plan import BY_HAND, NAMED, SYMBOLIC, Plan, by_table
 from ringcoll.choose.table import Algorithm, Table, default_table
 from ringcoll.collectives.choice import resolve_algorithm
 from ringcoll.collectives.sums import PLAIN, Exchanged, Pick, Plain
@@ -66,12 +65,12 @@ class ScheduledCollective(Collective):
         elements = sum(math.prod(x.shape) for x in xs)
         algorithm = default_table() if self.algorithm == "auto" else self.algorithm
         if not isinstance(elements, int):  # a symbolic shape cannot be cut
-            decided = SYMBOLIC
+            decided = Plan(LAX, why=SYMBOLIC)
         elif isinstance(algorithm, Table):
             shape, dtype = Ranks.over(self.axes, self.groups).shape, xs[0].dtype
             place = where.platform, math.prod(shape)
             hosts = on_hosts(where.axes, self.axes, self.groups)._asdict()
-            pick: Pick = lambda collective, *message: collectives.plan(  # noqa: E731
+            pick: Pick = lambda collective, *message: by_table(  # noqa: E731
                 algorithm, collective, *place, *message, jax.__version__, **hosts
             )
             if isinstance(self.sums, Exchanged):

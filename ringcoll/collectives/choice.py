@@ -5,7 +5,7 @@ the call cannot run by that algorithm, it stays "auto".
 """
 
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from math import prod
@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 
+from ringcoll.choose.plan import NAMED, NOTHING_HIDES, SYMBOLIC, Plan, cheapest
 from ringcoll.choose.table import Algorithm, Table, choices, runs
-from ringcoll.choose.under_work import machine
+from ringcoll.choose.under_work import hides, machine
 from ringcoll.collectives.axes import Grouped, check_ranks
 from ringcoll.collectives.public import public
 from ringcoll.costs.model import Model
@@ -102,9 +103,33 @@ def algorithm_of(
     return resolve_algorithm(algorithm, collective, axes, groups)
 
 
-def model_of(sizes: Sequence[int]) -> Model:
-    """The model of the devices of the mesh, and of the links between the ranks on these axes."""
-    return machine(device_kind(), prod(sizes), jax.sharding.get_abstract_mesh().size)
+def plan_under_work(
+    algorithm: Algorithm,
+    axes: Sequence[Hashable],
+    arrays: Any,
+    plans_on: Callable[[tuple[int, ...], Model], Sequence[Plan]],
+    unpriced: str = "",
+) -> Plan:
+    """The algorithm that a call names; by "auto" the cheapest plan, where work hides messages.
+
+    Args:
+        algorithm: what `algorithm_of` returned.
+        axes: the axes of the ranks.
+        arrays: a pytree of what the price depends on.
+        plans_on: makes the plans, with prices, on axes of these sizes on this machine.
+        unpriced: why there are no prices; "" if there are.
+    """
+    if algorithm != "auto":
+        return Plan(algorithm, why=NAMED)
+    if not hides(kind := device_kind()):
+        return Plan(LAX, why=NOTHING_HIDES)
+    if not all(isinstance(size, int) for x in jax.tree.leaves(arrays) for size in x.shape):
+        unpriced = SYMBOLIC
+    if unpriced:
+        return Plan(LAX, why=unpriced)
+    sizes = Ranks.over(axes, None).shape
+    model = machine(kind, prod(sizes), jax.sharding.get_abstract_mesh().size)
+    return cheapest(plans_on(sizes, model))
 
 
 @lru_cache(maxsize=1024)

@@ -11,6 +11,7 @@ A collective matmul is one line (inside `jax.shard_map`):
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -18,9 +19,9 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan, Turns, cheapest
+from ringcoll.choose.plan import Plan, Turns
 from ringcoll.choose.table import Algorithm
-from ringcoll.choose.under_work import gather_plans, hides, scatter_plans, tour_plans
+from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.counting import work_of
@@ -41,8 +42,7 @@ from ringcoll.costs.model import Model
 from ringcoll.costs.under_work import Work, nbytes
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.scopes import record_plan_at_lowering
-from ringcoll.runtime.value_types import device_kind, type_in_words, varying, varying_like
-from ringcoll.schedules.registry import LAX
+from ringcoll.runtime.value_types import type_in_words, varying, varying_like
 
 #: `(carry, arrived) -> (carry, rows)`, as the body of a `jax.lax.scan`.
 RowVisit = Callable[[Any, Rows], tuple[Any, Any]]
@@ -201,11 +201,7 @@ def gather(
     if work is None:
         shapes = [leaf.shape for leaf in jax.tree.leaves(carry)]
         work = work_of(program.jaxpr, len(jax.tree.leaves(x)), call.ranks.size, shapes)
-
-    def plans(work: Work, sizes: tuple[int, ...], model: Model) -> list[Plan]:
-        return gather_plans([work], shard_bytes, sizes, model, whole=whole)
-
-    plan = call.plan(work, plans)
+    plan = call.plan(x, work, lambda one, *on: gather_plans([one], shard_bytes, *on, whole=whole))
     x = record_plan_at_lowering("gather", call.axes, x, plan)
     adds = work is not None and work.accumulated > 0
     visit = with_wide_gradients(visit, program)
@@ -272,7 +268,7 @@ def reduce(
         )
     if work is None:
         work = work_of(program.jaxpr, 0, call.ranks.size)
-    plan = call.plan(work, lambda work, *on: scatter_plans(work, block_bytes, *on))
+    plan = call.plan(out, work, lambda one, *on: scatter_plans(one, block_bytes, *on))
     produced = with_wide_gradients(widened, program)
     by_turns = isinstance(plan.form, Turns)
     total = _with_dtypes(call.rounds(plan).reduce(produced, size, by_turns=by_turns), every)
@@ -340,7 +336,7 @@ def tour(
     _, sum_bytes = _checked_sums("what a visit makes", rows, dim, size)
     if work is None:
         work = work_of(program.jaxpr, len(jax.tree.leaves(x)), call.ranks.size)
-    plan = call.plan(work, lambda work, *on: tour_plans(work, shard_bytes, sum_bytes, *on))
+    plan = call.plan(x, work, lambda one, *on: tour_plans(one, shard_bytes, sum_bytes, *on))
     x = record_plan_at_lowering("tour", call.axes, x, plan)
     visit = with_wide_gradients(widened, program)
     carry, total = call.rounds(plan).tour(x, visit, carry, halved=True)
@@ -384,20 +380,17 @@ class _Call:
 
     def plan(
         self,
+        arrays: Any,
         work: Work | None,
         plans_on: Callable[[Work, tuple[int, ...], Model], list[Plan]],
     ) -> Plan:
-        """The plan. `plans_on` gives those of the work, on axes of sizes, on a machine."""
+        """The plan; `plans_on` gives those of the work, on axes of sizes, on a machine."""
         if not isinstance(work, Work | None):
             raise TypeError(f"work={work!r}; pass a ringcoll.costs.Work(flops)")
-        if self.algorithm != "auto":
-            return Plan(self.algorithm, why=NAMED)
-        if self.groups or not hides(device_kind()):
-            return Plan(LAX, why=f"{NOTHING_HIDES}, and only without groups")
-        if work is None:
-            return Plan(LAX, why="no product was counted; give its work")
-        sizes = self.ranks.shape
-        return cheapest(plans_on(work, sizes, choice.model_of(sizes)))
+        unpriced = "" if work else "no product was counted; give its work"
+        unpriced = "groups have no price" if self.groups else unpriced
+        plans = partial(plans_on, work or Work(0))
+        return choice.plan_under_work(self.algorithm, self.axes, arrays, plans, unpriced)
 
     def rounds(self, plan: Plan, *, whole: bool = False) -> Rounds:
         """The rounds of a plan. By "lax", the collective is "auto", unless the call names "lax"."""

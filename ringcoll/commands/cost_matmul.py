@@ -11,9 +11,10 @@ from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from ringcoll.choose.plan import Plan
+from ringcoll.choose.plan import Plan, cheapest
 from ringcoll.choose.under_work import neighbours
 from ringcoll.commands import arguments
 from ringcoll.commands.overlap_examples import SIZES
@@ -22,7 +23,6 @@ from ringcoll.costs.model import Model
 from ringcoll.costs.wire import Wire
 from ringcoll.io.text import aligned, seconds_in_words, wrapped
 from ringcoll.matmuls import plans
-from ringcoll.matmuls.exchange import ArrayType
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 
 GATHER, SUM = "all_gather_matmul", "matmul_reduce_scatter"
@@ -58,17 +58,7 @@ class Matmul(NamedTuple):
     axes: tuple[int, ...]
 
     def forms(self, sizes: Sizes, model: Model) -> list[Plan]:
-        """The forms that "auto" compares, with their prices; the built-in is the first."""
-        forms_of: Any = plans.scatter_forms if self.name == SUM else plans.gather_forms
-        return forms_of(*self._operands(sizes), self.axes, model)
-
-    def plan(self, sizes: Sizes, model: Model) -> Plan:
-        """The plan of "auto" on TPUs."""
-        plan_of: Any = plans.to_scatter if self.name == SUM else plans.to_gather
-        return plan_of(*self._operands(sizes), self.axes, model)
-
-    def _operands(self, sizes: Sizes) -> Any:
-        """The first arguments of `forms_of` and `plan_of`.
+        """The forms that "auto" compares, with their prices; the built-in is the first.
 
         Raises:
             ValueError: the number of ranks does not divide a size.
@@ -78,17 +68,18 @@ class Matmul(NamedTuple):
             shape = "x".join(map(str, sizes))
             raise ValueError(f"--shape {shape}: {n} ranks do not divide it; give multiples of {n}")
 
-        def part(labels: str, cut: str) -> ArrayType:
+        def part(labels: str, cut: str) -> jax.ShapeDtypeStruct:
             """What a rank has of an operand that is cut along one label."""
-            return ArrayType(tuple(of_labels[c] // (n if c == cut else 1) for c in labels), _DTYPE)
+            shape = [of_labels[c] // (n if c == cut else 1) for c in labels]
+            return jax.ShapeDtypeStruct(shape, _DTYPE)
 
         if self.name == SUM:
             scatter = Scatter("mk"[self.dim], "mk", (("mf", "fk"),), _DTYPE)
-            return scatter, [(part("mf", "f"), part("fk", "f"))]
+            return plans.of_scatter(scatter, [(part("mf", "f"), part("fk", "f"))], self.axes, model)
         moving, other, cut = ("kf", "mk", "m") if self.operand else ("mk", "kf", "f")
         label = moving[self.dim]
         gather = Gather(label, moving, (Product(other, "mf", _DTYPE),), self.wire)
-        return gather, part(moving, label), [part(other, cut)]
+        return plans.of_gather(gather, part(moving, label), [part(other, cut)], self.axes, model)
 
     def title(self, m: int, k: int, f: int) -> str:
         """The call with operands of these sizes, in words."""
@@ -129,7 +120,7 @@ def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[FormLine]:
     all_links = replace(bare, built_in=1.0, built_in_sum=1.0, all_reduces=0)
     wire, *_ = matmul.forms(sizes, all_links)
     limit = max(whole.seconds, wire.seconds)
-    chosen = matmul.plan(sizes, model).name
+    chosen = cheapest(priced).name
     rounds: dict[Any, int] = {name: len(s.rounds) for name, s in neighbours(matmul.axes).items()}
     lines = [
         FormLine(

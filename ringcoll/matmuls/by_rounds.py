@@ -21,16 +21,16 @@ from ringcoll.schedules.registry import LAX
 
 
 def gathered_products(
-    options: Options, gather: Gather, plan: Plan, x: Array, others: list[Array]
+    options: Options, gather: Gather, plan: Plan, x: Array, others: list[Array], *, keeps: bool
 ) -> tuple[list[Array], Array | None]:
-    """Every einsum(all shards of x, other), and the gathered x if `gather.keeps`.
+    """Every einsum(all shards of x, other), and the gathered x if `keeps`.
 
     Products that the plan computes late come from the gathered x, at the end. Other arguments: as
     for `overlapped.gather_and_multiply`.
     """
     products, label, is_plain = gather.products, gather.label, plan.algorithm == LAX
     late = plan.form.products if isinstance(plan.form, Late) else ()
-    dim, keeps = gather.moving.index(label), bool(gather.keeps or late)
+    dim, places_x = gather.moving.index(label), bool(keeps or late)
     early = [i for i in range(len(products)) if i not in late]
     placed = [i for i in early if label in products[i].out]
     summed = [i for i in early if label not in products[i].out]
@@ -46,7 +46,7 @@ def gathered_products(
         rows = [product(i, arrived).astype(products[i].dtype) for i in placed]
         terms = [product(i, arrived) for i in summed]
         sums = terms if is_plain else list(map(lax.add, sums, terms))
-        return sums, [*rows, arrived.value] if keeps else rows
+        return sums, [*rows, arrived.value] if places_x else rows
 
     sums, rows, dims = list[Array](), list[Any](), [products[i].out.index(label) for i in placed]
     if not is_plain:
@@ -54,14 +54,14 @@ def gathered_products(
         types = {i: jax.make_jaxpr(product, static_argnums=0)(i, own).out_avals[0] for i in early}
         sums = [zeros(types[i]) for i in summed]
         rows = [types[i].update(dtype=products[i].dtype) for i in placed]
-    if keeps:
+    if places_x:
         rows, dims = [*rows, jax.typeof(x)], [*dims, dim]
     sums, rows = rounds.gather(x, visit, sums, rows, dims, adds=bool(summed))
     found = dict(zip([*summed, *placed], [*sums, *rows], strict=False))
     for i in late:
         found[i] = multiply(options, gather.moving, products[i], rows[-1], others[i])
     results = [found[i].astype(products[i].dtype) for i in range(len(products))]
-    return results, rows[-1] if gather.keeps else None
+    return results, rows[-1] if keeps else None
 
 
 def scattered_sum(

@@ -9,8 +9,7 @@ of `ringcoll.GatherOptions`.
 `algorithm="auto"` picks the form with the lowest price (`ringcoll.costs.under_work`), for these
 shapes on the devices of the mesh:
 
-- on TPUs a ring or another schedule whose messages go to neighbours, "lax", or the exchange of the
-  rows of the other factor;
+- on TPUs a ring or another schedule whose messages go to neighbours, or "lax";
 - on GPUs "lax", because permutes are slow there, and their compiler keeps one in flight at a time;
 - on CPU "lax": nothing orders work and messages there.
 
@@ -40,15 +39,18 @@ argument is not an array, dtype or integer, and ValueError if shapes or specs do
 algorithm cannot run.
 """
 
+from functools import partial
 from typing import Any, Unpack
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from ringcoll.collectives.axes import AxisName, rank_count
 from ringcoll.collectives.public import integer
-from ringcoll.collectives.sums import WireLike
-from ringcoll.matmuls.checks import as_array, check_label, checked_wire, dtype_of
+from ringcoll.collectives.sums import WireLike, sums_of, wide_dtype
+from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Gather, Labels, Product, Scatter, matrix_spec
 from ringcoll.matmuls.options import GatherOptions, MatmulOptions, Options, with_options
 from ringcoll.matmuls.overlapped import gather_and_multiply, multiply_and_scatter
@@ -101,21 +103,21 @@ def all_gather_einsum(
         raise ValueError(f"operand={operand!r}; pass 0 to gather x, 1 to gather w")
     moving, still = (w, x) if operand else (x, w)
     moving_labels, other = (labels.w, labels.x) if operand else (labels.x, labels.w)
-    check_label(gather, moving_labels, "the factor that is gathered")
-    shard = as_array(moving)
+    _check_label(gather, moving_labels, "the factor that is gathered")
+    shard = _as_array(moving)
     factors, tree = jax.tree.flatten(still)
-    factors = list(map(as_array, factors))
+    factors = list(map(_as_array, factors))
     n = rank_count(axis_name)
     times = {gather: (1, n) if operand else (n, 1)}
     products, preferred = [], options["preferred_element_type"]
     for factor in factors:
         first, second = (factor, shard) if operand else (shard, factor)
         sizes = labels.sizes(first.shape, second.shape, times)
-        dtype = dtype_of(checked, labels, sizes, first, second, preferred)
+        dtype = _dtype_of(checked, labels, sizes, first, second, preferred)
         products.append(Product(other, labels.out, dtype))
     # So that derivatives have the types of the factors.
     shard, *factors = with_common_axes([shard, *factors], checked.axes)
-    encoded = checked_wire(wire, axis_name, shard, *factors)
+    encoded = _checked_wire(wire, axis_name, shard, *factors)
     results = gather_and_multiply(
         checked, Gather(gather, moving_labels, tuple(products), encoded), shard, factors
     )
@@ -157,15 +159,15 @@ def einsum_reduce_scatter(
     [[ 6. 22. 38. 54.]]
     """
     checked, labels = Options.of(axis_name, options), Labels.of(spec)
-    check_label(scatter, labels.out, "the result")
-    x, w = as_array(x), as_array(w)
+    _check_label(scatter, labels.out, "the result")
+    x, w = _as_array(x), _as_array(w)
     sizes, n = labels.sizes(x.shape, w.shape, {}), rank_count(axis_name)
     if sizes[scatter] % n:
         raise ValueError(
             f"label {scatter!r} of {spec!r} has size {sizes[scatter]}, not divisible by {n}; pad "
             "it to a multiple"
         )
-    dtype = dtype_of(checked, labels, sizes, x, w, options["preferred_element_type"])
+    dtype = _dtype_of(checked, labels, sizes, x, w, options["preferred_element_type"])
     x, w = with_common_axes([x, w], checked.axes)
     terms = ((labels.x, labels.w),)
     return multiply_and_scatter(checked, Scatter(scatter, labels.out, terms, dtype), [(x, w)])
@@ -245,3 +247,45 @@ def _matrix_spec(x: Factors) -> str:
     if not ndim:
         raise ValueError("x has 0 dimensions; pass a matrix, or several")
     return matrix_spec(ndim)
+
+
+def _checked_wire(wire: Any, axis_name: AxisName, *factors: Array) -> Wire | None:
+    """The wire of the messages, if the factors can be encoded.
+
+    It is None on a single rank: it sends nothing, so it rounds nothing.
+    """
+    if wire is None:
+        return None
+    coded = sums_of(wire=wire)
+    coded.check(None, factors, [False] * len(factors))
+    return coded.wire if rank_count(axis_name) > 1 else None
+
+
+def _check_label(label: Any, labels: str, factor: str) -> None:
+    """Refuse a label that is not among `labels`."""
+    if label not in tuple(labels):  # "mk" is in "mkf"
+        raise ValueError(f"{label!r} is not a label of {factor}; choose from {', '.join(labels)}")
+
+
+def _as_array(factor: Any) -> Array:
+    """A factor as an array, or lax's error."""
+    jax.typeof(factor)
+    return jnp.asarray(factor)
+
+
+def _dtype_of(
+    options: Options, labels: Labels, sizes: Any, x: Array, w: Array, preferred: Any
+) -> np.dtype:
+    """The dtype of the result by `jax.numpy.einsum`, which may refuse."""
+    factors = [
+        jax.ShapeDtypeStruct([sizes[label] for label in own], factor.dtype)
+        for own, factor in ((labels.x, x), (labels.w, w))
+    ]
+    exact = {"precision": options.precision, "preferred_element_type": preferred}
+    einsum = partial(jnp.einsum, f"{labels.x},{labels.w}->{labels.out}", **exact)
+    out = jax.eval_shape(einsum, *factors)
+    if jnp.issubdtype(out.dtype, jnp.bool_):  # lax has no sum of booleans over ranks
+        raise TypeError("the product is of dtype bool; cast to int32 first")
+    if options.sums.dtype is not None:
+        wide_dtype(options.sums.dtype, out)
+    return out.dtype

@@ -2,7 +2,7 @@
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -116,15 +116,13 @@ class Product:
 class Gather:
     """The factor that is gathered (its labels are `moving`), along which label, and the products.
 
-    `wire` is what its messages hold. `keeps` says whether the gathered factor is kept for
-    gradients.
+    `wire` is what its messages hold.
     """
 
     label: str
     moving: str
     products: tuple[Product, ...]
     wire: Wire | None = None
-    keeps: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)

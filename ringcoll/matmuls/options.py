@@ -11,7 +11,6 @@ from inspect import Parameter, signature
 from typing import Any, Literal, TypedDict, TypeVar, cast, get_args, get_type_hints
 
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
@@ -19,10 +18,8 @@ from ringcoll.choose.table import Algorithm
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, axes_of
 from ringcoll.collectives.public import public
-from ringcoll.collectives.sums import Plain, wide_dtype
-from ringcoll.costs.model import Model
+from ringcoll.collectives.sums import PLAIN, Plain, sums_of
 from ringcoll.io.text import choose, guess
-from ringcoll.runtime.hop import Ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -112,7 +109,7 @@ class Options:
     axes: tuple[Hashable, ...]
     algorithm: Algorithm
     precision: Any = None
-    accumulate_dtype: np.dtype | None = None
+    sums: Plain = PLAIN
     saves: bool = False  # whether the gathered factor is kept for the gradient
 
     @staticmethod
@@ -123,32 +120,19 @@ class Options:
         residuals = given.get("residuals", "save")
         if residuals not in ("regather", "save"):
             raise ValueError(f"residuals={residuals!r}; choose from regather, save")
-        accumulate_dtype = given["accumulate_dtype"]
-        wide = None if accumulate_dtype is None else wide_dtype(accumulate_dtype)
-        return Options(axes, algorithm, given["precision"], wide, residuals == "save")
-
-    def sizes(self) -> tuple[int, ...]:
-        """The sizes of the axes, without axes of one rank."""
-        return Ranks.over(self.axes, None).shape
-
-    def model(self) -> Model:
-        """The model of the devices and of the links between these ranks."""
-        return choice.model_of(self.sizes())
+        sums = sums_of(given["accumulate_dtype"])
+        return Options(axes, algorithm, given["precision"], sums, residuals == "save")
 
     def einsum(self, spec: str, a: Array, b: Array, dtype: Any, sharding: Any = None) -> Array:
-        """The einsum, in `accumulate_dtype` if `dtype` is floating or complex, else in `dtype`."""
-        wide = Plain(dtype=self.accumulate_dtype).wide(dtype)
-        return _einsum(spec, a, b, wide, self.precision, sharding)
+        """The einsum, in the dtype of partial sums for a result of `dtype`.
 
-
-def _einsum(spec: str, a: Array, b: Array, dtype: Any, precision: Any, sharding: Any) -> Array:
-    """An einsum in a dtype. If that is real and a factor is complex, it is the real part.
-
-    Such is the gradient of a real factor beside a complex one.
-    """
-    is_complex = any(jnp.iscomplexobj(x) for x in (a, b))
-    is_part = is_complex and not jnp.issubdtype(dtype, jnp.complexfloating)
-    wide = jnp.promote_types(dtype, jnp.complex64) if is_part else dtype
-    exact = {"precision": precision, "preferred_element_type": wide, "out_sharding": sharding}
-    y = jnp.einsum(spec, a, b, **exact)
-    return y.real.astype(dtype) if is_part else y
+        If that is real and a factor is complex, it is the real part: such is the gradient of a real
+        factor beside a complex one.
+        """
+        dtype = self.sums.wide(dtype)
+        is_complex = any(jnp.iscomplexobj(x) for x in (a, b))
+        is_part = is_complex and not jnp.issubdtype(dtype, jnp.complexfloating)
+        wide = jnp.promote_types(dtype, jnp.complex64) if is_part else dtype
+        exact: Any = {"precision": self.precision, "out_sharding": sharding}
+        y = jnp.einsum(spec, a, b, preferred_element_type=wide, **exact)
+        return y.real.astype(dtype) if is_part else y

@@ -14,7 +14,6 @@ products with one gather of its cotangent. So derivatives of every order overlap
 does.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,16 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ringcoll.choose.plan import NAMED, NOTHING_HIDES, Plan
-from ringcoll.choose.under_work import hides
-from ringcoll.collectives.all_to_all import all_to_all
-from ringcoll.matmuls import exchange, plans
+from ringcoll.collectives.choice import plan_under_work
+from ringcoll.matmuls import plans
 from ringcoll.matmuls.by_rounds import gathered_products, multiply, scattered_sum
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime.scopes import record_plan_at_lowering
-from ringcoll.runtime.value_types import device_kind, explicit_spec
-from ringcoll.schedules.registry import LAX
+from ringcoll.runtime.value_types import explicit_spec
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -48,14 +44,14 @@ def gather_and_multiply(
         x: this rank's shard.
         others: the other factors, one for each product; each is whole.
     """
-    return _planned_gather(options, gather, x, others)[0]
+    return _planned_gather(options, gather, x, others, keeps=False)[0]
 
 
 def _gather_and_multiply_forward(options, gather, x, others):
     if not options.saves:
         return gather_and_multiply(options, gather, x, others), (x, None, others)
-    results, gathered = _planned_gather(options, replace(gather, keeps=True), x, others)
-    return results, (x if gathered is None else None, gathered, others)
+    results, gathered = _planned_gather(options, gather, x, others, keeps=True)
+    return results, (None, gathered, others)
 
 
 def _gather_and_multiply_backward(options, gather, residuals, cts):
@@ -87,54 +83,13 @@ def _types(x: Array) -> tuple[np.dtype, Any, np.dtype | None]:
 
 
 def _planned_gather(
-    options: Options, gather: Gather, x: Array, others: list[Array]
+    options: Options, gather: Gather, x: Array, others: list[Array], *, keeps: bool
 ) -> tuple[list[Array], Array | None]:
-    """The results; and the gathered x if `gather.keeps`, unless rows travel in its place."""
-
-    def cheapest() -> Plan:
-        may_exchange = all(explicit_spec(value) is None for value in (x, *others))
-        return plans.to_gather(gather, x, others, options.sizes(), options.model(), may_exchange)
-
-    plan = _plan(options, cheapest)
+    """The results; and the gathered x, if it is kept for the gradient."""
+    plans_on = partial(plans.of_gather, gather, x, others)
+    plan = plan_under_work(options.algorithm, options.axes, (x, others), plans_on)
     x, others = record_plan_at_lowering("all_gather_einsum", options.axes, (x, others), plan)
-    return _by_plan(options, gather, plan, x, others)
-
-
-def _plan(options: Options, cheapest: Callable[[], Plan]) -> Plan:
-    """The algorithm that a call names; by "auto" the cheapest form, where work hides messages."""
-    if options.algorithm != "auto":
-        return Plan(options.algorithm, why=NAMED)
-    return cheapest() if hides(device_kind()) else Plan(LAX, why=NOTHING_HIDES)
-
-
-def _by_plan(
-    options: Options, gather: Gather, plan: Plan, x: Array, others: list[Array]
-) -> tuple[list[Array], Array | None]:
-    """The results by a plan, and the gathered x if `gather.keeps`."""
-    if plan.then:
-        return [_exchanged(options, gather, plan.then, x, others[0])], None
-    return gathered_products(options, gather, plan, x, others)
-
-
-def _exchanged(options: Options, gather: Gather, plan: Plan, x: Array, other: Array) -> Array:
-    """The product of the form in which x stays, and the rows of the other factor travel.
-
-    `plan` is that of the matmul that runs in place of the gather.
-    """
-    (product,), label = gather.products, gather.label
-    after = exchange.swap_of(gather, product, other)
-    if isinstance(after, Scatter):
-        rows = _exchange_rows(options, other, product.other, label, after.label)
-        return scattered_sum(options, after, plan, [(x, rows)])
-    assert after is not None  # or there was no such plan
-    (y,), _ = _by_plan(options, after, plan, other, [x])
-    return _exchange_rows(options, y, product.out, after.label, label)
-
-
-def _exchange_rows(options: Options, x: Array, labels: str, split: str, joined: str) -> Array:
-    """An all-to-all that gives every rank a part of one dimension, and all of another."""
-    dims = labels.index(split), labels.index(joined)
-    return all_to_all(x, options.axes, *dims, tiled=True)
+    return gathered_products(options, gather, plan, x, others, keeps=keeps)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -148,11 +103,8 @@ def multiply_and_scatter(
         scatter: see `Scatter`.
         pairs: the factors a and b of each product.
     """
-
-    def cheapest() -> Plan:
-        return plans.to_scatter(scatter, pairs, options.sizes(), options.model())
-
-    plan = _plan(options, cheapest)
+    plans_on = partial(plans.of_scatter, scatter, pairs)
+    plan = plan_under_work(options.algorithm, options.axes, pairs, plans_on)
     pairs = record_plan_at_lowering("einsum_reduce_scatter", options.axes, pairs, plan)
     return scattered_sum(options, scatter, plan, pairs)
 

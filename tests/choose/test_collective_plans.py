@@ -9,10 +9,9 @@ from jax.sharding import PartitionSpec as P
 from support import make_mesh
 
 import ringcoll
-from ringcoll.choose import collectives
-from ringcoll.choose.collectives import plan
-from ringcoll.choose.plan import Plan
+from ringcoll.choose.plan import Plan, by_table
 from ringcoll.choose.table import Table, TableRow
+from ringcoll.collectives import by_schedule
 from ringcoll.collectives.sums import ByTree, Coded, Exchanged, Tree
 from ringcoll.costs.wire import Wire
 
@@ -59,7 +58,7 @@ def test_a_plan_and_its_reason(collective, elements, sums, words):
     hosts, sums = (sums, Exchanged()) if isinstance(sums, dict) else ({}, sums)
 
     def pick(what, *message):
-        return plan(TABLE, what, "cpu", 4, *message, "0.12.0", **hosts)
+        return by_table(TABLE, what, "cpu", 4, *message, "0.12.0", **hosts)
 
     assert str(sums.plan(pick, collective, (4,), elements, np.dtype("float32"))) == words
 
@@ -71,9 +70,9 @@ def test_a_call_by_auto_is_decided_once(monkeypatch, collective, leaves):
 
     def counted(*call, **more):
         calls.append(call[1])
-        return plan(*call, **more)
+        return by_table(*call, **more)
 
-    monkeypatch.setattr(collectives, "plan", counted)
+    monkeypatch.setattr(by_schedule, "by_table", counted)
     call = partial(getattr(ringcoll, collective), axis_name="x")
     # Small leaves of an all-reduce share messages, so they share a decision.
     decisions = 1 if collective == "psum" else leaves

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringcoll import algorithms
+from ringcoll.choose.plan import cheapest
 from ringcoll.commands.cost_matmul import GATHER, SUM, Matmul
 from ringcoll.costs import DEVICES, Model
 from ringcoll.costs.under_work import (
@@ -198,7 +199,8 @@ def planned(form, topology, shape):
     m, k, f = map(int, shape.split("x"))
     rows = m * (8 if form == "weight_gather" else 1)
     matmul, cell = Matmul(*CALLS[form], None, (ranks,)), ((rows, k, f), DEVICES[name])
-    return matmul.forms(*cell)[0].seconds, matmul.plan(*cell)
+    forms = matmul.forms(*cell)
+    return forms[0].seconds, cheapest(forms)
 
 
 @cache
@@ -218,8 +220,7 @@ def errors():
         found["built-in"].append(abs(built_in / compiled["plain"] - 1))
         is_plain = abs(compiled["auto"] / compiled["plain"] - 1) < 0.01
         if not is_plain and plan.name != LAX:
-            kind = "rows travel" if plan.then else "hidden"
-            found[kind].append(abs(plan.seconds / compiled["auto"] - 1))
+            found["hidden"].append(abs(plan.seconds / compiled["auto"] - 1))
     return found
 
 
@@ -228,7 +229,6 @@ def errors():
     [
         ("built-in", 32, 0.07, 0.11, 0.22),
         ("hidden", 14, 0.06, 0.14, 0.16),
-        ("rows travel", 4, 0.09, 0.18, 0.18),
     ],
 )
 def test_prices_are_within_the_stated_error_of_compiled_programs(

@@ -12,8 +12,9 @@ from jax import lax
 from matmul_forms import FORMS, SHARDED
 from support import exists
 
-from ringcoll.choose.plan import Late, Plan, Turns, cheapest
-from ringcoll.matmuls import overlapped, plans
+from ringcoll.choose.plan import Late, Plan, Turns
+from ringcoll.collectives import choice
+from ringcoll.matmuls import plans
 from ringcoll.runtime import run as running
 from ringcoll.schedules.registry import build
 from ringcoll.schedules.schedule import Move, Schedule, only_forwards
@@ -48,15 +49,9 @@ TRANSFORMS = {
 HALVES = "bidirectional_ring"
 
 
-def with_rows(forms: Any) -> Plan:
-    """The form in which rows travel, if there is one."""
-    found = [*forms]
-    return cheapest([plan for plan in found if plan.then] or found)
-
-
-def turns_if_possible(_: Any, __: Any, sizes: tuple[int, ...], *___: Any) -> Plan:
+def turns_if_possible(_: Any, __: Any, sizes: tuple[int, ...], *___: Any) -> list[Plan]:
     has_turns = only_forwards(build("all_gather", HALVES, sizes))
-    return Plan(HALVES, form=Turns() if has_turns else None)
+    return [Plan(HALVES, form=Turns() if has_turns else None)]
 
 
 #: Forms that "auto" or the engine choose elsewhere: what to replace by what.
@@ -64,22 +59,18 @@ PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     "usual": {},
     "loops": {(running, "UNROLL_UP_TO"): 0},
     "by turns": {
-        (overlapped, "hides"): lambda kind: True,
-        (plans, "to_scatter"): turns_if_possible,
+        (choice, "hides"): lambda kind: True,
+        (plans, "of_scatter"): turns_if_possible,
     },
     "late products": {  # the last of several, computed from the whole gathered factor
-        (overlapped, "hides"): lambda kind: True,
-        (plans, "to_gather"): lambda gather, *_: Plan(
-            HALVES, form=Late((len(gather.products) - 1,))
-        ),
-        (plans, "to_scatter"): lambda *_, **__: Plan(HALVES),
-    },
-    "rows travel": {
-        (overlapped, "device_kind"): lambda: "TPU v5e",
-        (plans, "cheapest"): with_rows,
+        (choice, "hides"): lambda kind: True,
+        (plans, "of_gather"): lambda gather, *_: [
+            Plan(HALVES, form=Late((len(gather.products) - 1,)))
+        ],
+        (plans, "of_scatter"): lambda *_: [Plan(HALVES)],
     },
 }
-ONLY_AUTO = ("by turns", "late products", "rows travel")
+ONLY_AUTO = ("by turns", "late products")
 
 #: The arguments of every call, and the values of each.
 COMMON: dict[str, list[Any]] = {
@@ -160,8 +151,6 @@ FORBIDDEN: list[Callable[..., Any]] = [
     lambda ranks, algorithm: not runs_on(algorithm, *ranks),
     lambda form, second: "sharded" in form and second,
     lambda path, algorithm: path in ONLY_AUTO and algorithm != "auto",
-    # XLA:CPU cannot compile lax's all_to_all of no elements, which "auto" uses on TPUs only.
-    lambda path, length: path == "rows travel" and not length,
     lambda dtypes, preferred: is_float(preferred) and not all(map(is_float, dtypes)),
     lambda dtypes, preferred: preferred == I32 and dtypes != (I8, I8),
     lambda second, preferred: second and preferred == I32,

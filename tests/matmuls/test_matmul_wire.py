@@ -114,7 +114,7 @@ def test_the_price_knows_the_bytes():
     plain, narrow = (
         {
             plan.name: plan.seconds
-            for plan in plans.gather_forms(
+            for plan in plans.of_gather(
                 Gather("m", "mk", (product,), wire), x, [w], (8,), DEVICES["v6e"]
             )
         }

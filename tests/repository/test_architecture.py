@@ -52,7 +52,7 @@ ROOMS = (
 #: Rooms and modules that know no JAX.
 WITHOUT_JAX = (
     *("io", "web", "ipython", "schedules", "algorithms", "costs", "choose", "draw", "formats"),
-    *(f"matmuls.{name}" for name in ("exchange", "labels", "plans", "work")),
+    *(f"matmuls.{name}" for name in ("labels", "plans")),
 )
 #: All that layers may know: prices, collectives and matmuls, so that none bypasses a gradient; and
 #: types. They know nothing of schedules but their names.
