@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringcoll import algorithms
-from ringcoll.choose.plan import cheapest
+from ringcoll.choose.plan import ERROR, cheapest
 from ringcoll.commands.cost_matmul import GATHER, SUM, Matmul
 from ringcoll.costs import DEVICES, Model
 from ringcoll.costs.under_work import (
@@ -239,5 +239,7 @@ def test_prices_are_within_the_stated_error_of_compiled_programs(
     assert statistics.median(found) < half
     assert found[int(0.9 * len(found))] < nine_of_ten
     assert found[-1] < most
+    every = sorted(share for kind in errors().values() for share in kind)
+    assert round(every[int(0.75 * len(every))], 2) == ERROR
     row = f"| {kind} | {half:.0%} | {nine_of_ten:.0%} | {most:.0%} |".replace("%", " %")
     assert row in (GRID.parents[2] / "docs" / "auto.md").read_text(encoding="utf-8")

@@ -32,7 +32,7 @@ class Mixture:
 
 
 def fastest(mixture: Mixture, device_kind: str | None, of: int = 1) -> Plan:
-    """The cheapest plan on TPUs; elsewhere, and for symbolic sizes, "gather". None is preferred.
+    """The cheapest plan on TPUs; elsewhere, and for symbolic sizes, "gather".
 
     `of` is the number of devices in the mesh.
 
