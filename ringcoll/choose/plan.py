@@ -79,6 +79,8 @@ class Plan:
 SYMBOLIC: Final = "sizes are symbols"
 #: Why a plan is the built-in where `under_work.hides` says no.
 NOTHING_HIDES: Final = "only TPUs hide messages under work"
+#: Why a plan is the built-in where `under_work.hides_early` says so.
+EARLY: Final = "a sparse core gathers weights under the work before, if options say so"
 
 #: The plan where the built-in sum cannot run, and nothing has a price.
 BY_HAND: Final = Plan(

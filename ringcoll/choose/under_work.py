@@ -51,6 +51,14 @@ def hides(device_kind: str | None) -> bool:
     return device_kind in KINDS
 
 
+def hides_early(device_kind: str | None) -> bool:
+    """Whether a built-in collective that no work waits for travels under any other: sparse cores.
+
+    Programs must be compiled with `overlap.OPTIONS["sparse cores"]`, which a trace cannot see.
+    """
+    return hides(device_kind) and machine(device_kind).sparse_cores
+
+
 @lru_cache(maxsize=256)
 def neighbours(sizes: tuple[int, ...]) -> Mapping[str, Schedule]:
     """The gathers on axes of these sizes whose messages go only to neighbours, by name."""

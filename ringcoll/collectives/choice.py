@@ -24,6 +24,8 @@ from ringcoll.runtime.value_types import device_kind
 from ringcoll.schedules.registry import COLLECTIVES, LAX, build, listed_name, unknown
 from ringcoll.schedules.schedule import Schedule
 
+#: Makes plans, with prices, on axes of these sizes on this machine.
+PlansOn = Callable[[tuple[int, ...], Model], Sequence[Plan]]
 #: The algorithm set around a call. User contexts are a part of `jit`'s key, so `jit` compiles once
 #: for each value.
 _around = jax.make_user_context(default_value=None)
@@ -107,7 +109,7 @@ def plan_under_work(
     algorithm: Algorithm,
     axes: Sequence[Hashable],
     arrays: Any,
-    plans_on: Callable[[tuple[int, ...], Model], Sequence[Plan]],
+    plans_on: PlansOn,
     unpriced: str = "",
 ) -> Plan:
     """The algorithm that a call names; by "auto" the cheapest plan, where work hides messages.
@@ -116,8 +118,8 @@ def plan_under_work(
         algorithm: what `algorithm_of` returned.
         axes: the axes of the ranks.
         arrays: a pytree of what the price depends on.
-        plans_on: makes the plans, with prices, on axes of these sizes on this machine.
-        unpriced: why there are no prices; "" if there are.
+        plans_on: makes the plans.
+        unpriced: why the built-in runs without a look at prices; "" if it does not.
     """
     if algorithm != "auto":
         return Plan(algorithm, why=NAMED)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ringcoll.choose.plan import Plan, cheapest
+from ringcoll.choose.plan import EARLY, Plan, cheapest
 from ringcoll.choose.under_work import neighbours
 from ringcoll.commands import arguments
 from ringcoll.commands.overlap_examples import SIZES
@@ -24,6 +24,7 @@ from ringcoll.costs.wire import Wire
 from ringcoll.io.text import aligned, seconds_in_words, wrapped
 from ringcoll.matmuls import plans
 from ringcoll.matmuls.labels import Gather, Product, Scatter
+from ringcoll.schedules.registry import LAX
 
 GATHER, SUM = "all_gather_matmul", "matmul_reduce_scatter"
 NAMES = GATHER, SUM
@@ -120,7 +121,7 @@ def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[FormLine]:
     all_links = replace(bare, built_in=1.0, built_in_sum=1.0, all_reduces=0)
     wire, *_ = matmul.forms(sizes, all_links)
     limit = max(whole.seconds, wire.seconds)
-    chosen = cheapest(priced).name
+    chosen = LAX if matmul.operand and model.sparse_cores else cheapest(priced).name
     rounds: dict[Any, int] = {name: len(s.rounds) for name, s in neighbours(matmul.axes).items()}
     lines = [
         FormLine(
@@ -183,7 +184,8 @@ def run(args: argparse.Namespace, device: Device) -> int:
     for matmul, lines in tables:
         on = f"n = {'x'.join(map(str, matmul.axes))}, {device.name}"
         print(*wrapped([f"{matmul.title(*sizes)}; {on}"]), *_words(lines), "", sep="\n")
-    print(*wrapped([_LEGEND]), sep="\n")
+    early = f". Here {EARLY}" if call[1] and device.model.sparse_cores else ""
+    print(*wrapped([_LEGEND + early]), sep="\n")
     return 0
 
 

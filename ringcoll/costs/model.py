@@ -29,6 +29,7 @@ class Model:
     all_reduces ranks on, the built-in reduce-scatter is an all-reduce; 0 means never. built_in is
     the share of the links' rate that a built-in collective reaches, and built_in_sum that of an
     all-reduce; 1 if nobody measured less. devices: how many share the links of a chip.
+    sparse_cores: whether built-in collectives can run there, beside any work.
 
     For matmuls, delta is seconds per floating-point operation, and start is what a matmul takes
     besides its operations. hbm_seconds: to read a byte of the main memory. vmem_seconds: to read
@@ -53,6 +54,7 @@ class Model:
     built_in: float = 1.0
     built_in_sum: float = 1.0
     devices: int = 1
+    sparse_cores: bool = False
     wire: Curve | None = None
 
     @property

@@ -19,8 +19,10 @@ Gathered parameters are kept for the backward pass, like any intermediate result
 again instead, gather inside the function that is under `jax.checkpoint`, with a policy that does
 not save them (`jax.checkpoint_policies.dots_saveable` saves only products).
 
-For a stack of layers, use an ordinary `lax.scan`. `linear` on shards in it multiplies while the
-kernel arrives; it is the fastest if kernels are sharded by columns (`benchmarks/pages/fsdp.md`).
+For a stack of layers, use an ordinary `lax.scan`. On chips with sparse cores (TPU v5p, v6e, tpu7x),
+compile it with `ringcoll.overlap.OPTIONS["sparse cores"]`. Then built-in gathers travel under the
+layer before, those of `gather` and of `linear`. On others, such as v5e, `linear` is faster than
+`gather`: it multiplies while the kernel arrives (`benchmarks/pages/fsdp.md`).
 
 For gradients inside `shard_map` under `check_vma=False` see `ringcoll.layers.tensor_parallel`. JAX
 refuses forward mode (`jvp`).
@@ -276,6 +278,9 @@ def linear(
     `x: [..., d], kernel: [d, f/n] or [d/n, f], bias: [f] -> [..., f]`. The kernel travels in the
     dtype of x. If the kernel is sharded by columns, results are put side by side; if by rows,
     they are added up. Columns are the better choice.
+
+    On chips with sparse cores, "auto" is the built-in gather, and then the product. If you compile
+    without `overlap.OPTIONS["sparse cores"]`, name an algorithm: "bidirectional_ring".
 
     Options: `ringcoll.GatherOptions`. Steps and bytes: those of `all_gather_matmul` with
     `operand=1`.

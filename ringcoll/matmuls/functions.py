@@ -10,6 +10,8 @@ of `ringcoll.GatherOptions`.
 shapes on the devices of the mesh:
 
 - on TPUs a ring or another schedule whose messages go to neighbours, or "lax";
+- on TPUs with sparse cores "lax" for a w that is gathered: with options that a trace cannot see
+  (`overlap.OPTIONS["sparse cores"]`), it travels under the work before;
 - on GPUs "lax", because permutes are slow there, and their compiler keeps one in flight at a time;
 - on CPU "lax": nothing orders work and messages there.
 
@@ -39,6 +41,7 @@ argument is not an array, dtype or integer, and ValueError if shapes or specs do
 algorithm cannot run.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
@@ -101,6 +104,7 @@ def all_gather_einsum(
     checked, labels = Options.of(axis_name, options), Labels.of(spec)
     if operand not in (0, 1):
         raise ValueError(f"operand={operand!r}; pass 0 to gather x, 1 to gather w")
+    checked = replace(checked, early=operand == 1)
     moving, still = (w, x) if operand else (x, w)
     moving_labels, other = (labels.w, labels.x) if operand else (labels.x, labels.w)
     _check_label(gather, moving_labels, "the factor that is gathered")

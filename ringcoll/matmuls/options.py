@@ -111,6 +111,7 @@ class Options:
     precision: Any = None
     sums: Plain = PLAIN
     saves: bool = False  # whether the gathered factor is kept for the gradient
+    early: bool = False  # whether that factor is a weight, which no work before makes
 
     @staticmethod
     def of(axis_name: AxisName, given: GatherOptions | MatmulOptions) -> "Options":

@@ -23,13 +23,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ringcoll.collectives.choice import plan_under_work
+from ringcoll.choose.plan import EARLY, Plan
+from ringcoll.choose.under_work import hides_early
+from ringcoll.collectives.choice import PlansOn, plan_under_work
 from ringcoll.matmuls import plans
 from ringcoll.matmuls.by_rounds import gathered_products, multiply, scattered_sum
 from ringcoll.matmuls.labels import Gather, Product, Scatter
 from ringcoll.matmuls.options import Options
 from ringcoll.runtime.scopes import record_plan_at_lowering
-from ringcoll.runtime.value_types import explicit_spec
+from ringcoll.runtime.value_types import device_kind, explicit_spec
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -87,9 +89,15 @@ def _planned_gather(
 ) -> tuple[list[Array], Array | None]:
     """The results; and the gathered x, if it is kept for the gradient."""
     plans_on = partial(plans.of_gather, gather, x, others)
-    plan = plan_under_work(options.algorithm, options.axes, (x, others), plans_on)
+    plan = _plan(options, (x, others), plans_on)
     x, others = record_plan_at_lowering("all_gather_einsum", options.axes, (x, others), plan)
     return gathered_products(options, gather, plan, x, others, keeps=keeps)
+
+
+def _plan(options: Options, arrays: Any, plans_on: PlansOn) -> Plan:
+    """How a call runs. A weight is gathered early, and its gradient is not waited for."""
+    why = EARLY if options.early and hides_early(device_kind()) else ""
+    return plan_under_work(options.algorithm, options.axes, arrays, plans_on, why)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -104,7 +112,7 @@ def multiply_and_scatter(
         pairs: the factors a and b of each product.
     """
     plans_on = partial(plans.of_scatter, scatter, pairs)
-    plan = plan_under_work(options.algorithm, options.axes, pairs, plans_on)
+    plan = _plan(options, pairs, plans_on)
     pairs = record_plan_at_lowering("einsum_reduce_scatter", options.axes, pairs, plan)
     return scattered_sum(options, scatter, plan, pairs)
 

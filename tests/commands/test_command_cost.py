@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import ringcoll
 from ringcoll.__main__ import main
 from ringcoll.algorithms import GATHERS, names, ring
+from ringcoll.choose.plan import EARLY
 from ringcoll.commands.arguments import shapes
 from ringcoll.costs import DEVICES, Range, fastest, place_of, predict, price, seconds
 from ringcoll.io.text import seconds_in_words
@@ -282,7 +283,8 @@ def test_the_limit_has_all_links_and_no_codes(capsys):
 
 @pytest.mark.parametrize("call", MATMULS)
 @pytest.mark.parametrize("shape", [(128, 8192, 28672), (2048, 8192, 14336), (8192, 8192, 1024)])
-def test_the_marked_line_is_the_plan_of_the_call(capsys, call, shape):
+@pytest.mark.parametrize(("kind", "chip"), [("TPU v5 lite", "v5e"), ("TPU v6 lite", "v6e")])
+def test_the_marked_line_is_the_plan_of_the_call(capsys, call, shape, kind, chip):
     name, *options = call.split()
     given = dict(zip(options[::2], map(int, options[1::2]), strict=True))
     asked = {flag.removeprefix("--"): value for flag, value in given.items()}
@@ -290,7 +292,7 @@ def test_the_marked_line_is_the_plan_of_the_call(capsys, call, shape):
     sizes = (m, k), (k, f)
     if name == "matmul_reduce_scatter":
         sizes = (m, f), (f, k)
-    device = AbstractDevice("TPU v5 lite", None, "tpu")
+    device = AbstractDevice(kind, None, "tpu")
     mesh = AbstractMesh((8,), ("x",), abstract_device=device, axis_types=(AxisType.Auto,))
     *sharded, _ = MATMULS[call]
     matmul = jax.shard_map(
@@ -302,10 +304,12 @@ def test_the_marked_line_is_the_plan_of_the_call(capsys, call, shape):
         for size, spec in zip(sizes, sharded, strict=True)
     ]
     (_, plan), *_ = ringcoll.explain(matmul)(*operands).plans  # then those of its collectives
-    found = forms(capsys, *call.split(), "--shape", "x".join(map(str, shape)))
+    typed = *call.split(), "--shape", "x".join(map(str, shape)), "--device", chip
+    found, printed = forms(capsys, *typed), cost(capsys, *typed)
     assert [form for form, line in found.items() if line["chosen"]] == [plan.name]
-    assert found[plan.name]["total"] == plan.seconds
-    printed = cost(capsys, *call.split(), "--shape", "x".join(map(str, shape)))
+    assert plan.seconds == found[plan.name]["total"] or plan.why == EARLY
+    is_early = "operand" in asked and chip == "v6e"
+    assert (plan.why == EARLY) == (EARLY in " ".join(printed.split())) == is_early
     assert re.findall(r"^(\S.*?)  .*\*  ", printed, re.M) == [plan.name]
 
 

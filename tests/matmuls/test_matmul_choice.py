@@ -76,8 +76,8 @@ CHOICES = [
 ]
 
 
-def program(kind, call, m, k, f, sizes):
-    """The lowered text of a call on a mesh of a kind of device."""
+def program(kind, call, m, k, f, sizes, made=lambda call: call):
+    """The lowered text of what is made of a call, on a mesh of a kind of device."""
     platform = {"N": "cuda", "c": "cpu"}.get(kind[0], "tpu")
     call, shapes = CALLS[call]
     mesh = AbstractMesh(
@@ -87,7 +87,7 @@ def program(kind, call, m, k, f, sizes):
         axis_types=(AxisType.Auto,) * len(sizes),
     )
     mapped = jax.shard_map(
-        lambda x, w: call(x, w, mesh.axis_names),
+        made(lambda x, w: call(x, w, mesh.axis_names)),
         mesh=mesh,
         in_specs=P(),
         out_specs=P(),
@@ -110,6 +110,21 @@ def program(kind, call, m, k, f, sizes):
 def test_what_auto_is(kind, call, shape, n, algorithm):
     text = program(kind, call, *shape, (n,))
     assert {*re.findall(r"ringcoll\.\w*einsum\w*\((\w+)\)", text)} == {algorithm}
+
+
+def gradients(call):
+    return jax.grad(lambda x, w: call(x, w).astype(jnp.float32).sum(), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"), [(V5E, HALVES), (V5P, "lax"), (V6E, "lax"), (TPU7X, "lax")]
+)
+def test_a_sparse_core_gathers_weights_and_scatters_their_gradients(kind, algorithm):
+    text = program(kind, "columns", 4096, 4096, 14336, (8,), gradients)
+    found = re.findall(r"ringcoll\.(\w*einsum\w*)\((\w+)\)", text)
+    assert {*found} == {
+        (name, algorithm) for name in ("all_gather_einsum", "einsum_reduce_scatter")
+    }
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from hlo_texts import (
 )
 
 from ringcoll import overlap
+from ringcoll.costs import DEVICES
 from ringcoll.overlap import hlo
 from ringcoll.overlap.options import SETS, in_words
 from ringcoll.overlap.picture import LOOKS, as_svg
@@ -190,6 +191,11 @@ def test_sets_that_give_an_option_two_values_say_so():
         family = other.partition(":")[0]
         if not name.startswith(family) and any(two.get(k, v) != v for k, v in one.items()):
             assert family in SETS[name]["clashes"], (name, other)
+
+
+def test_sparse_cores_are_those_that_auto_knows():
+    known = {name for name, model in DEVICES.items() if model.sparse_cores}
+    assert {*SETS["sparse cores"]["chips"]} == known
 
 
 def test_many_rows_are_cut_to_the_most_exposed():

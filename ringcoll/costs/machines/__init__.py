@@ -135,6 +135,7 @@ def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:
         vmem_bytes=rates.get("near_bytes", 0.0),
         all_reduces=int(rates.get("all_reduces_from", 0)),
         devices=int(rates.get("devices_a_chip", 1)),
+        sparse_cores=bool(rates.get("sparse_cores")),
         built_in=share_of_links,
         built_in_sum=rates.get("built_in_sum_share", share_of_links),
         wire=wire,
