@@ -16,15 +16,11 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.compiled.programs import BUILT_IN, COMPILER, TUNED, by_shardings
+from benchmarks.compiled.programs import BUILT_IN, COMPILER, SPARSE, TUNED, by_shardings
 from ringcoll.layers import fsdp
 
-#: `fsdp.linear` with these options: everything is gathered under its product.
-OURS: dict[str, dict[str, Any]] = {
-    "linear": {},
-    "linear/regather": {"residuals": "regather"},
-    "linear/two_ended": {"algorithm": "two_ended"},
-}
+#: `fsdp.linear` by these algorithms.
+OURS = {"linear": "auto", "linear/bidirectional_ring": "bidirectional_ring"}
 
 #: What a layer keeps for the gradient besides its x; the rest is computed again.
 POLICIES = {"nothing": None, "products": jax.checkpoint_policies.dots_saveable}
@@ -73,7 +69,7 @@ def stack(
     Args:
         shape: see `StackShape`.
         kept: one of `POLICIES`.
-        algorithm: one of `programs.BUILT_IN` or `OURS`.
+        algorithm: one of `programs.BUILT_IN` or `OURS`, with or without `programs.SPARSE`.
         mesh: a mesh with one axis.
         dtype: the dtype of everything but the weights, which are float32.
     """
@@ -81,6 +77,7 @@ def stack(
     shapes = {
         name: jax.ShapeDtypeStruct(of, jnp.float32) for name, of in sizes.parameters().items()
     }
+    algorithm = algorithm.removesuffix(SPARSE)
     dim = -1 if algorithm in OURS else None
     specs = fsdp.specs(shapes, axis, mesh=mesh, leading=1, dim=dim)
 
@@ -96,14 +93,14 @@ def stack(
     if algorithm in BUILT_IN:
         function = partial(_scanned, jnp.matmul, partial(_gathered, axis, specs), policy)
     else:
-        linear = partial(_linear, axis, **OURS[algorithm])
+        linear = partial(_linear, axis, algorithm=OURS[algorithm])
         function = partial(_scanned, linear, lambda shards: shards, policy)
     mapped = jax.shard_map(function, mesh=mesh, in_specs=(P(axis), specs), out_specs=P(axis))
     return mapped, (x, weights)
 
 
-def _linear(axis: str, x: Array, kernel: Any, **options: Any) -> Array:
-    return fsdp.linear({"kernel": kernel}, x, axis, **options)
+def _linear(axis: str, x: Array, kernel: Any, algorithm: str) -> Array:
+    return fsdp.linear({"kernel": kernel}, x, axis, algorithm=algorithm)
 
 
 def _scanned(

@@ -11,6 +11,7 @@ from ringcoll.io.files import write
 from ringcoll.io.text import wrapped
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.lines import Line
+from ringcoll.overlap.options import SETS
 from ringcoll.overlap.picture import TimelineView, as_page, as_svg, as_trace
 from ringcoll.overlap.rows import NO_LINE, LineRows, LineWork, Row, by_line, table_lines
 from ringcoll.overlap.timeline import Segment
@@ -27,6 +28,10 @@ _FORMS = {
     "reduce-scatter": "if it adds up a matmul: `matmul_reduce_scatter`",
     "all-reduce": "if it adds up a matmul: `matmul_all_reduce`",
 }
+
+
+#: The set of options by which collectives hide under any work, where a chip can.
+_OFFLOAD = "sparse cores"
 
 
 @dataclass(frozen=True)
@@ -141,8 +146,17 @@ class Report:
         # ringcoll's matmuls have compared the forms already. A product hides one gather.
         ours = any(re.search(r"ringcoll\.\w*einsum", row.op_name) for row in first.rows)
         crossed = kind == "all-gather" and any(row.crossed for row in line.rows)
-        hidden = f"; {form}" if form and not (ours or crossed) else ""
-        return f"to change first: {first.at or first.kind}{hidden}"
+        cures = [form] if form and not (ours or crossed) else []
+        if kind in _FORMS and self._may_offload:
+            cures.insert(0, f'compile with overlap.OPTIONS["{_OFFLOAD}"]')
+        return "; ".join([f"to change first: {first.at or first.kind}", *cures])
+
+    @property
+    def _may_offload(self) -> bool:
+        """Whether sparse cores could take collectives, and nothing says that they do."""
+        chips, there = SETS[_OFFLOAD]["chips"], SETS[_OFFLOAD]["default"]
+        is_named = any(_OFFLOAD in note for note in self.notes)
+        return self.chip is not None and self.chip.name in {*chips} - {*there} and not is_named
 
     def details(self) -> str:
         """The text of the report, with MB, hops and GFLOP of each line."""

@@ -198,6 +198,23 @@ def test_sparse_cores_are_those_that_auto_knows():
     assert {*SETS["sparse cores"]["chips"]} == known
 
 
+@pytest.mark.parametrize(
+    ("chip", "notes", "lines", "named"),
+    [
+        ("v6e", (), [blocking("all-gather")], True),
+        ("v5p", ("compiled with vmem 96 MiB",), [at(blocking("all-reduce"), "psum")], True),
+        ("v6e", ("compiled with sparse cores: all-gather",), [blocking("all-gather")], False),
+        ("v5e", (), [blocking("all-gather")], False),  # which has none
+        ("tpu7x", (), [blocking("all-gather")], False),  # by default
+        ("v6e", (), [start("s"), done("d", "s")], False),  # a permute stays on the core
+    ],
+)
+def test_advice_names_sparse_cores_where_they_may_help(chip, notes, lines, named):
+    report = replace(overlap.report(program(*lines), chip=overlap.CHIPS[chip]), notes=notes)
+    assert report.advice
+    assert ('; compile with overlap.OPTIONS["sparse cores"]' in report.advice) == named
+
+
 def test_many_rows_are_cut_to_the_most_exposed():
     each = at(blocking("all-reduce"), "f")
     lines = [each.replace(".1", f".{i}").replace("=9", f"={i}") for i in range(40)]
