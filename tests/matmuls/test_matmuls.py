@@ -55,6 +55,17 @@ def test_matmul_reduce_scatter():
     np.testing.assert_array_equal(y, (x @ w).sum(0).reshape(4, 2, 2))
 
 
+def test_few_rows_travel_in_place_of_a_weight():
+    """The recipe of docs/matmuls.md."""
+
+    def few_rows(x, w):
+        columns = ringcoll.all_to_all(x, "x", 1, 0, tiled=True)
+        return ringcoll.matmul_reduce_scatter(columns, w, "x", algorithm="ring")
+
+    x, w = np.arange(96.0).reshape(4, 3, 8), np.arange(32.0).reshape(4, 2, 4)
+    np.testing.assert_array_equal(per_rank(make_mesh(4), few_rows, x, w), x @ w.reshape(8, 4))
+
+
 def test_matmul_all_reduce():
     x, w = np.arange(96.0).reshape(4, 8, 3), np.arange(24.0).reshape(4, 3, 2)
     call = partial(ringcoll.matmul_all_reduce, axis_name="x", algorithm="ring")
