@@ -22,7 +22,6 @@ from benchmarks.compiled import (
     compiling,
     context,
     experts,
-    fsdp,
     grid,
     layers,
     meshes,
@@ -42,7 +41,6 @@ TOLERANCE = {"time": 0.02, "exposed_points": 1.0, "temporaries": 0.02}
 COMPILED: Mapping[str, compiling.Make] = {
     "overlap": grid.program,
     "layers": layers.program_of,
-    "fsdp": fsdp.program_of,
     "collectives": collectives.program_of,
     "context": context.program_of,
     "experts": experts.program_of,

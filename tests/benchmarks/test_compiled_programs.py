@@ -14,10 +14,8 @@ from benchmarks.compiled import context, experts
 from benchmarks.compiled.block import SUMMED, block
 from benchmarks.compiled.block_halves import half
 from benchmarks.compiled.programs import COMPILER, PLAIN, with_gradient
-from benchmarks.compiled.stack import OURS, POLICIES, stack
 from benchmarks.compiled.switch_forms import FORMS, SWITCH_FORMS
 
-STACK = "3x8x64x96"
 FLOAT32 = jnp.float32
 #: Sums of float32 in a different order differ by about 1e-6 of the largest element.
 TOLERANCE = 1e-4
@@ -31,11 +29,6 @@ def of_half(name, algorithm):
 def of_block(algorithm):
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
     function, operands = block("1x16x16x4x4x32", algorithm, mesh, FLOAT32)
-    return with_gradient(function), operands
-
-
-def of_stack(kept, algorithm):
-    function, operands = stack(STACK, kept, algorithm, make_mesh(4), FLOAT32)
     return with_gradient(function), operands
 
 
@@ -53,7 +46,6 @@ PROGRAMS = {
     "attention": (partial(of_half, "attention"), (COMPILER, "auto", "ring")),
     "block": (of_block, (COMPILER, "ring", *SUMMED)),
     "experts": (of_experts, experts.ALGORITHMS),
-    **{f"stack, {kept} kept": (partial(of_stack, kept), (COMPILER, *OURS)) for kept in POLICIES},
     **{f"context, {name}": (partial(of_context, name), context.ALGORITHMS)
        for name in ("zigzag", "contiguous")},
 }  # fmt: skip
@@ -89,21 +81,6 @@ def test_all_programs_compute_the_same_results_and_gradients(name):
         for expected, actual in zip(plain, ours, strict=True):
             largest = np.abs(expected).max()
             assert np.abs(np.asarray(actual) - expected).max() < TOLERANCE * largest, algorithm
-
-
-@pytest.mark.parametrize("kept", POLICIES)
-def test_plain_is_right(kept):
-    """The other programs are compared with plain. It is compared with a loop in float64."""
-    function, (x, weights) = stack(STACK, kept, PLAIN, make_mesh(4), FLOAT32)
-    rng = np.random.default_rng(1)
-    values = {
-        name: rng.standard_normal(of.shape) / of.shape[-2] ** 0.5 for name, of in weights.items()
-    }
-    y = start = rng.standard_normal(x.shape)
-    for gate, up, down in zip(*(values[name] for name in ("gate", "up", "down")), strict=True):
-        y = y + (y @ gate / (1 + np.exp(-y @ gate)) * (y @ up)) @ down
-    mine = function(FLOAT32(start), {name: FLOAT32(of) for name, of in values.items()})
-    np.testing.assert_allclose(mine, y, rtol=0, atol=TOLERANCE * np.abs(y).max())
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
