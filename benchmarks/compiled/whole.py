@@ -22,7 +22,6 @@ from benchmarks.compiled.whole_steps import (
     ALL_TO_ALLS,
     DATA,
     FSDP,
-    GATHERED,
     OURS,
     PIECES,
     TP,
@@ -39,7 +38,7 @@ from ringcoll.overlap.options import SETS
 PAGE = Path(__file__).parents[1] / "pages" / "whole.md"
 FIGURES = PAGE.with_suffix(".json")
 TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
-FORMS = (PLAIN, PIECES, ALL_TO_ALLS, COMPILER, OURS, GATHERED)
+FORMS = (PLAIN, PIECES, ALL_TO_ALLS, COMPILER, OURS)
 NONE, SPARSE = "none", "sparse cores"
 TRIED = (NONE, SPARSE, "collective matmuls")
 #: A step is lost if ours takes this share longer than the quickest form of the compiler.
@@ -129,10 +128,8 @@ def compiled(which: Which, cache: str | None) -> dict[str, Any]:
 
 
 def judged(step: str, topology: str) -> Which:
-    """Ours as we recommend it: with the set "sparse cores", and there FSDP's weights by `lax`."""
-    sparse = topology.partition(":")[0] in SETS[SPARSE]["chips"]
-    form = GATHERED if sparse and GATHERED in STEPS[step].forms else OURS
-    with_set = Which(step, topology, form, SPARSE)
+    """Ours as we recommend it: with the set "sparse cores", where it is not there by default."""
+    with_set = Which(step, topology, OURS, SPARSE)
     return with_set if is_program(with_set) else with_set._replace(set=NONE)
 
 

@@ -24,8 +24,8 @@ from ringcoll.layers import tensor_parallel as tp
 from ringcoll.schedules.registry import LAX
 
 PIECES, ALL_TO_ALLS = "plain in 4 pieces", "plain all-to-alls"
-#: Ours by "auto"; the same, but FSDP's weights by the built-in gather; ours by an algorithm.
-OURS, GATHERED, BY = "ours", "ours with gathers of lax", "ours by "
+#: Ours by "auto"; ours by the algorithm that follows.
+OURS, BY = "ours", "ours by "
 BLOCK, CONTEXT, EXPERTS = "block", "context", "experts"
 DATA, FSDP, TP = "data", "fsdp", "tp"
 LAYERS, HEAD, GROUPS, TOP_K = 4, 128, 8, 8
@@ -57,11 +57,10 @@ class Step:
         """The forms that are different programs."""
         if self.layer == EXPERTS:
             return PLAIN, OURS
-        ours = (OURS, GATHERED) if FSDP in self.axes else (OURS,)
         if self.layer == CONTEXT:
-            return PLAIN, ALL_TO_ALLS, *ours
+            return PLAIN, ALL_TO_ALLS, OURS
         pieces = (PIECES,) if TP in self.axes and self.layer != BLOCK else ()
-        return PLAIN, *pieces, COMPILER, *ours
+        return PLAIN, *pieces, COMPILER, OURS
 
     def parameters(self) -> dict[str, Any]:
         """The shapes of the weights of a layer."""
@@ -128,7 +127,7 @@ def _place(mesh: Mesh, specs: Any, weights: Any) -> Any:
 
 def _moves(form: str, model: tuple[str, ...], specs: Any) -> tuple[Callable, Callable, Callable]:
     """What gathers weights, what multiplies by columns and what by rows, inside `shard_map`."""
-    ours, of_weights = form.startswith(OURS), LAX if form == GATHERED else _algorithm(form)
+    ours, algorithm = form.startswith(OURS), _algorithm(form)
     if ours and not model:
 
         def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
@@ -140,12 +139,12 @@ def _moves(form: str, model: tuple[str, ...], specs: Any) -> tuple[Callable, Cal
             flat = x.reshape(*x.shape[:2], -1)
             return linear(kernel.reshape(flat.shape[-1], -1), flat)
 
-        linear = partial(fsdp.linear, axis_name=FSDP, algorithm=of_weights)
+        linear = partial(fsdp.linear, axis_name=FSDP, algorithm=algorithm)
         return _same, columns, rows
     if ours:
-        how = {"specs": specs, "axis_name": FSDP, "algorithm": of_weights}
+        how = {"specs": specs, "axis_name": FSDP, "algorithm": algorithm}
         gather = partial(fsdp.gather, **how) if specs else _same
-        return gather, *block.by_ours(model, {"algorithm": _algorithm(form)})
+        return gather, *block.by_ours(model, {"algorithm": algorithm})
     gather = partial(jax.tree.map, _gathered, specs) if specs else _same
     if model:
         return gather, partial(block.gather_matmul, model), partial(block.matmul_scatter, model)
