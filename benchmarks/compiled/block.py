@@ -182,14 +182,18 @@ def by_ours(
     axes: tuple[str, ...], options: dict[str, Any]
 ) -> tuple[Callable[..., list[Array]], Linear]:
     """The same two functions of ringcoll."""
+    multiply = partial(ringcoll.all_gather_matmul, axis_name=axes, **options)
+    rows = lambda x, kernel: tp.row_linear(kernel, x, axes, **options)  # noqa: E731
+    return partial(by_matrices, multiply), rows
 
-    def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
-        matrices = [kernel.reshape(kernel.shape[0], -1) for kernel in kernels]
-        products = ringcoll.all_gather_matmul(x, matrices, axes, **options)
-        shapes = [kernel.shape[1:] for kernel in kernels]
-        return [y.reshape(*y.shape[:-1], *of) for y, of in zip(products, shapes, strict=True)]
 
-    return columns, lambda x, kernel: tp.row_linear(kernel, x, axes, **options)
+def by_matrices(
+    multiply: Callable[..., list[Array]], x: Array, kernels: Sequence[Array]
+) -> list[Array]:
+    """Kernels `[d, *f]` as matrices, and their products as `[..., *f]`."""
+    products = multiply(x, [kernel.reshape(kernel.shape[0], -1) for kernel in kernels])
+    shapes = [(-1, *kernel.shape[2:]) for kernel in kernels]
+    return [y.reshape(*y.shape[:-1], *of) for y, of in zip(products, shapes, strict=True)]
 
 
 def by_constraints(

@@ -129,18 +129,16 @@ def _moves(form: str, model: tuple[str, ...], specs: Any) -> tuple[Callable, Cal
     """What gathers weights, what multiplies by columns and what by rows, inside `shard_map`."""
     ours, algorithm = form.startswith(OURS), _algorithm(form)
     if ours and not model:
+        linear = partial(fsdp.linear, axis_name=FSDP, algorithm=algorithm)
 
-        def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
-            products = [linear(kernel.reshape(x.shape[-1], -1), x) for kernel in kernels]
-            shapes = [(*x.shape[:-1], -1, *kernel.shape[2:]) for kernel in kernels]
-            return [y.reshape(of) for y, of in zip(products, shapes, strict=True)]
+        def multiply(x: Array, kernels: Sequence[Array]) -> list[Array]:
+            return [linear(kernel, x) for kernel in kernels]
 
         def rows(x: Array, kernel: Array) -> Array:
             flat = x.reshape(*x.shape[:2], -1)
             return linear(kernel.reshape(flat.shape[-1], -1), flat)
 
-        linear = partial(fsdp.linear, axis_name=FSDP, algorithm=algorithm)
-        return _same, columns, rows
+        return _same, partial(block.by_matrices, multiply), rows
     if ours:
         how = {"specs": specs, "axis_name": FSDP, "algorithm": algorithm}
         gather = partial(fsdp.gather, **how) if specs else _same

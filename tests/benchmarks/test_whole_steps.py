@@ -96,9 +96,9 @@ def test_a_program_or_a_refusal_is_recorded(tmp_path, monkeypatch, capsys):
     _, row = found("plain", 3.0)
     figures = iter([row])
     monkeypatch.setattr(whole, "compiled", lambda *of: next(figures))
-    flags = "whole --only tp8-mlp8192 --topology v5p:2x2x2 --set none --write".split()
-    assert main([*flags, "--form", "plain"]) == 0
-    assert main([*flags, "--form", "compiler"]) == 1
+    flags = ["whole", "--only", "tp8-mlp8192", "--topology", "v5p:2x2x2", "--set", "none"]
+    assert main([*flags, "--form", "plain", "--write"]) == 0
+    assert main([*flags, "--form", "compiler", "--write"]) == 1
     assert "failed tp8-mlp8192 v5p:2x2x2 compiler none: StopIteration" in capsys.readouterr().out
     assert "3, 10.0%" in (page := whole.PAGE.read_text("utf-8"))
     assert "- refused: tp8-mlp8192 v5p:2x2x2 compiler none: " in page
