@@ -25,6 +25,7 @@ from benchmarks.compiled import (
     overlap,
     recipes,
     steps,
+    whole,
 )
 from benchmarks.hosts import cluster, failures, wire
 from benchmarks.machines import fit, measured
@@ -47,6 +48,7 @@ COMMANDS = {
     "recipes": recipes,
     "meshes": meshes,
     "steps": steps,
+    "whole": whole,
     "claims": check_claims,
     "machines": fit,
     "measured": measured,

@@ -91,10 +91,10 @@ def block(shape: str, algorithm: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> 
     x = operand((sizes.batch * mesh.shape.get(DATA, 1), sizes.sequence, sizes.width), x_spec)
     algorithm = algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
-        function = partial(_by_parts, *by_constraints(mesh, batch, axes))
+        function = partial(by_parts, *by_constraints(mesh, batch, axes))
         return by_shardings(function, (x, weights)), (x, weights)
     if algorithm in BUILT_IN:
-        function = partial(_by_parts, partial(gather_matmul, axes), partial(matmul_scatter, axes))
+        function = partial(by_parts, partial(gather_matmul, axes), partial(matmul_scatter, axes))
     else:
         name, _, summing = algorithm.removesuffix(BESIDE).partition("+")
         ours = _ours_beside if algorithm.endswith(BESIDE) else _ours
@@ -127,31 +127,25 @@ def _ours_beside(
     early["attention"] = {n: of for n, of in weights["attention"].items() if n != "out"}
     copied = partial(tp.copied_beside, axis_name=DATA, algorithm=summing)
 
-    def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
-        matrices = [kernel.reshape(kernel.shape[0], -1) for kernel in kernels]
-        products = ringcoll.all_gather_matmul(x, matrices, axes, **options)
-        shapes = [kernel.shape[1:] for kernel in kernels]
-        return [y.reshape(*y.shape[:-1], *of) for y, of in zip(products, shapes, strict=True)]
-
     def mix(heads: tuple[Array, ...], weights: Any) -> tuple[Array, Any]:
-        mixed, used = copied(_attend, heads, late)
+        mixed, used = copied(attend, heads, late)
         return mixed, {**weights, "attention": {"out": used["out"]}, "mlp": used["mlp"]}
 
-    return _by_parts(
-        *(columns, lambda x, kernel: tp.row_linear(kernel, x, axes, **options)),
+    return by_parts(
+        *by_ours(axes, options),
         *(x, tp.copied(early, DATA, algorithm=summing)),
         norm=partial(tp.rms_norm, axis_name=axes),
         mix=mix,
     )
 
 
-def _by_parts(
+def by_parts(
     columns: Callable[[Array, Sequence[Array]], list[Array]],
     rows: Linear,
     x: Array,
     weights: Any,
     norm: Callable[..., Array] = tp.rms_norm,
-    mix: Callable[..., tuple[Array, Any]] = lambda heads, weights: (_attend(*heads), weights),
+    mix: Callable[..., tuple[Array, Any]] = lambda heads, weights: (attend(*heads), weights),
 ) -> Array:
     """The block by two functions, one for linear layers by columns, one for those by rows.
 
@@ -169,19 +163,37 @@ def _by_parts(
     return x + rows(jax.nn.silu(gate) * up, of["down"])
 
 
-def _attend(query: Array, key: Array, value: Array) -> Array:
+def attend(query: Array, key: Array, value: Array) -> Array:
     return jax.nn.dot_product_attention(query, key, value, is_causal=True)
 
 
 def gather_matmul(axes: tuple[str, ...], x: Array, kernels: Sequence[Array]) -> list[Array]:
     """Gather x once, by `lax`, and multiply it by each kernel."""
     rows = lax.all_gather(x, axes, axis=1, tiled=True)
-    return [_product(rows, kernel) for kernel in kernels]
+    return [product(rows, kernel) for kernel in kernels]
 
 
 def matmul_scatter(axes: tuple[str, ...], x: Array, kernel: Array) -> Array:
     """Multiply, and reduce-scatter the product by `lax`."""
-    return lax.psum_scatter(_product(x, kernel), axes, scatter_dimension=1, tiled=True)
+    return lax.psum_scatter(product(x, kernel), axes, scatter_dimension=1, tiled=True)
+
+
+def by_ours(
+    axes: tuple[str, ...], options: dict[str, Any]
+) -> tuple[Callable[..., list[Array]], Linear]:
+    """The same two functions of ringcoll."""
+    multiply = partial(ringcoll.all_gather_matmul, axis_name=axes, **options)
+    rows = lambda x, kernel: tp.row_linear(kernel, x, axes, **options)  # noqa: E731
+    return partial(by_matrices, multiply), rows
+
+
+def by_matrices(
+    multiply: Callable[..., list[Array]], x: Array, kernels: Sequence[Array]
+) -> list[Array]:
+    """Kernels `[d, *f]` as matrices, and their products as `[..., *f]`."""
+    products = multiply(x, [kernel.reshape(kernel.shape[0], -1) for kernel in kernels])
+    shapes = [(-1, *kernel.shape[2:]) for kernel in kernels]
+    return [y.reshape(*y.shape[:-1], *of) for y, of in zip(products, shapes, strict=True)]
 
 
 def by_constraints(
@@ -193,14 +205,14 @@ def by_constraints(
         return lax.with_sharding_constraint(x, NamedSharding(mesh, P(batch, *spec)))
 
     def columns(x: Array, kernels: Sequence[Array]) -> list[Array]:
-        return [put(_product(x, kernel), None, axes) for kernel in kernels]
+        return [put(product(x, kernel), None, axes) for kernel in kernels]
 
     def rows(x: Array, kernel: Array) -> Array:
-        return put(_product(put(x, None, axes), kernel), axes)
+        return put(product(put(x, None, axes), kernel), axes)
 
     return columns, rows
 
 
-def _product(x: Array, kernel: Array) -> Array:
+def product(x: Array, kernel: Array) -> Array:
     """x: [b, s, *k], kernel: [*k, f] -> [b, s, f]; a kernel [d, h, k] gives [b, s, h, k]."""
     return jnp.tensordot(x, kernel, x.ndim - 2)

@@ -40,7 +40,7 @@ def half(
         dtype: the dtype of x and weights.
     """
     m, k, f = map(int, shape.split("x"))
-    shapes = _shapes(name, k, f)
+    shapes = shapes_of(name, k, f)
 
     def operand(of: tuple[int, ...], spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(of, dtype, sharding=NamedSharding(mesh, spec))
@@ -52,18 +52,18 @@ def half(
     x = operand((1, m, k), x_spec)
     algorithm = algorithm.removesuffix(TUNED)
     if algorithm == COMPILER:
-        function = partial(_by_parts, name, *by_constraints(mesh, None, ("x",)))
+        function = partial(by_parts, name, *by_constraints(mesh, None, ("x",)))
         return by_shardings(function, (x, weights)), (x, weights)
     if algorithm in BUILT_IN:
         moves = partial(gather_matmul, ("x",)), partial(matmul_scatter, ("x",))
-        function = partial(_by_parts, name, *moves)
+        function = partial(by_parts, name, *moves)
     else:
         function = partial(_ours, name, options_of(algorithm))
     mapped = jax.shard_map(function, mesh=mesh, in_specs=(x_spec, specs), out_specs=x_spec)
     return mapped, (x, weights)
 
 
-def _shapes(name: str, k: int, f: int) -> dict[str, tuple[int, ...]]:
+def shapes_of(name: str, k: int, f: int) -> dict[str, tuple[int, ...]]:
     if name == MLP:
         return {"gate": (k, f), "up": (k, f), "down": (f, k)}
     heads, key = f // HEAD, (k, GROUPS, HEAD)
@@ -76,7 +76,7 @@ def _ours(name: str, options: dict[str, Any], x: Array, weights: dict[str, Array
     return tp.attention(weights, x, "x", rotary_base=None, attend=_added, **options)
 
 
-def _by_parts(
+def by_parts(
     name: str, columns: Columns, rows: Linear, x: Array, weights: dict[str, Array]
 ) -> Array:
     if name == MLP:

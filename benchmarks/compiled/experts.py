@@ -66,9 +66,10 @@ def program(
     """The layer over a mesh of one axis, and the operands x, router, gate, up and down."""
     tokens, d, f, total, top_k = map(int, shape.split("x"))
     n = mesh.size
-    layer = partial(_all_to_alls, top_k=top_k)
+    layer = partial(all_to_alls, axis_name="x", top_k=top_k)
     if algorithm != PLAIN:
-        layer = partial(_ours, top_k=top_k, algorithm=algorithm, max_send=tokens * top_k // n)
+        most = tokens * top_k // n
+        layer = partial(ours, axis_name="x", top_k=top_k, algorithm=algorithm, max_send=most)
     specs = P("x"), P(), P("x"), P("x"), P("x")
     shapes = (n * tokens, d), (d, total), (total, d, f), (total, d, f), (total, f, d)
     operands = tuple(
@@ -79,9 +80,10 @@ def program(
     return (with_gradient(function, lambda y: y) if direction == "both" else function), operands
 
 
-def _ours(x: Array, router: Array, gate: Array, up: Array, down: Array, **options: Any) -> Array:
+def ours(x: Array, router: Array, gate: Array, up: Array, down: Array, **options: Any) -> Array:
+    """The layer of ringcoll."""
     experts = {"gate": gate, "up": up, "down": down}
-    return expert_parallel.moe(x, router, experts, "x", kernel=_even_blocks, **options).output
+    return expert_parallel.moe(x, router, experts, kernel=_even_blocks, **options).output
 
 
 def _even_blocks(rows: Array, weights: Array, sizes: Array) -> Array:
@@ -90,12 +92,12 @@ def _even_blocks(rows: Array, weights: Array, sizes: Array) -> Array:
     return _products(blocks, weights).reshape(len(rows), -1)
 
 
-def _all_to_alls(
-    x: Array, router: Array, gate: Array, up: Array, down: Array, *, top_k: int
+def all_to_alls(
+    x: Array, router: Array, gate: Array, up: Array, down: Array, *, axis_name: str, top_k: int
 ) -> Array:
     """The layer with built-in all-to-alls of blocks, before and after the experts."""
-    exchange = partial(lax.all_to_all, axis_name="x", tiled=True)
-    routing = route(x, router, "x", top_k, normalize=True)
+    exchange = partial(lax.all_to_all, axis_name=axis_name, tiled=True)
+    routing = route(x, router, axis_name, top_k, normalize=True)
     order, back = orders(routing.ids)
     rows = spread(x, order, back, jnp.ones(routing.ids.shape, bool))
     rows = rows.reshape(router.shape[1], -1, x.shape[1])
