@@ -7,6 +7,7 @@ python tests/tpu_programs.py exhaustive  those of README's headline, and of laye
 import json
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,8 +20,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from benchmarks.compiled import check_claims, compiling, pages, recorded_claims
-from benchmarks.compiled.stack import stack
+from benchmarks.compiled import check_claims, compiling, pages, recorded_claims, whole_steps
+from benchmarks.compiled.whole import STEPS
 from ringcoll import overlap
 from ringcoll.commands.overlap import mesh_on
 from ringcoll.layers import tensor_parallel
@@ -162,10 +163,10 @@ def gated_mlp(algorithm):
     return with_gradients(jax.shard_map(call, mesh=mesh, **sharded)), operands
 
 
-def stacked(algorithm, kept):
-    """The benchmark's layers, fully sharded: 4096 tokens a chip."""
-    call, operands = stack("4x4096x2048x8192", kept, algorithm, mesh)
-    return with_gradients(call), operands
+def whole_step(form):
+    """A step of the benchmark, fully sharded: 4096 tokens a chip."""
+    step = replace(STEPS["fsdp8-mlp4096"], tokens=(8, 4096), width=2048, hidden=8192)
+    return whole_steps.program(step, form, mesh_on(TOPOLOGY, {"fsdp": 8}))
 
 
 def headline():
@@ -225,7 +226,7 @@ def small():
 
 
 def exhaustive():
-    """Our matmuls, layers and stacks compared with the built-in forms; a static profile."""
+    """Our matmuls, layers and steps compared with the built-in forms; a static profile."""
     reports = {"layers": reported(layers, ((32768, 4096), (4096, 4096)), ROWS)}
     of_headline, reports["headline"] = headline()
     for algorithm, as_claimed in (("auto", "auto"), ("lax", "plain")):
@@ -246,8 +247,8 @@ def exhaustive():
             ),
         }
         reports[f"gated_mlp {algorithm}"] = judged(*gated_mlp(algorithm))
-    for algorithm, kept in (("plain", "products"), ("linear", "nothing")):
-        reports[f"stack {algorithm}"] = judged(*stacked(algorithm, kept))
+    for form in ("plain", "ours"):
+        reports[f"step {form}"] = judged(*whole_step(form))
     for name, types in AXIS_TYPES.items():
         axes = ringcoll.mesh(TOPOLOGY, x=8, y=1, axis_types=types)
         f, operands = jitted(plain, ((512, 512), (512, 512)), COLUMNS, axes)

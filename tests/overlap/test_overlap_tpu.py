@@ -80,7 +80,7 @@ def test_claims_of_the_headline_hold(models):
         ("gathers both auto", "gathers both lax", 0.02),
         ("scatters both auto", "scatters both lax", 0.02),
         ("gated_mlp auto", "gated_mlp lax", 0.05),
-        ("stack linear", "stack plain", 0.05),
+        ("step ours", "step plain", 0.05),
     ],
 )
 def test_ours_hide_their_messages_and_the_built_in_forms_do_not(models, ours, plain, share):
@@ -90,11 +90,12 @@ def test_ours_hide_their_messages_and_the_built_in_forms_do_not(models, ours, pl
 
 
 @pytest.mark.exhaustive
-def test_stacks_of_layers_send_permutes_or_built_in_collectives(models):
-    linear, plain = models["stack linear"]["rows"], models["stack plain"]["rows"]
-    assert {row["kind"] for row in linear} == {"collective-permute"}
+def test_layers_of_a_step_send_permutes_or_built_in_collectives(models):
+    ours, plain = (models[f"step {form}"]["rows"] for form in ("ours", "plain"))
+    assert {row["kind"] for row in ours} == {"collective-permute", "all-reduce"}  # of the loss
     blocking = {(row["kind"], row["count"]) for row in plain if not row["asynchronous"]}
-    assert blocking == {("all-gather", 4), ("reduce-scatter", 4)}, models["stack plain"]["text"]
+    expected = {("all-gather", 4), ("reduce-scatter", 4), ("all-reduce", 1)}
+    assert blocking == expected, models["step plain"]["text"]
 
 
 def test_a_loop_counts_its_turns(programs):
