@@ -22,7 +22,7 @@ not save them (`jax.checkpoint_policies.dots_saveable` saves only products).
 For a stack of layers, use an ordinary `lax.scan`. On chips with sparse cores (TPU v5p, v6e, tpu7x),
 compile it with `ringcoll.overlap.OPTIONS["sparse cores"]`. Then built-in gathers travel under the
 layer before, those of `gather` and of `linear`. On others, such as v5e, `linear` is faster than
-`gather`: it multiplies while the kernel arrives (`benchmarks/pages/fsdp.md`).
+`gather`: it multiplies while the kernel arrives (`benchmarks/pages/whole.md`).
 
 For gradients inside `shard_map` under `check_vma=False` see `ringcoll.layers.tensor_parallel`. JAX
 refuses forward mode (`jvp`).
