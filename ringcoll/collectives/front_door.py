@@ -136,6 +136,9 @@ def is_for_lax(collective: Collective, leaf: Any) -> bool:
         return True
     if collective.folds_constants and not isinstance(leaf, jax.core.Tracer):
         return True
+    # lax cannot lower most of these. Made tiled, they would be lowered, and may end the process.
+    if not collective.tiled and not isinstance(jax.typeof(leaf).size, int):
+        return True
     mat = getattr(jax.typeof(leaf), "mat", None)
     if mat is not None and (mat.unreduced or mat.reduced):  # only lax handles these types
         return True

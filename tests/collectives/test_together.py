@@ -163,10 +163,16 @@ def test_a_dimension_may_be_an_array_that_is_known():
 @pytest.mark.parametrize("algorithm", ["auto", "ring"])
 def test_a_symbolic_shape_is_left_to_lax(algorithm):
     mesh = make_mesh(4)
-    total = lambda x: lax.psum(x, "x", algorithm=algorithm)  # noqa: E731
-    mapped = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=P("x"), out_specs=P()))
+
+    def mapped(f):
+        call = lambda x: f(x, "x", algorithm=algorithm)  # noqa: E731
+        return jax.jit(jax.shard_map(call, mesh=mesh, in_specs=P("x"), out_specs=P("x")))
+
     (rows,) = export.symbolic_shape("rows")
     sharding = NamedSharding(mesh, P("x"))
     operand = jax.ShapeDtypeStruct((4 * rows, 3), np.float32, sharding=sharding)
     x = jax.device_put(data((8, 3)), sharding)
-    assert_same(jax.jit(export.export(mapped)(operand).call)(x), mapped(x))
+    total = mapped(lax.psum)
+    assert_same(jax.jit(export.export(total)(operand).call)(x), total(x))
+    with pytest.raises(ValueError, match="Cannot lower"):
+        export.export(mapped(lax.all_gather))(operand)
