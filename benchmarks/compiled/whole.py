@@ -136,14 +136,7 @@ def judged(step: str, topology: str) -> Which:
 def tables(found: Mapping[Which, Mapping]) -> list[PageTable]:
     """Every step, what we lose first; the means; and how near each form comes to the quickest."""
     timed = {which: row for which, row in found.items() if "total" in row}
-    steps = []
-    for step, topology in product(STEPS, TOPOLOGIES):
-        ours = judged(step, topology)
-        others = [w for w in timed if w[:2] == ours[:2] and not w.form.startswith(OURS)]
-        if ours in timed and others:
-            quickest = min(others, key=lambda which: timed[which]["total"])
-            steps.append((timed[quickest]["total"] / timed[ours]["total"], quickest, ours))
-    steps.sort()
+    steps = sorted(compared(timed))
 
     def cells(which: Which) -> str:
         row = timed.get(which)
@@ -159,6 +152,18 @@ def tables(found: Mapping[Which, Mapping]) -> list[PageTable]:
     names = "step", "topology", "quickest built-in form", "us, exposed", "ours", "it over ours"
     every = PageTable(title, (*names, "ours by itself"), rows)
     return [every, _means(steps), _forms(timed)]
+
+
+def compared(timed: Mapping[Which, Mapping]) -> list[tuple[float, Which, Which]]:
+    """Of each step: the quickest built-in form over ours, and what these two are."""
+    steps = []
+    for step, topology in product(STEPS, TOPOLOGIES):
+        ours = judged(step, topology)
+        others = [w for w in timed if w[:2] == ours[:2] and not w.form.startswith(OURS)]
+        if ours in timed and others:
+            quickest = min(others, key=lambda which: timed[which]["total"])
+            steps.append((timed[quickest]["total"] / timed[ours]["total"], quickest, ours))
+    return steps
 
 
 def _name(which: Which) -> str:
@@ -197,9 +202,13 @@ def _forms(timed: Mapping[Which, Mapping]) -> PageTable:
 
 
 def notes(found: Mapping[Which, Mapping]) -> list[str]:
-    """The versions of the figures, and the programs that were refused."""
-    timed = [row for row in found.values() if "total" in row]
-    by = sorted({f"jax {row['jax']}, libtpu {row['libtpu']}" for row in timed})
+    """The versions of the figures; which steps have none; and the programs that were refused."""
+    timed = {which: row for which, row in found.items() if "total" in row}
+    by = sorted({f"jax {row['jax']}, libtpu {row['libtpu']}" for row in timed.values()})
+    lines = [f"figures by {'; '.join(by) or 'none'}"]
+    done = {ours[:2] for *_, ours in compared(timed)}
+    for topology in TOPOLOGIES:
+        if left := [step for step in STEPS if (step, topology) not in done]:
+            lines.append(f"not compiled for {topology}: {', '.join(left)}")
     refused = {which: row["refused"] for which, row in found.items() if "refused" in row}
-    lines = (f"refused: {' '.join(which)}: {why}" for which, why in refused.items())
-    return [f"figures by {'; '.join(by) or 'none'}", *lines]
+    return lines + [f"refused: {' '.join(which)}: {why}" for which, why in refused.items()]
