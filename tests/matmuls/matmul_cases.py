@@ -156,6 +156,8 @@ FORBIDDEN: list[Callable[..., Any]] = [
     lambda second, preferred: second and preferred == I32,
     lambda dtypes, second: second and dtypes[0] in (F8, I8, I32),
     lambda dtypes, accumulate: accumulate and C64 in dtypes,  # it cannot hold them
+    # XLA:CPU aborts at the sum of such a gradient over ranks.
+    lambda dtypes, length, gradients: C64 in dtypes and not length and gradients,
     # Sums in float8 are exact only if they are rounded once.
     lambda dtypes, accumulate: F8 in dtypes and not accumulate,
     lambda dtypes, transform: F8 in dtypes and adds_cotangents(transform),
