@@ -20,7 +20,7 @@ import benchmarks.__main__ as measuring
 import ringcoll
 import ringcoll.__main__ as saying
 from benchmarks.collectives import sweep
-from benchmarks.compiled import grid, pages, recorded_claims, steps
+from benchmarks.compiled import grid, pages, recorded_claims, steps, whole
 from ringcoll import algorithms, costs
 from ringcoll.commands import arguments, explain
 from ringcoll.runtime import run as running
@@ -116,6 +116,14 @@ def test_readme_has_the_gains_of_the_grid_and_of_a_block():
     of_a_block = f"| {lax / ours:.2f} | {min(lax, jit) / ours:.2f} |"
     assert of_cells in PAGES["README.md"]
     assert of_a_block in PAGES["README.md"]
+
+
+def test_readme_has_the_gain_of_whole_steps():
+    rows = json.loads(whole.FIGURES.read_text("utf-8"))
+    _, means, _ = whole.tables({whole.Which(**row["which"]): row for row in rows})
+    _, mean, steps, slower = means.rows[0]
+    of_steps = f"[{steps} whole steps](benchmarks/pages/whole.md) of four layers, with gradients | | "
+    assert f"{of_steps}{float(mean):.2f}: {slower} slower by more than 3 % |" in PAGES["README.md"]
 
 
 def test_readme_has_how_many_published_steps_the_report_is_near():
