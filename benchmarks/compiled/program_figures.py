@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.compiled.programs import COMPILER, PLAIN
+from benchmarks.compiled.programs import BUILT_IN, PLAIN
 from benchmarks.measuring import report
 from ringcoll.overlap import Report
 
@@ -60,7 +60,7 @@ def print_timed(found: Sequence[Figures]) -> None:
         total = {other.algorithm: other.total for other in same}
         plain = next((other for other in same if other.algorithm == PLAIN), None)
         least = max(plain.total - plain.exposed, one.communication) if plain else None
-        built_in = [t for name, t in total.items() if name.partition("/")[0] in (PLAIN, COMPILER)]
+        built_in = [total[name] for name in BUILT_IN if name in total]
         table.add_row(
             *one.which.values(),
             f"{one.total:.0f}",

@@ -17,7 +17,7 @@ from ringcoll.overlap import OPTIONS
 from ringcoll.placement import gpus
 
 PLAIN, COMPILER = "plain", "compiler"
-TUNED, ASYNCHRONOUS, SPARSE = "/tuned", "/asynchronous", "/sparse"
+TUNED, ASYNCHRONOUS = "/tuned", "/asynchronous"
 #: The compiler's own forms, each also with the options of its collective matmuls.
 BUILT_IN = (PLAIN, PLAIN + TUNED, COMPILER, COMPILER + TUNED)
 DIRECTIONS = ("forward", "both")  # "both" is forward and both gradients
@@ -141,8 +141,6 @@ def tuning(topology: str, algorithm: str) -> Mapping[str, str]:
     """The options of the compiler for an algorithm."""
     if algorithm.endswith(ASYNCHRONOUS):
         return OPTIONS["asynchronous all-to-all"]
-    if algorithm.endswith(SPARSE):
-        return OPTIONS["sparse cores"]
     if not algorithm.endswith(TUNED):
         return {}
     return OPTIONS["windowed einsum: GPU" if gpus.is_named(topology) else "collective matmuls"]

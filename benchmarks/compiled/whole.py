@@ -7,7 +7,7 @@ explains the forms; `benchmarks/pages/whole.json` keeps what was found.
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product, starmap
 from math import inf
 from pathlib import Path
@@ -147,7 +147,7 @@ def tables(found: Mapping[Which, Mapping]) -> list[PageTable]:
          "" if ours == (alone := Which(*ours[:2], OURS, NONE)) else cells(alone))
         for ratio, quickest, ours in steps
     ]  # fmt: skip
-    slower = sum(ratio < 1 / (1 + LOST) for ratio, *_ in steps)
+    slower = _lost(ratio for ratio, *_ in steps)
     title = f"steps: {len(steps)}, of which ours is more than {LOST:.0%} slower in {slower}"
     names = "step", "topology", "quickest built-in form", "us, exposed", "ours", "it over ours"
     every = PageTable(title, (*names, "ours by itself"), rows)
@@ -166,6 +166,10 @@ def compared(timed: Mapping[Which, Mapping]) -> list[tuple[float, Which, Which]]
     return steps
 
 
+def _lost(ratios: Iterable[float]) -> int:
+    return sum(ratio < 1 / (1 + LOST) for ratio in ratios)
+
+
 def _name(which: Which) -> str:
     return which.form if which.set == NONE else f"{which.form}, {which.set}"
 
@@ -178,8 +182,8 @@ def _means(steps: Sequence[tuple[float, Which, Which]]) -> PageTable:
     for name, of in groups.items():
         ratios = [ratio for ratio, _, ours in steps if " ".join(ours[:2]).find(of) >= 0]
         if ratios:
-            slower = sum(ratio < 1 / (1 + LOST) for ratio in ratios)
-            rows.append((name, f"{geometric_mean(ratios):.3f}", str(len(ratios)), str(slower)))
+            mean, slower = geometric_mean(ratios), _lost(ratios)
+            rows.append((name, f"{mean:.3f}", str(len(ratios)), str(slower)))
     title = "the quickest built-in form over ours: geometric means"
     return PageTable(title, ("steps", "mean", "how many", "slower"), rows)
 

@@ -82,6 +82,10 @@ class Matmul(NamedTuple):
         gather = Gather(label, moving, (Product(other, "mf", _DTYPE),), self.wire)
         return plans.of_gather(gather, part(moving, label), [part(other, cut)], self.axes, model)
 
+    def is_early(self, model: Model) -> bool:
+        """Whether "auto" gathers a weight by the built-in, as `under_work.hides_early` says."""
+        return self.operand == 1 and model.sparse_cores
+
     def title(self, m: int, k: int, f: int) -> str:
         """The call with operands of these sizes, in words."""
         if self.name == SUM:
@@ -121,7 +125,7 @@ def table(matmul: Matmul, sizes: Sizes, model: Model) -> list[FormLine]:
     all_links = replace(bare, built_in=1.0, built_in_sum=1.0, all_reduces=0)
     wire, *_ = matmul.forms(sizes, all_links)
     limit = max(whole.seconds, wire.seconds)
-    chosen = LAX if matmul.operand and model.sparse_cores else cheapest(priced).name
+    chosen = LAX if matmul.is_early(model) else cheapest(priced).name
     rounds: dict[Any, int] = {name: len(s.rounds) for name, s in neighbours(matmul.axes).items()}
     lines = [
         FormLine(
@@ -184,7 +188,7 @@ def run(args: argparse.Namespace, device: Device) -> int:
     for matmul, lines in tables:
         on = f"n = {'x'.join(map(str, matmul.axes))}, {device.name}"
         print(*wrapped([f"{matmul.title(*sizes)}; {on}"]), *_words(lines), "", sep="\n")
-    early = f". Here {EARLY}" if call[1] and device.model.sparse_cores else ""
+    early = f". Here {EARLY}" if matmuls[0].is_early(device.model) else ""
     print(*wrapped([_LEGEND + early]), sep="\n")
     return 0
 
