@@ -126,14 +126,16 @@ def _by_place(pairs: Iterable[Sequence[Any]]) -> Mapping[str, float]:
 def _dearer(works: Iterable[Sequence[Any]], rows: Iterable[Sequence[Any]], least: float) -> str:
     """The line that pays most for what it hides, if it pays `least` more than it hides."""
     compute, exposed = _by_place(works), _by_place(rows)
-    longer = {place: compute.get(place, 0.0) + exposed[place] for place in exposed}
+    grown = sum(compute.values())  # work that only moved to another line costs nothing
+    computes = {place: min(compute.get(place, 0.0), grown) for place in exposed}
+    longer = {place: computes[place] + exposed[place] for place in exposed}
     hides = [place for place in exposed if exposed[place] < 0 and longer[place] > least]
     if not hides:
         return ""
     place = max(hides, key=lambda place: longer[place])
     return (
         f"hidden, but slower: {place} waits {-1e6 * exposed[place]:.1f} us less and computes "
-        f"{1e6 * compute[place]:.1f} us more; what it did before is quicker"
+        f"{1e6 * computes[place]:.1f} us more; what it did before is quicker"
     )
 
 

@@ -404,6 +404,7 @@ def test_compute_is_compared_by_line():
     [
         ({4: 0, 9: 2}, {4: 108, 9: 50}, "train.py:4 waits 5.0 us less and computes 8.0 us more; "),
         ({4: 0, 9: 9}, {4: 104, 9: 70}, ""),  # line 4 hides more than it pays; line 9 hides nothing
+        ({4: 0, 9: 8}, {4: 140, 9: 10}, ""),  # the work of line 9 is at line 4 now
     ],
 )
 def test_a_line_that_pays_more_than_it_hides_is_named(waits, computes, advice):
