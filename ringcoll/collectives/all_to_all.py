@@ -66,7 +66,7 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
         shape = [size if d == split else s for d, s in enumerate(x.shape)]
         layout = Layout(concat, shape[concat], concat, shares(shape[concat], 1))
         shape[concat] *= schedule.size
-        out, visit = empty(shape, bits, ranks.axes), partial(placed, layout)
+        out, visit = empty(shape, bits, ranks.axes, bits), partial(placed, layout)
         wire = self.sums.wire
         return back(run.exchange(schedule, ranks, layout, blocks, visit, out, wire=wire))
 

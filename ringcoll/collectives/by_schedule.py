@@ -45,7 +45,7 @@ class ScheduledCollective(Collective):
         adding = self.sums if self.adds_numbers or self.sums.wire else PLAIN
         with scope(title(call, algorithm, self.collective)):
             if 0 in x.shape:  # there is nothing to send, and lax's psum_scatter cannot compile it
-                return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes)]
+                return [empty(jax.eval_shape(self.by_lax, x).shape, x, self.axes, x)]
             if isinstance(adding, Exchanged):
                 x, ranks = adding.prepare(x, where.platform), Ranks.over(self.axes, self.groups)
                 if ranks.size == 1:  # it sends nothing, so it rounds nothing

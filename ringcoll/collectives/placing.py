@@ -46,7 +46,7 @@ def gather_along(
     bits, back = as_bits(x, WRITTEN_AS_BITS, is_placed=True)
     layout = _layout(jax.typeof(x), dim, x.shape[dim], schedule.lanes)
     shape = [s * schedule.size if d == dim else s for d, s in enumerate(x.shape)]
-    out = empty(shape, bits, ranks.axes)
+    out = empty(shape, bits, ranks.axes, bits)
     sent = x if wire else bits
     visit = partial(placed, layout)
     return back(run.gather(schedule, ranks, layout, sent, visit, out, wire=wire))

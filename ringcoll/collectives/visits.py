@@ -329,7 +329,7 @@ class Rounds:
                 return carry, arrived._placed(placed, rows, dims)
 
             order = GATHER_ADD if adds else GATHER_PLACE
-            state = carry, self._buffers(rows, dims, ranks)
+            state = carry, self._buffers(x, rows, dims, ranks)
             return run.gather(schedule, ranks, layout, x, visit_round, state, order, self.wire)
 
     def reduce(self, produce: Callable[[Rows], Any], size: int) -> Any:
@@ -394,14 +394,14 @@ class Rounds:
             _from_wire=self.wire is not None,
         )
 
-    def _buffers(self, rows: Any, dims: Sequence[int] | None, ranks: Ranks) -> Any:
+    def _buffers(self, x: Any, rows: Any, dims: Sequence[int] | None, ranks: Ranks) -> Any:
         """Buffers that are not filled, for n times as many rows as these types have."""
         leaves, structure = jax.tree.flatten(rows)
 
         def buffer(aval: jax.core.ShapedArray, dim: int) -> Array:
             shape = list(aval.shape)
             shape[dim] *= ranks.size
-            return empty(shape, aval, ranks.axes)
+            return empty(shape, aval, ranks.axes, *jax.tree.leaves(x)[:1])
 
         dims = [self.dim] * len(leaves) if dims is None else dims
         return jax.tree.unflatten(structure, map(buffer, leaves, dims))

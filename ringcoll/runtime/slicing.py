@@ -83,7 +83,7 @@ def end_to_end(pieces: Sequence[Array], dim: int) -> Array:
         return pieces[0]
     size, start = sum(piece.shape[dim] for piece in pieces), 0
     shape = (*pieces[0].shape[:dim], size, *pieces[0].shape[dim + 1 :])
-    buffer = empty(shape, pieces[0], ())
+    buffer = empty(shape, pieces[0], (), pieces[0])
     for piece in pieces:
         buffer = dynamic_update_slice_in_dim(
             buffer, piece, start, dim, allow_negative_indices=False

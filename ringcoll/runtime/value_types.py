@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import Primitive
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
@@ -79,17 +79,19 @@ def empty(
     shape: Sequence[int],
     like: Array | jax.core.ShapedArray,
     axes: Sequence[Hashable],
+    beside: Array,
 ) -> Array:
     """A buffer to be overwritten, with the dtype, explicit sharding and type of `like`.
 
     `like` is an array or the type of one. If `shape` has more dimensions, the first ones are not
-    sharded.
+    sharded. The buffer is made where `beside` is computed: JAX would take one that depends on
+    nothing out of a scan, and each turn would copy it.
     """
     aval = like if isinstance(like, jax.core.ShapedArray) else jax.typeof(like)
     spec = PartitionSpec(*[None] * (len(shape) - aval.ndim), *aval.sharding.spec)
     mesh = jax.sharding.get_abstract_mesh()
     out = NamedSharding(mesh, spec) if mesh.explicit_axes else None  # then a type names its mesh
-    buffer = _empty.bind(shape=tuple(shape), dtype=aval.dtype, out_sharding=out)
+    buffer = _empty.bind(beside, shape=tuple(shape), dtype=aval.dtype, out_sharding=out)
     return varying(buffer, (*axes, *aval.mat.varying))
 
 
@@ -98,22 +100,26 @@ def zeros(aval: jax.core.ShapedArray) -> Array:
     return varying_like(jnp.zeros(aval.shape, aval.dtype), aval)
 
 
-def _lowered_empty(ctx, **params):
+def _lowered_empty(ctx, beside, **params):
     # In a program for several platforms, XLA compiles branches that send for every platform, and
     # CPU cannot compile the `lax.empty` of TPU and GPU.
     is_for_several = ctx.module_context.shape_poly_state.has_platform_index_argument
-    return mlir.lower_fun(_zeros if is_for_several else lax.empty, False)(ctx, **params)
-
-
-def _zeros(*, shape, dtype, out_sharding):
-    return jnp.zeros(shape, dtype, out_sharding=out_sharding)
+    make = jnp.zeros if is_for_several else lax.empty
+    return mlir.lower_fun(lambda _: make(**params), False)(ctx, beside)
 
 
 #: `lax.empty`, which is zeros in a program that is lowered for several platforms.
 _empty = Primitive("ringcoll_empty")
-_empty.def_impl(lax.empty)
+_empty.def_impl(lambda _, **params: lax.empty(**params))
 _empty.def_abstract_eval(
-    lambda **params: jax.make_jaxpr(partial(lax.empty, **params))().out_avals[0]
+    lambda _, **params: jax.make_jaxpr(partial(lax.empty, **params))().out_avals[0]
 )
 mlir.register_lowering(_empty, _lowered_empty)
-mlir.register_lowering(_empty, mlir.lower_fun(lax.empty, False), platform="cpu")
+ad.primitive_jvps[_empty] = lambda xs, _, **params: (
+    buffer := _empty.bind(*xs, **params),
+    ad.Zero(jax.typeof(buffer).to_tangent_aval()),
+)
+batching.primitive_batchers[_empty] = lambda xs, _, **params: (
+    _empty.bind(*xs, **params),
+    None,  # not mapped
+)

@@ -98,3 +98,18 @@ def test_beside_operands_and_result_two_shards_are_held(make, out, algorithm, sh
 
     assert held(algorithm=algorithm) <= 4 * (shards * rows * k + rows * f) + 2**10
     assert held(algorithm="lax") >= 4 * n * rows * k
+
+
+def test_a_buffer_stays_in_its_scan():
+    """Outside, JAX would make it once, and each turn would copy it."""
+    call, _ = gather(algorithm="ring")
+
+    def loss(w, x):
+        layer = jax.checkpoint(lambda x, w: (call(x, w).sum() * x, None))
+        return jax.lax.scan(layer, x, w)[0].sum()
+
+    traced = jax.make_jaxpr(jax.grad(loss), axis_env=[("x", N)])(np.ones((2, 6, 8)), np.ones((2, 6)))
+    outside = [equation.primitive.name for equation in traced.jaxpr.eqns]
+    assert outside.count("scan") == 2
+    assert "ringcoll_empty" not in outside
+    assert count(traced.jaxpr, "ringcoll_empty") > 0
