@@ -1,12 +1,10 @@
 """Compare the order of devices in `ringcoll.mesh` with that of `jax.make_mesh`.
 
 With --hops it prints the longest hops of both, for all slices of up to 128 chips and all meshes of
-one to three axes. Otherwise programs are compiled for chips that you need not have, and
-`ringcoll.overlap` computes their times.
+one to three axes. Otherwise `ringcoll.all_gather_matmul` over model, of 8192 rows for each group of
+ranks that shares a model, 8192 x 28672, is compiled for chips that you need not have, and
+`ringcoll.overlap` computes its time.
 
-  matmul      `ringcoll.all_gather_matmul` over model, of 8192 rows for each group of ranks that
-              shares a model, 8192 x 28672
-  block       a Llama 3 8B block with gradients, as `python -m benchmarks layers`
   rings       devices as `ringcoll.mesh` orders them
   usual       as `jax.make_mesh` does or, where it has no answer, as they are listed
 """
@@ -26,9 +24,6 @@ from jax.sharding import PartitionSpec as P
 
 import ringcoll
 from benchmarks.compiled import compiling
-from benchmarks.compiled.block import block
-from benchmarks.compiled.layers import SHAPE
-from benchmarks.compiled.programs import with_gradient
 from benchmarks.measuring import options
 from ringcoll.commands.overlap import axes, mesh_on
 from ringcoll.placement.topology import devices
@@ -39,7 +34,7 @@ MESHES = {
     "v5p:4x4x4": "data=8,model=8",
     "v6e:8x16": "data=16,model=8",
 }
-PROGRAMS, ORDERS = ("matmul", "block"), ("usual", "rings")
+ORDERS = ("usual", "rings")
 _SQUARES = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16")
 _CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8")
 #: All slices of up to 128 chips.
@@ -52,9 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ",".join(MESHES)
     what = f"topologies with commas between ({known})"
     parser.add_argument("--topology", default=known, metavar="LIST", help=what)
-    for name, values in (("program", PROGRAMS), ("order", ORDERS), ("algorithm", ("auto",))):
-        listed, what = options.listed(*values), f"{', '.join(values)} (all)"
-        parser.add_argument(f"--{name}", type=listed, default="all", metavar="LIST", help=what)
+    listed, what = options.listed(*ORDERS), f"{', '.join(ORDERS)} (all)"
+    parser.add_argument("--order", type=listed, default="all", metavar="LIST", help=what)
     compiling.add_arguments(parser)
 
 
@@ -65,23 +59,18 @@ def run(args: argparse.Namespace) -> int:
         return 0
     todo = compiling.every(
         topology=compiling.devices_of(args),
-        program=args.program,
         order=args.order,
-        algorithm=args.algorithm,
     )
     return compiling.compile_all(args, todo, program_of)
 
 
-def program_of(topology: str, program: str, order: str, algorithm: str) -> tuple[Callable, tuple]:
+def program_of(topology: str, order: str) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
     sizes = axes(MESHES[topology])
     mesh = mesh_on(topology, sizes) if order == "rings" else usual(topology, sizes)
-    if program == "block":
-        function, operands = block(SHAPE, algorithm, mesh)
-        return with_gradient(function), operands
 
     def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
-        return ringcoll.all_gather_matmul(x, w, "model", algorithm=algorithm)
+        return ringcoll.all_gather_matmul(x, w, "model")
 
     specs = P(("data", "model")), P(None, "model")
     shapes = (8192 * sizes["data"], 8192), (8192, 28672)

@@ -23,7 +23,6 @@ from benchmarks.compiled import (
     context,
     experts,
     grid,
-    layers,
     meshes,
     recipes,
 )
@@ -40,7 +39,6 @@ TOLERANCE = {"time": 0.02, "exposed_points": 1.0, "temporaries": 0.02}
 #: The commands, and the functions that make programs from their flags.
 COMPILED: Mapping[str, compiling.Make] = {
     "overlap": grid.program,
-    "layers": layers.program_of,
     "collectives": collectives.program_of,
     "context": context.program_of,
     "experts": experts.program_of,

@@ -70,7 +70,7 @@ class Step:
         if self.layer == EXPERTS:
             e = 8 * self.axes[FSDP]
             return {"router": (d, e), "gate": (e, d, f), "up": (e, d, f), "down": (e, f, d)}
-        return block.BlockShape(*self.tokens, d, d // HEAD, GROUPS, f).parameters()
+        return block.parameters(d, d // HEAD, GROUPS, f)
 
     def specs(self, weights: Any, mesh: Mesh) -> Any:
         """How the weights are sharded. Without `tp` kernels are by columns, for `fsdp.linear`."""
@@ -218,5 +218,4 @@ def _layer(step: Step, form: str, moves: tuple, x: Array, weights: Any) -> Array
         algorithm = context_parallel.ULYSSES if form == ALL_TO_ALLS else algorithm
         zigzag = partial(context_parallel.attention, causal=True, layout="zigzag")
         attend = partial(zigzag, axis_name=FSDP, algorithm=algorithm)
-    mix = lambda heads, weights: (attend(*heads), weights)  # noqa: E731
-    return block.by_parts(columns, rows, x, weights, mix=mix)
+    return block.by_parts(columns, rows, attend, x, weights)

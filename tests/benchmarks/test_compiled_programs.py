@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from support import make_mesh, mostly_exhaustive
 
 from benchmarks.compiled import context, experts
-from benchmarks.compiled.block import SUMMED, block
 from benchmarks.compiled.block_halves import half
 from benchmarks.compiled.programs import COMPILER, PLAIN, with_gradient
 from benchmarks.compiled.switch_forms import FORMS, SWITCH_FORMS
@@ -23,12 +21,6 @@ TOLERANCE = 1e-4
 
 def of_half(name, algorithm):
     function, operands = half(name, "16x32x2048", algorithm, make_mesh(8), FLOAT32)
-    return with_gradient(function), operands
-
-
-def of_block(algorithm):
-    mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "model"))
-    function, operands = block("1x16x16x4x4x32", algorithm, mesh, FLOAT32)
     return with_gradient(function), operands
 
 
@@ -44,7 +36,6 @@ def of_experts(algorithm):
 PROGRAMS = {
     "gated_mlp": (partial(of_half, "gated_mlp"), (COMPILER, "auto", "ring")),
     "attention": (partial(of_half, "attention"), (COMPILER, "auto", "ring")),
-    "block": (of_block, (COMPILER, "ring", *SUMMED)),
     "experts": (of_experts, experts.ALGORITHMS),
     **{f"context, {name}": (partial(of_context, name), context.ALGORITHMS)
        for name in ("zigzag", "contiguous")},

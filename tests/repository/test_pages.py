@@ -103,19 +103,12 @@ def test_readme_and_its_picture_have_the_claimed_figures():
     assert re.findall(r"total (?:\d+ to )?(\d+) us = .*? us \(([\d.]+)%\)", picture) == figures
 
 
-def test_readme_has_the_gains_of_the_grid_and_of_a_block():
+def test_readme_has_the_gains_of_the_grid():
     rows = json.loads(grid.PAGE.with_suffix(".json").read_text("utf-8"))
     (every,) = (line for line in grid.gains(rows) if line.startswith("| all |"))
     plain, best, faster, equal, slower = re.findall(r"[\d.]+", every)
-    where = {"topology": "v5e:4x2", "mesh": "model=8", "shape": "2x4096x4096x32x8x14336"}
-    ours, lax, jit = (
-        claimed(**where, direction="both", algorithm=name).total_us
-        for name in ("auto", "plain", "compiler")
-    )
-    of_cells = f"| {plain} | {best}: {faster} faster, {equal} equal, {slower} slower |"
-    of_a_block = f"| {lax / ours:.2f} | {min(lax, jit) / ours:.2f} |"
-    assert of_cells in PAGES["README.md"]
-    assert of_a_block in PAGES["README.md"]
+    gains = f"| {plain} | {best}: {faster} faster, {equal} equal, {slower} slower |"
+    assert gains in PAGES["README.md"]
 
 
 def test_readme_has_the_gain_of_whole_steps():
