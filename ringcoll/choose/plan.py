@@ -28,14 +28,6 @@ class Late:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """A sum of matmuls in two halves, by turns."""
-
-    def __str__(self) -> str:
-        return ", by turns"
-
-
-@dataclass(frozen=True)
 class Heads:
     """Attention: all-to-alls exchange positions for heads over some axes, before the gather."""
 
@@ -60,12 +52,12 @@ class Plan:
     algorithm: Algorithm = LAX
     seconds: float = 0.0
     why: str = ""
-    form: Late | Turns | Heads | None = None
+    form: Late | Heads | None = None
     others: tuple["Plan", ...] = field(default=(), repr=False, compare=False)
 
     @property
     def name(self) -> str:
-        """The algorithm and the form, in words: "bidirectional_ring, by turns"."""
+        """The algorithm and the form, in words: "ring, sums at the end"."""
         own = self.algorithm
         if not isinstance(own, str):
             own = getattr(own, "__name__", "given")

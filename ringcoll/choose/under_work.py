@@ -10,7 +10,7 @@ from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 
-from ringcoll.choose.plan import Late, Plan, Turns
+from ringcoll.choose.plan import Late, Plan
 from ringcoll.costs.machines import DEVICES, KINDS
 from ringcoll.costs.model import Model
 from ringcoll.costs.slices import SIDES, rings
@@ -18,14 +18,13 @@ from ringcoll.costs.under_work import (
     RoundLoad,
     Work,
     built_in_seconds,
-    by_turns,
     in_rounds,
     overlapped_seconds,
     rounds,
     tour_rounds,
 )
 from ringcoll.schedules.registry import LAX, build, names
-from ringcoll.schedules.schedule import Schedule, SizeError, only_forwards
+from ringcoll.schedules.schedule import Schedule, SizeError
 from ringcoll.schedules.tour import cut, tour
 
 #: Over several axes, rounds are not a loop: the program grows with them. So this many are the most.
@@ -137,10 +136,6 @@ def scatter_plans(
 ) -> list[Plan]:
     """Plans of a sum of matmuls, of which each rank keeps a block; the built-in is the first.
 
-    An algorithm runs each block at once or, if possible, in two halves by turns. By turns, a matmul
-    reads and writes the sum that arrived, and only half of the first one hides nothing. But twice
-    as many matmuls read what is not cut.
-
     Args:
         work: the work of all matmuls together.
         block_bytes: the bytes of a rank's block of the sum.
@@ -150,14 +145,10 @@ def scatter_plans(
     whole = built_in_seconds([work], block_bytes, n, model, gathers=False)
     plans = [Plan(LAX, whole)]
     adding = (n - 1) * model.gamma * block_bytes
-    halved = replace(work, accumulated=block_bytes / 2)
     for name, schedule in neighbours(sizes).items():
         of_rounds = rounds_on(schedule, model.axes)
-        at_once = overlapped_seconds([work], block_bytes, model, of_rounds)
-        plans.append(Plan(name, at_once + adding))
-        if only_forwards(schedule):
-            halves = overlapped_seconds([halved], block_bytes, model, by_turns(of_rounds))
-            plans.append(Plan(name, halves, form=Turns()))
+        hidden = overlapped_seconds([work], block_bytes, model, of_rounds)
+        plans.append(Plan(name, hidden + adding))
     return plans
 
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from ringcoll.choose.plan import Plan, Turns
+from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import Algorithm
 from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
 from ringcoll.collectives import choice
@@ -270,8 +270,7 @@ def reduce(
         work = work_of(program.jaxpr, 0, call.ranks.size)
     plan = call.plan(out, work, lambda one, *on: scatter_plans(one, block_bytes, *on))
     produced = with_wide_gradients(widened, program)
-    by_turns = isinstance(plan.form, Turns)
-    total = _with_dtypes(call.rounds(plan).reduce(produced, size, by_turns=by_turns), every)
+    total = _with_dtypes(call.rounds(plan).reduce(produced, size), every)
     return record_plan_at_lowering("reduce", call.axes, total, plan)
 
 

@@ -17,7 +17,7 @@ from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.by_schedule import built, title
 from ringcoll.collectives.public import integer, public
 from ringcoll.costs.wire import Wire
-from ringcoll.runtime import looped, run
+from ringcoll.runtime import run
 from ringcoll.runtime.barriers import GATHER_ADD, GATHER_PLACE, REDUCE
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.parts import Layout, Part, shares
@@ -31,7 +31,7 @@ from ringcoll.runtime.slicing import (
     split,
     start_of,
 )
-from ringcoll.runtime.value_types import empty, type_in_words, zeros
+from ringcoll.runtime.value_types import empty, type_in_words
 from ringcoll.schedules.registry import LAX
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import cut as shortened
@@ -332,28 +332,18 @@ class Rounds:
             state = carry, self._buffers(rows, dims, ranks)
             return run.gather(schedule, ranks, layout, x, visit_round, state, order, self.wire)
 
-    def reduce(self, produce: Callable[[Rows], Any], size: int, *, by_turns: bool = False) -> Any:
+    def reduce(self, produce: Callable[[Rows], Any], size: int) -> Any:
         """The sum of what all ranks produce; see `ringcoll.reduce`. A shard has `size` rows."""
         with scope(title(self.name, self.algorithm, "psum_scatter")):
             if self.algorithm == LAX:
                 return self._scattered(produce(all_rows(self.ranks(), self.dim, size)), size)
             schedule, ranks = self._built(size)
-            by_turns &= size >= 2 * schedule.lanes
-            layout = self._layout(size, schedule.lanes * (1 + by_turns))
+            layout = self._layout(size, schedule.lanes)
 
-            def contributions(parts: Sequence[Part], received: Sequence[Any] = ()) -> list[Any]:
-                mine = produce(self._rows(parts, ranks, size))
-                sums = run.added(joined(received, self.dim), mine) if received else mine
-                return split_rows(sums, self.dim, parts)
+            def contributions(parts: Sequence[Part]) -> list[Any]:
+                return split_rows(produce(self._rows(parts, ranks, size)), self.dim, parts)
 
-            def start(part: Part) -> Any:
-                program, out = jax.make_jaxpr(lambda: contributions([part]), return_shape=True)()
-                return jax.tree.unflatten(jax.tree.structure(*out), map(zeros, program.out_avals))
-
-            if by_turns:
-                mine = looped.reduce_by_turns(schedule, ranks, layout, contributions, start)
-            else:
-                mine = run.reduce(schedule, ranks, layout, contributions, run.added, REDUCE)
+            mine = run.reduce(schedule, ranks, layout, contributions, run.added, REDUCE)
             return joined(mine, self.dim)
 
     def tour(

@@ -100,12 +100,6 @@ def tour_rounds(path: Tour, ratio: float = 1.0) -> tuple[RoundLoad, ...]:
     return own, *(RoundLoad(one.shards, one.load + ratio * back.load) for one, back in pairs)
 
 
-def by_turns(of_rounds: Iterable[RoundLoad]) -> tuple[RoundLoad, ...]:
-    """The rounds of a reduce in two halves: one is multiplied while the other travels."""
-    halves = (RoundLoad(one.shards / 2, one.load / 2) for one in of_rounds)
-    return tuple(half for half in halves for _ in range(2))
-
-
 def in_rounds(products: Iterable[float], hops: Iterable[float]) -> float:
     """The sum of the longer of each product and the hop under it."""
     return sum(max(pair) for pair in zip_longest(products, hops, fillvalue=0.0))
@@ -126,7 +120,7 @@ def overlapped_seconds(
         works: the whole matmuls.
         shard_bytes: the bytes of a rank's shard.
         model: the rates of the machine.
-        of_rounds: the rounds of the schedule: of `rounds`, `tour_rounds` or `by_turns`.
+        of_rounds: the rounds of the schedule: of `rounds` or `tour_rounds`.
         ratio: the bytes of messages over the bytes of their values; below 1 if they are encoded.
             Then each round decodes what arrived.
     """

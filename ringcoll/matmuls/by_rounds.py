@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import Array, lax
 
-from ringcoll.choose.plan import Late, Plan, Turns
+from ringcoll.choose.plan import Late, Plan
 from ringcoll.collectives.visits import Rounds, Rows, own_rows
 from ringcoll.costs.wire import Wire
 from ringcoll.matmuls.labels import Gather, Product, Scatter
@@ -85,7 +85,7 @@ def scattered_sum(
     of_first = zip(scatter.terms[0], pairs[0], strict=True)
     size, *_ = (x.shape[own.index(label)] for own, x in of_first if label in own)
     size //= rounds.ranks().size
-    return rounds.reduce(produce, size, by_turns=isinstance(plan.form, Turns)).astype(scatter.dtype)
+    return rounds.reduce(produce, size).astype(scatter.dtype)
 
 
 def multiply(options: Options, moving: str, product: Product, x: Array, other: Array) -> Array:

@@ -13,9 +13,8 @@ from jax import Array, lax
 
 from ringcoll.runtime.barriers import Order
 from ringcoll.runtime.hop import Ranks
-from ringcoll.runtime.parts import Layout, Part, PlannedRound, message, opened, planned
+from ringcoll.runtime.parts import Layout, Part, PlannedRound, message, opened
 from ringcoll.runtime.value_types import tree_varying
-from ringcoll.schedules.schedule import Schedule
 
 Carry = TypeVar("Carry")
 
@@ -93,64 +92,3 @@ def reduce(
         return order.barrier((summed, zero)), None
 
     return lax.scan(body, (sent, zero), jnp.arange(len(steps), dtype=jnp.int32))[0][0]
-
-
-def reduce_by_turns(
-    schedule: Schedule,
-    ranks: Ranks,
-    layout: Layout,
-    add: Callable[[Sequence[Part], Sequence[Any]], Sequence[Any]],
-    start: Callable[[Part], Any],
-) -> list[Any]:
-    """A whole reduce: a half of every share is computed while the sums of the other half travel.
-
-    `run.reduce` computes contributions while sums travel, and adds them when the sums arrive. By
-    turns, a contribution is computed after its sum has arrived. So a compiler makes one matmul of a
-    product and its addition, and the sums of the other half travel under that matmul.
-
-    Args:
-        schedule: the gather that is run backward; it `only_forwards`.
-        ranks: the ranks that run it, as the digits of the schedule.
-        layout: twice as many shares of a shard as the schedule has lanes.
-        add: `(parts, received) -> sums`: this rank's contributions, added to the partial sums
-            received. It is called with one half of the shares at a time.
-        start: gives, for a part, zeros of the shape and dtype of the sum. The first contribution is
-            added to them.
-
-    Returns:
-        This rank's shard, in the shares of the layout.
-    """
-    steps = planned(schedule, back=True)
-    (moves, sent, _), count = steps[0], len(steps)
-
-    def parts(half: int, turn: Array) -> list[Part]:
-        first = half * schedule.lanes
-        return [
-            Part(
-                ranks.origin(offset, m.axis, turn * m.shift),
-                first + lane,
-                layout.rows[first + lane],
-            )
-            for m, keys in zip(moves, sent, strict=True)
-            for lane, offset in keys
-        ]
-
-    def added(half: int, turn: Array, received: Sequence[Any]) -> list[Any]:
-        return tree_varying([*add(parts(half, turn), received)], ranks.axes)
-
-    def sent_back(sums: list[Any]) -> list[Any]:
-        return ranks.hops(f"rounds 1 to {count}", moves, sums)
-
-    def body(state: Any, turn: Array) -> tuple[Any, None]:
-        first, second = state  # sums to send, and sums that have arrived
-        arriving = sent_back(first)
-        second = sent_back(added(1, turn, second))
-        return (added(0, turn + 1, arriving), second), None
-
-    before, after = jnp.int32(0), jnp.int32(count)
-    first = added(0, before, [start(part) for part in parts(0, before)])
-    second = tree_varying([start(part) for part in parts(1, before)], ranks.axes)
-    (first, second), _ = lax.scan(body, (first, second), jnp.arange(count, dtype=jnp.int32))
-    sums = [*first, *added(1, after, second)]
-    lanes = [half * schedule.lanes + move.lane for half in (0, 1) for move in moves]
-    return [sums[lanes.index(lane)] for lane in range(len(lanes))]

@@ -331,12 +331,6 @@ def stretches(schedule: Schedule, unroll_up_to: int) -> list[tuple[int, int]]:
     return runs
 
 
-def only_forwards(schedule: Schedule) -> bool:
-    """Whether there are two rounds or more, and all only forward."""
-    numbers = range(len(schedule.rounds))
-    return len(numbers) > 1 and all(_forwards(schedule, number) for number in numbers)
-
-
 def _forwards(schedule: Schedule, number: int) -> bool:
     """Whether the moves of a round send what they brought before; in the first, a lane's own."""
     moves = schedule.rounds[number]

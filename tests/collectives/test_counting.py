@@ -87,4 +87,4 @@ def test_auto_is_that_of_the_same_matmul():
     idle = on_v5e(lambda x, w: ringcoll.gather(x, "x", lambda c, a: (c + a.value.sum(), None), x))
     assert idle == f"{gathered}lax: no product was counted; give its work"
     summed = on_v5e(lambda x, w: ringcoll.reduce(lambda wanted: wanted.take(w) @ w.T, "x"))
-    assert summed.startswith("reduce over x=8, bfloat16[1024,8192]: bidirectional_ring, by turns: ")
+    assert summed.startswith("reduce over x=8, bfloat16[1024,8192]: bidirectional_ring: ")

@@ -24,8 +24,6 @@ from ringcoll import (
     reduce,
     tour,
 )
-from ringcoll.choose.plan import Plan, Turns
-from ringcoll.collectives import gathering
 from ringcoll.runtime import run as running
 
 MESH = make_mesh(4)  # of one axis, x
@@ -295,15 +293,6 @@ def test_recipes_are_those_of_one_device(part, seed, monkeypatch):
 
 def mapped(function, **options):
     return jax.shard_map(function, mesh=make_mesh(8), in_specs=P("x"), out_specs=P("x"), **options)
-
-
-@pytest.mark.parametrize(("shape", "axes"), [((3,), "x"), ((8,), "x"), ((2, 3), "y")])
-def test_a_sum_by_turns(shape, axes, monkeypatch):
-    """Only "auto" runs it, on TPUs."""
-    halves = Plan("bidirectional_ring", form=Turns())
-    monkeypatch.setattr(gathering._Call, "plan", lambda *_: halves)
-    ranks = shape, axes, None
-    check(monkeypatch, "reduced tree", "auto", ranks, 1, 3, "none", check_vma=True, unrolled=24)
 
 
 def test_an_axis_of_a_vmap():

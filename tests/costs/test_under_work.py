@@ -19,7 +19,6 @@ from ringcoll.costs.under_work import (
     Work,
     all_to_all_seconds,
     built_in_seconds,
-    by_turns,
     overlapped_seconds,
     rounds,
     tour_rounds,
@@ -57,10 +56,6 @@ def test_rounds_are_read_off_the_schedule(found, own_and_rest):
     assert list(found) == own_and_rest
 
 
-def test_the_two_halves_of_a_block_take_turns():
-    assert by_turns(of(RING, 2)) == (*[RoundLoad(0.5, 0)] * 2, *[RoundLoad(0.5, 0.5)] * 2)
-
-
 def test_in_a_tour_sums_travel_home_beside_the_shards():
     """As `schedules.tour` draws it: the first sum leaves at time 3, the last comes at time 5."""
     path = tour(algorithms.build("all_gather", RING, (4,)))
@@ -91,7 +86,6 @@ FULL = Model(
         (3 * 6 + 4, Work(16), 10, BARE, of(HALVES, 4)),
         (11 + 16 + 8, Work(32), 10, BARE, of(WHOLE, 4)),
         (3 * 15 + 4, Work(16), 10, Model(9, 1, 3, 1, hop=5), of(RING, 4)),
-        (2 + 6 * 6 + 2, Work(16), 10, BARE, by_turns(of(RING, 4))),
         (11 + 21 + 2 * 2 * 5, Work(20, accumulated=5), 10, BARE, WITH_A_HOP_AT_THE_END),
         # FLOPs and a start, or the bytes that are read.
         (4 * (2 + 20), Work(80), 10, FULL, of(RING, 4)),

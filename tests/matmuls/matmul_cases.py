@@ -12,12 +12,11 @@ from jax import lax
 from matmul_forms import FORMS, SHARDED
 from support import exists
 
-from ringcoll.choose.plan import Late, Plan, Turns
+from ringcoll.choose.plan import Late, Plan
 from ringcoll.collectives import choice
 from ringcoll.matmuls import plans
 from ringcoll.runtime import run as running
-from ringcoll.schedules.registry import build
-from ringcoll.schedules.schedule import Move, Schedule, only_forwards
+from ringcoll.schedules.schedule import Move, Schedule
 
 F32, BF16, F8, C64 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn, jnp.complex64
 I8, I32 = jnp.int8, jnp.int32
@@ -49,19 +48,10 @@ TRANSFORMS = {
 HALVES = "bidirectional_ring"
 
 
-def turns_if_possible(_: Any, __: Any, sizes: tuple[int, ...], *___: Any) -> list[Plan]:
-    has_turns = only_forwards(build("all_gather", HALVES, sizes))
-    return [Plan(HALVES, form=Turns() if has_turns else None)]
-
-
 #: Forms that "auto" or the engine choose elsewhere: what to replace by what.
 PATHS: dict[str, dict[tuple[Any, str], Any]] = {
     "usual": {},
     "loops": {(running, "UNROLL_UP_TO"): 0},
-    "by turns": {
-        (choice, "hides"): lambda kind: True,
-        (plans, "of_scatter"): turns_if_possible,
-    },
     "late products": {  # the last of several, computed from the whole gathered factor
         (choice, "hides"): lambda kind: True,
         (plans, "of_gather"): lambda gather, *_: [
@@ -70,7 +60,7 @@ PATHS: dict[str, dict[tuple[Any, str], Any]] = {
         (plans, "of_scatter"): lambda *_: [Plan(HALVES)],
     },
 }
-ONLY_AUTO = ("by turns", "late products")
+ONLY_AUTO = ("late products",)
 
 #: The arguments of every call, and the values of each.
 COMMON: dict[str, list[Any]] = {

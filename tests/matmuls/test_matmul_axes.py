@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from matmul_cases import PATHS
 from matmul_forms import FORMS
 from support import data, make_mesh, mostly_exhaustive, per_rank, with_gradients
 
@@ -36,26 +35,24 @@ def operands(name):
 
 
 @pytest.mark.parametrize(
-    ("axis_type", "check_vma", "unrolled", "algorithm", "turns", "cases"),
+    ("axis_type", "check_vma", "unrolled", "algorithm", "cases"),
     mostly_exhaustive(
         [
-            (AxisType.Explicit, True, 24, "bidirectional_ring", False, FEW),
-            (AxisType.Explicit, True, 24, "bidirectional_ring", False, CASES),
-            (AxisType.Explicit, False, 24, "bidirectional_ring", True, CASES),
-            (AxisType.Explicit, True, 0, "bidirectional_ring", True, CASES),  # the carry of a loop
-            (AxisType.Explicit, True, 24, "auto", False, CASES),
-            (AxisType.Auto, True, 24, "bidirectional_ring", False, CASES),
-            (AxisType.Auto, False, 24, "bidirectional_ring", True, CASES),
+            (AxisType.Explicit, True, 24, "bidirectional_ring", FEW),
+            (AxisType.Explicit, True, 24, "bidirectional_ring", CASES),
+            (AxisType.Explicit, False, 24, "bidirectional_ring", CASES),
+            (AxisType.Explicit, True, 0, "bidirectional_ring", CASES),  # the carry of a loop
+            (AxisType.Explicit, True, 24, "auto", CASES),
+            (AxisType.Auto, True, 24, "bidirectional_ring", CASES),
+            (AxisType.Auto, False, 24, "bidirectional_ring", CASES),
         ],
         lambda *case: case[-1] is FEW,
     ),
 )
 def test_beside_an_axis_that_shards_rows_or_columns(
-    axis_type, check_vma, unrolled, algorithm, turns, cases, monkeypatch
+    axis_type, check_vma, unrolled, algorithm, cases, monkeypatch
 ):
     monkeypatch.setattr(running, "UNROLL_UP_TO", unrolled)
-    for place, replacement in PATHS["by turns" if turns else "usual"].items():
-        monkeypatch.setattr(*place, replacement)
     mesh = make_mesh(N, 2, axis_type=axis_type)
 
     def put(name, of):

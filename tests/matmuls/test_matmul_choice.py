@@ -12,7 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ringcoll
-from ringcoll.choose.plan import Late, Turns, cheapest
+from ringcoll.choose.plan import Late, cheapest
 from ringcoll.choose.under_work import machine, neighbours
 from ringcoll.collectives import choice
 from ringcoll.costs import DEVICES
@@ -160,22 +160,6 @@ def test_a_product_with_a_large_sum_is_computed_late():
     for others, form in ((large, Late((1,))), (small, None)):
         found = plans.of_gather(gather, ct, others, (8,), DEVICES["v5e"])
         assert cheapest(found).form == form
-
-
-@pytest.mark.parametrize(
-    ("kind", "m", "k", "f", "expected"),
-    [
-        ("v6e", 8192, 3584, 8192, True),  # half a block: 94 us of wire, its products 66
-        ("v5e", 64, 3584, 8192, False),  # every half reads w again
-        ("v5e", 2048, 512, 4096, True),
-    ],
-)
-def test_halves_by_turns_pay_under_a_longer_wire(kind, m, k, f, expected):
-    found = plans.of_scatter(SUM, [(array(m, k), array(k, f))], (8,), DEVICES[kind])
-    fastest = min((plan for plan in found if plan.algorithm == HALVES), key=lambda p: p.seconds)
-    assert (fastest.form == Turns()) == expected
-    # The last round of the other one has one message.
-    assert {plan.algorithm for plan in found if plan.form} == {"ring", HALVES}
 
 
 def test_of_symbolic_sizes_nothing_is_guessed(monkeypatch):

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from matmul_cases import PATHS
 from operations import count, hops, parts_of
 from support import make_mesh
 
@@ -67,18 +66,6 @@ def test_products_that_are_added_up_are_a_loop_without_barriers(residuals):
     assert count(traced.jaxpr, "scan") == 1
     assert count(traced.jaxpr, "dot_general") == 2  # the loop's product, and the last one
     assert hops(traced.jaxpr) == N - 1
-
-
-def test_a_sum_by_turns_is_a_loop_of_two_halves_without_barriers(monkeypatch):
-    for place, replacement in PATHS["by turns"].items():
-        monkeypatch.setattr(*place, replacement)
-    call, _ = scatter(algorithm="auto")
-    traced = jax.make_jaxpr(call, axis_env=[("x", N)])(np.ones((16, 2)), np.ones((2, 6)))
-    assert count(traced.jaxpr, "optimization_barrier") == 0
-    assert count(traced.jaxpr, "scan") == 1
-    # The first of one half, both of a turn, and the last of the other.
-    assert count(traced.jaxpr, "dot_general") == 4
-    assert hops(traced.jaxpr) == 2 * 2 * (N - 1)
 
 
 def test_a_long_ring_is_a_loop():

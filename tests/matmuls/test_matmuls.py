@@ -161,8 +161,7 @@ class Call:
         """How many elements of which dtype a rank sends in all; None if this is not known."""
         case, form = self.case, self.form
         found: Counter[Any] = Counter()
-        is_known = case["path"] != "by turns"
-        if not is_known or adds_cotangents(case["transform"]) or case["transform"] == "remat":
+        if adds_cotangents(case["transform"]) or case["transform"] == "remat":
             return None
         is_plain = case["algorithm"] in ("auto", "lax") and case["path"] != "late products"
         if is_plain:

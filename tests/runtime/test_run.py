@@ -15,15 +15,15 @@ import pytest
 from covering import SEEDS, covering
 from jax import lax
 from machine import plus
-from support import exists, make_mesh, per_rank, runnable
+from support import exists, make_mesh, per_rank
 
 from ringcoll import algorithms
 from ringcoll.algorithms import GATHERS
-from ringcoll.runtime import looped, run
+from ringcoll.runtime import run
 from ringcoll.runtime.barriers import GATHER_ADD, GATHER_PLACE, NO_WORK, REDUCE
 from ringcoll.runtime.hop import Ranks
 from ringcoll.runtime.parts import Layout, shares
-from ringcoll.schedules.schedule import Move, Schedule, only_forwards, stretches
+from ringcoll.schedules.schedule import Move, Schedule, stretches
 from ringcoll.schedules.tour import tour
 
 #: A ring that sends offset 1 again at the end: backward, its sum is there before the loop.
@@ -87,18 +87,6 @@ def reduced(schedule, ranks, x, order):
     return jnp.stack(sums), by_lane
 
 
-def by_turns(schedule, ranks, x, order):
-    def add(parts, received):
-        pairs = zip(parts, received, strict=True)
-        return [r + x[part.origin, part.lane] for part, r in pairs]
-
-    def start(part):
-        return jnp.zeros_like(x[0, 0])
-
-    layout = layout_of(schedule, lanes=2)
-    return jnp.stack(looped.reduce_by_turns(schedule, ranks, layout, add, start)), []
-
-
 def toured(schedule, ranks, x, order, halves=False):
     """What a rank has seen, weighed by origin; and the sums that came home."""
 
@@ -120,7 +108,6 @@ def toured(schedule, ranks, x, order, halves=False):
 RUNS = {
     "gather": gathered,
     "reduce": reduced,
-    "turns": by_turns,
     "tour": toured,
     "tour by halves": partial(toured, halves=True),
 }
@@ -134,26 +121,25 @@ FACTORS = {
 }
 
 
-def schedule_of(kind, algorithm, shape):
+def schedule_of(algorithm, shape):
     """The schedule; None if there is none."""
     if algorithm == "resent":
-        return RESENT if shape == (6,) and kind != "turns" else None
-    if not exists("all_gather", algorithm, shape):
-        return None
-    schedule = algorithms.build("all_gather", algorithm, shape)
-    return schedule if kind != "turns" or only_forwards(schedule) else None
+        return RESENT if shape == (6,) else None
+    return (
+        algorithms.build("all_gather", algorithm, shape)
+        if exists("all_gather", algorithm, shape)
+        else None
+    )
 
 
 def forbidden(case):
-    options = (
-        [case[key]] if key in case else FACTORS[key] for key in ("run", "algorithm", "shape")
-    )
+    options = ([case[key]] if key in case else FACTORS[key] for key in ("algorithm", "shape"))
     return not any(schedule_of(*some) for some in product(*options))
 
 
 def check(case, found, x):
     kind, shape, name = case["run"], case["shape"], str(case)
-    schedule, n = schedule_of(kind, case["algorithm"], shape), prod(shape)
+    schedule, n = schedule_of(case["algorithm"], shape), prod(shape)
     lanes = schedule.lanes
     if kind == "gather":
         times, when, values = found
@@ -161,9 +147,8 @@ def check(case, found, x):
         for rank in range(n):
             np.testing.assert_array_equal(when[rank], rounds_by_origin(schedule, rank), name)
             np.testing.assert_array_equal(values[rank], x[:, 0, :lanes].swapaxes(0, 1), name)
-    elif kind in ("reduce", "turns"):
+    elif kind == "reduce":
         sums, asked = found
-        lanes *= 1 + (kind == "turns")
         np.testing.assert_array_equal(sums, x.sum(0)[:, :lanes], name)
         for by_lane in asked:
             seen = np.sort(np.stack(by_lane, axis=1))
@@ -190,7 +175,7 @@ def test_every_run_by_every_schedule(seed, monkeypatch):
             results = []
             for case in some:
                 monkeypatch.setattr(run, "UNROLL_UP_TO", case["unroll up to"])
-                schedule = schedule_of(case["run"], case["algorithm"], shape)
+                schedule = schedule_of(case["algorithm"], shape)
                 ranks = replace(everyone(shape), shape=schedule.shape)
                 results.append(RUNS[case["run"]](schedule, ranks, x, case["order"]))
             return results
@@ -217,16 +202,3 @@ def test_the_order_of_combine(unroll, monkeypatch):
     results = per_rank(make_mesh(5), program, np.arange(5, dtype=np.float32))
     expected = [[sum(2**k * ((rank + k) % 5) for k in range(5))] for rank in range(5)]
     np.testing.assert_array_equal(results, expected)
-
-
-def test_which_schedules_have_turns():
-    def possible(n):
-        every = runnable("all_gather", n)
-        built = {a: algorithms.build("all_gather", a, (n,)) for a in every}
-        return {a for a, schedule in built.items() if only_forwards(schedule)}
-
-    rings = {"ring", "bidirectional_ring", "torus", "hamiltonian"}  # the last three are one here
-    assert possible(8) == possible(5) == rings
-    assert possible(1) == possible(2) == set()
-    assert not only_forwards(RESENT)
-    assert not only_forwards(algorithms.build("all_gather", "ring", (4, 2)))
