@@ -9,8 +9,8 @@ from ringcoll.draw.captions import round_words
 from ringcoll.draw.plan import Execution
 from ringcoll.draw.routes import Route, routes
 from ringcoll.draw.steps import Frame, Message, RankSet, frames
+from ringcoll.io.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 from ringcoll.schedules.schedule import digits
-from ringcoll.web.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 
 _MOST_RANKS = 16
 _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0

@@ -81,9 +81,7 @@ REFUSED = {
         ("psum --rank 4 --size 2", "error: unknown arguments: --size 2; -h lists those that it"),
         ("-n 4", "the following arguments are required: COLLECTIVE; -h explains the arguments"),
         ("psum --algorithm ring -n 16 --svg /dev/null", "31 frames in one picture: at most 24"),
-        ("psum --follow 1", "--follow is for what moves: give --animate or --html too"),
-        ("psum -n 2 --animate /dev/null --follow 2", "follow 2: there are shards 0 to 1"),
-        ("psum --algorithm ring -n 20 --html page.html", "20 ranks: at most 16"),
+        ("psum --algorithm ring -n 20 --animate film.svg", "20 ranks: at most 16"),
     ],
     "explain": [
         ("rign", "argument NAME: invalid choice: 'rign' (choose from"),

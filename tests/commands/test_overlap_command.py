@@ -104,7 +104,7 @@ NOT_COMPILED = [
     ("--function own:elsewhere", "which is not one of the 8 devices of v5e:4x2"),
     ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
 ]
-PLAIN = "--function own:plain --json --max-exposed 0.05 --html page.html --trace trace.json"
+PLAIN = "--function own:plain --json --max-exposed 0.05 --draw page.svg --trace trace.json"
 PLAIN += " --options 'asynchronous all-to-all' --options xla_enable_async_all_gather=true"
 #: A matmul of a shard (27 us) is longer than its hop (24 us).
 EXAMPLE = "--example all_gather_matmul --shape 2048x2048x40960"
