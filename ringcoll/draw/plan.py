@@ -18,6 +18,8 @@ from ringcoll.schedules.registry import (
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import Tour, tour
 
+#: The most ranks of a drawing.
+_MOST_RANKS = 16
 #: A phase, and the number of its round, from 0.
 Running = tuple[Phase, int]
 
@@ -116,3 +118,12 @@ def plan(collective: str, algorithm: ScheduleLike, shape: Sequence[int]) -> Exec
     elif callable(algorithm):
         name = getattr(algorithm, "__name__", "a function")
     return Execution(collective, name, shape, run, schedule, way)
+
+
+def check_size(plan: Execution) -> None:
+    """Refuse more ranks than can be told apart."""
+    if plan.size > _MOST_RANKS:
+        raise ValueError(
+            f"a drawing of {plan.size} ranks: at most {_MOST_RANKS} can be told apart; every rank "
+            "does the same, so draw fewer"
+        )
