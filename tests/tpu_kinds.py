@@ -18,9 +18,6 @@ from jax.sharding import PartitionSpec as P
 
 from ringcoll import overlap
 from ringcoll.commands.overlap import mesh_on
-from ringcoll.overlap.chips import chip
-from ringcoll.overlap.hlo import parse
-from ringcoll.overlap.timeline import Timeline
 
 
 def plain(x, w):
@@ -82,7 +79,7 @@ def offloaded(x, w):
 
 
 def read(topology, function, x, w, specs, out):
-    """What a timeline reads in the compiled function of x and w."""
+    """What a report says of the compiled function of x and w."""
     mesh = mesh_on(topology)
     operands = [
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
@@ -90,17 +87,10 @@ def read(topology, function, x, w, specs, out):
     ]
     mapped = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
     program = overlap.compile_for(topology, mapped, *operands)
-    known = chip(program.kind)
-    timeline = Timeline(parse(program.text), program.network, known, {}).run()
-    return {
-        "kinds": [wire.kind for wire, _ in timeline.transfers.values()],
-        "exposed": timeline.tally["exposed",],
-        "unread": sorted(timeline.unread),
-        "host": timeline.tally["host",],
-        "sources": {key[1]: used for key, used in timeline.tally.items() if key[0] == "source"},
-        "unpriced": sorted(timeline.costs.unpriced),
-        "notes": sorted(timeline.notes),
-    }
+    report = overlap.report(program)
+    of_report = ("exposed", "unread", "host", "sources", "unpriced", "assumptions")
+    kinds = [row.kind for row in report.rows]
+    return {"kinds": kinds, **{name: getattr(report, name) for name in of_report}}
 
 
 GATHERED = (P("x"), P(None, "x")), P(None, "x")

@@ -189,21 +189,6 @@ def count(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    """Read a time in seconds, such as "3e-6".
-
-    Raises:
-        argparse.ArgumentTypeError: it is not a number, it is below 0, or it is too large.
-    """
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < 1e9:  # with a larger one, sums of times would be infinite
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds; write 3e-6, or 0")
-    return number
-
-
 def function(text: str) -> Callable[..., Any]:
     """Import the function that "module:function" names.
 

@@ -1,7 +1,7 @@
 """Print the modelled time of a collective by every algorithm and the built-in, and what is fastest.
 
     python -m ringcoll cost all_gather
-    python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e --formulas
+    python -m ringcoll cost all_gather --bytes 64M --ranks 2..256 --device v5e
     python -m ringcoll cost all_reduce --bytes 1M,64M --ranks 256x256,32x32x64 --device v5p
     python -m ringcoll cost all_reduce --device h100 --ranks 2..8
     python -m ringcoll cost all_gather --device mine.json --algorithm lax,ring --json
@@ -9,28 +9,27 @@
     python -m ringcoll cost all_gather_matmul --shape 8192x8192x28672 -n 8 --device v5e
 
 B is the size in bytes as nccl-tests counts it: the operand or the result of a rank, whichever is
-larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand of 8M. In formulas,
-alpha is seconds per message, hop seconds per link that a message passes, beta seconds per byte on
-the busiest link, and gamma seconds per byte added. `lax` is the built-in. On GPUs its price, and
-that of a message, lie between published measurements; what lies outside is "not measured". Nothing
-is measured here; `python -m benchmarks measured` compares prices with measurements. For a matmul
-with a collective, the table is the one whose cheapest line "auto" runs on TPUs, without gradients.
+larger. That is the full vector: an all_gather of 64M on 8 ranks has an operand of 8M. alpha is
+seconds per message, hop seconds per link that a message passes, beta seconds per byte on the
+busiest link, and gamma seconds per byte added; `explain NAME` prints formulas. `lax` is the
+built-in. On GPUs its price, and that of a message, lie between published measurements; what lies
+outside is "not measured". Nothing is measured here; `python -m benchmarks measured` compares prices
+with measurements. For a matmul with a collective, the table is the one whose cheapest line "auto"
+runs on TPUs, without gradients.
 """
 
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from math import inf, isinf
 from typing import Any, NamedTuple
 
 from ringcoll.commands import arguments, cost_matmul
 from ringcoll.costs import machines
-from ringcoll.costs.closed_forms import at, closed_form, prices
-from ringcoll.costs.machines import MACHINES, Device
+from ringcoll.costs.machines import MACHINES
 from ringcoll.costs.model import Model, fastest
-from ringcoll.costs.places import SWITCH, Place, Seconds, counted, place_of
+from ringcoll.costs.places import SWITCH, Place, Seconds, place_of
 from ringcoll.costs.prediction import PERMUTE, seconds_of
 from ringcoll.costs.wire import Wire
 from ringcoll.io.text import WIDTH, aligned, bytes_in_words, seconds_in_words, wrapped
@@ -44,16 +43,9 @@ NOT_MEASURED = "not measured"
 #: The sizes, if none are given.
 _BYTES = [2**26]
 #: The options that a matmul does not take.
-_NOT_OF_MATMULS = "bytes", "algorithm", "function", "hosts", "network", "formulas"
+_NOT_OF_MATMULS = "bytes", "algorithm", "function", "hosts", "network"
 #: Bytes of an element of bfloat16, which --wire replaces by codes.
 _ITEMSIZE = 2
-
-_CONSTANTS = {
-    "alpha": "seconds per message",
-    "hop": "seconds per link that a message passes",
-    "beta": "seconds per byte sent",
-    "gamma": "seconds per byte added",
-}
 
 Algorithms = Mapping[str, ScheduleLike]
 
@@ -104,17 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of TPUs: the chips of the slice, such as 4x4 (default: the shape of --ranks), or "
         f"{SWITCH}",
     )
-    for name, constant in _CONSTANTS.items():
-        add(
-            f"--{name}",
-            type=arguments.seconds,
-            metavar="SECONDS",
-            help=f"{constant}, in place of the value of the device",
-        )
-    printed = parser.add_mutually_exclusive_group()
-    what = "print the formula of each algorithm too"
-    printed.add_argument("--formulas", action="store_true", help=what)
-    printed.add_argument("--json", action="store_true", help="print JSON")
+    add("--json", action="store_true", help="print JSON")
     cost_matmul.add_arguments(parser)
 
 
@@ -124,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     refused: dict[str, None] = {}
     try:
         _check_options(args)
-        device = _device(args)
+        device = machines.find(args.device)
         if args.collective in cost_matmul.NAMES:
             return cost_matmul.run(args, device)
         algorithms = _algorithms(args, collective)
@@ -143,8 +125,7 @@ def run(args: argparse.Namespace) -> int:
     if wire:
         lines.append(
             f"messages hold {args.wire} and scales: {wire.ratio(_ITEMSIZE):.3f} of the "
-            "bytes of bfloat16. Multiply B in a formula by this. Times include the work to encode, "
-            "decode and add"
+            "bytes of bfloat16. Times include the work to encode, decode and add"
         )
     for nbytes in args.bytes or _BYTES:
         lines += ["", f"{args.collective} of B = {bytes_in_words(nbytes)}; * is the fastest"]
@@ -159,8 +140,6 @@ def run(args: argparse.Namespace) -> int:
             "lists the ranks, hosts and sizes of its measurements (those of ppermute price every "
             "message on one host); machine --fit makes a machine of your own log"
         )
-    if args.formulas:
-        lines += _formulas(collective, algorithms, rows)
     print(*wrapped(lines), sep="\n")
     return 0
 
@@ -195,23 +174,6 @@ def _algorithms(args: argparse.Namespace, collective: str) -> dict[str, Schedule
         own = args.function.__name__
         algorithms[own if own not in algorithms else f"{own} (--function)"] = args.function
     return algorithms
-
-
-def _device(args: argparse.Namespace) -> Device:
-    """The device, with the constants that the options give in place of what was measured.
-
-    Raises:
-        ValueError: there is no such machine.
-    """
-    device = machines.find(args.device)
-    given = {name: getattr(args, name) for name in _CONSTANTS}
-    changes = {name: value for name, value in given.items() if value is not None}
-    if not changes:
-        return device
-    if "alpha" in changes or "beta" in changes:
-        changes["wire"] = None
-    model = replace(device.model, **changes)
-    return replace(device, model=model)
 
 
 def _machine_lines(places: Sequence[Place]) -> Iterator[str]:
@@ -272,18 +234,6 @@ def _as_json(args: argparse.Namespace, rows: Sequence[Priced]) -> Iterator[dict[
                 }
 
 
-def _forms(collective: str, algorithms: Algorithms, places: Sequence[Place]) -> dict[str, str]:
-    """The closed form of each algorithm, if all places are rings or all are switches."""
-    rings = {p.network and p.network == p.shape and p.is_torus for p in places if p.ranks > 2}
-    if rings not in ({None}, {True}) or any(p.hosts > 1 or len(p.shape) > 1 for p in places):
-        return {}
-    ours = {name: one for name, one in algorithms.items() if one != LAX}
-    paid = {name: prices(collective, one, rings == {True}) for name, one in ours.items()}
-    adds = places[0].device.model.gamma > 0
-    forms = {name: closed_form(p, adds) for name, p in paid.items()}
-    return {name: str(form) for name, form in forms.items() if form}
-
-
 def _table(rows: Sequence[Priced], names: Iterable[str], nbytes: int) -> Iterator[str]:
     """A row for each algorithm, a column for each machine; as many columns at once as fit.
 
@@ -305,31 +255,6 @@ def _table(rows: Sequence[Priced], names: Iterable[str], nbytes: int) -> Iterato
     fit = max((WIDTH - used) // (width + 2), 1)
     for start in range(0, len(columns), fit):
         yield from aligned([*zip(first, *columns[start : start + fit], strict=True)])
-
-
-def _formulas(collective: str, algorithms: Algorithms, rows: Sequence[Priced]) -> Iterator[str]:
-    """The formulas at each place; for several rings or switches, those for any n."""
-    forms = _forms(collective, algorithms, [row.place for row in rows])
-    tables = {"any n > 2": forms}
-    if len(rows) == 1 or not forms:
-        places = {
-            f"n = {row.place.name}": _formulas_at(collective, algorithms, row) for row in rows
-        }
-        tables = places | tables
-    for n, formulas in tables.items():
-        if formulas:
-            yield from ("", f"formulas, {n}")
-            yield from aligned([*formulas.items()], left=2)
-
-
-def _formulas_at(collective: str, algorithms: Algorithms, row: Priced) -> dict[str, str]:
-    """The formula of each algorithm at one place; none on several hosts."""
-    place, formulas = row.place, {}
-    for name in row.seconds:
-        if algorithms[name] != LAX and place.hosts == 1:
-            paid = counted(collective, algorithms[name], *place.where)
-            formulas[name] = at(place.ranks, paid, place.device.model.gamma > 0)
-    return formulas
 
 
 def _distinct(row: Priced) -> dict[str, Seconds]:

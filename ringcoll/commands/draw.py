@@ -4,7 +4,7 @@
     python -m ringcoll draw all_reduce --algorithm bidirectional_ring -n 5
     python -m ringcoll draw all_reduce --svg ring.svg
     python -m ringcoll draw all_reduce --animate ring.svg
-    python -m ringcoll draw all_gather --algorithm torus -n 4x2 --html page.html
+    python -m ringcoll draw all_gather --algorithm torus -n 4x2 --svg torus.svg
     python -m ringcoll draw tour
     python -m ringcoll draw psum --algorithm halving_doubling -n 8 --order tree
     python -m ringcoll draw all_gather --function my.module:schedule -n 5
@@ -22,7 +22,6 @@ from math import prod
 from ringcoll.commands import arguments
 from ringcoll.costs.places import check_ranks
 from ringcoll.draw.motion import as_motion
-from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import Execution, plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.draw.text import as_text
@@ -54,15 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="all rounds as an SVG that moves",
     )
-    parser.add_argument(
-        "--html", type=arguments.File, metavar="FILE", help="a page that plays the rounds"
-    )
-    parser.add_argument(
-        "--follow",
-        type=int,
-        metavar="R",
-        help="follow the shard of rank R: everything else is faint (with --animate, --html)",
-    )
     parser.add_argument("--order", choices=["tree"], help="print the additions of each rank")
 
 
@@ -76,8 +66,8 @@ def _as_tree(args: argparse.Namespace, drawn_plan: Execution) -> str:
     collective = in_lax(args.collective)
     if collective not in ("psum", "psum_scatter"):
         raise ValueError(f"--order tree: {args.collective} adds nothing; draw a psum")
-    if args.svg or args.animate or args.html:
-        raise ValueError("--order tree is printed; leave out --svg, --animate and --html")
+    if args.svg or args.animate:
+        raise ValueError("--order tree is printed; leave out --svg and --animate")
     try:
         check_balanced(drawn_plan.made)
     except ScheduleError as error:
@@ -97,15 +87,11 @@ def run(args: argparse.Namespace) -> int:
         if args.order:
             print(_as_tree(args, drawn_plan))
             return 0
-        if args.follow is not None and not (args.animate or args.html):
-            raise ValueError("--follow is for what moves: give --animate or --html too")
         drawings = {}
         if args.svg:
             drawings["svg"] = as_svg(drawn_plan)
         if args.animate:
-            drawings["animate"] = as_motion(drawn_plan, args.follow)
-        if args.html:
-            drawings["html"] = as_page(drawn_plan, args.follow)
+            drawings["animate"] = as_motion(drawn_plan)
     except ValueError as error:
         args.error(str(error))
     for option, drawing in drawings.items():

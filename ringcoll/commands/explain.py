@@ -21,7 +21,6 @@ import jax
 from ringcoll.commands import arguments, overlap
 from ringcoll.costs.closed_forms import closed_form, prices, recognised
 from ringcoll.debug.explaining import explain
-from ringcoll.draw.source import paragraphs
 from ringcoll.io.text import aligned, wrapped
 from ringcoll.schedules.registry import (
     ALL_TO_ALLS,
@@ -57,9 +56,9 @@ class About(NamedTuple):
 
 def about(algorithm: Callable[..., Any]) -> About:
     """The docstring of an algorithm, in parts."""
-    does, *others = paragraphs(algorithm)
-    sections = dict(paragraph.partition(": ")[::2] for paragraph in others)
     docstring = inspect.getdoc(algorithm) or ""
+    does, *others = (" ".join(paragraph.split()) for paragraph in docstring.split("\n\n"))
+    sections = dict(paragraph.partition(": ")[::2] for paragraph in others)
     return About(does, sections.get("When", ""), sections.get("Source", ""), docstring)
 
 

@@ -4,8 +4,7 @@
     python -m ringcoll machine --fit nccl.txt --output mine.json
     python -m ringcoll cost all_gather --ranks 8 --device mine.json
 
-The measurements are the output of nccl-tests, or the file that `python -m benchmarks --json`
-writes. Without --fit, the command lists the known machines.
+The measurements are the output of nccl-tests. Without --fit, the command lists the known machines.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from ringcoll.io.text import bytes_in_words, wrapped
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add = parser.add_argument
-    add("--fit", metavar="FILE", help="measurements: nccl-tests' output, or JSON of our benchmarks")
+    add("--fit", metavar="FILE", help="measurements: nccl-tests' output")
     add("--output", type=arguments.File, metavar="FILE", help="the .json file to write")
     add("--show", metavar="NAME", help="print a known machine: its figures and their sources")
 

@@ -1,7 +1,7 @@
 """Compile a program for chips that you need not have, and report its exposed communication.
 
     python -m ringcoll overlap --topology v5e:4x2 --example all_gather_matmul
-    python -m ringcoll overlap --topology h100:8 --example all_gather_matmul --html page.html
+    python -m ringcoll overlap --topology v5e:8 --example ring_matmul --trace trace.json
     python -m ringcoll overlap --topology v6e:8 --function my:program --options "sparse cores"
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --json > old.json
     python -m ringcoll overlap --topology v5p:2x2x2 --function my.module:program --against old.json
@@ -43,10 +43,6 @@ _FILES: dict[str, tuple[str, Callable[..., None]]] = {
     "draw": (
         "draw the timeline, as SVG",
         lambda file, first, *below: first.draw(file, *below),
-    ),
-    "html": (
-        "the timeline as a page: zoom, and the line of source of each part",
-        lambda file, first, *below: files.write(file, first.to_html(*below)),
     ),
     "trace": (
         "the timeline as JSON for ui.perfetto.dev or chrome://tracing",
@@ -127,7 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_read_report,
         metavar="FILE",
         help="print what changed since this report, which --json wrote (default for an example "
-        "that overlaps: its plain form, which pictures, pages and traces then show above it)",
+        "that overlaps: its plain form, which pictures and traces then show above it)",
     )
     printed = parser.add_mutually_exclusive_group()
     printed.add_argument(

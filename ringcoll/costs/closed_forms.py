@@ -87,47 +87,32 @@ def recognised(counts: Mapping[int, Fraction | int]) -> Formula | None:
     return None
 
 
-def closed_form(prices: Mapping[int, Price], adding: bool = True) -> Formula | None:
+def closed_form(prices: Mapping[int, Price]) -> Formula | None:
     """A formula for the seconds of a collective with B bytes of the full vector; None without one.
 
     If some rounds are uneven, the formula is an upper bound, and begins with "at most".
 
     Args:
         prices: the prices by number of ranks.
-        adding: whether additions count.
     """
     terms = [
         (recognised({n: paid.startups for n, paid in prices.items()}), "alpha"),
         (recognised({n: paid.hops for n, paid in prices.items()}), "hop"),
         (recognised({n: paid.link / n for n, paid in prices.items()}), "B beta"),
+        (recognised({n: paid.additions / n for n, paid in prices.items()}), "B gamma"),
     ]
-    if adding:
-        added = recognised({n: paid.additions / n for n, paid in prices.items()})
-        terms.append((added, "B gamma"))
     known = [(formula, unit) for formula, unit in terms if formula]
     if len(known) < len(terms):
         return None
     where = {formula.where for formula, _ in known} - {""}
     if len(where) > 1:  # use only the numbers for which all forms hold
         twos = {n: paid for n, paid in prices.items() if not n & (n - 1)}
-        return closed_form(twos, adding)
+        return closed_form(twos)
     if not any(n & (n - 1) for n in prices):
         where = {_TWOS}
     text = _sum((formula.text, unit) for formula, unit in known)
-    return Formula(_most(prices.values()) + text, *where)
-
-
-def at(n: int, paid: Price, adding: bool = True) -> str:
-    """The formula of `closed_form` at one n, with numbers: "7 alpha + 7 hop + 7/8 B beta"."""
-    counts = [(paid.startups, "alpha"), (paid.hops, "hop"), (paid.link / n, "B beta")]
-    if adding:
-        counts.append((paid.additions / n, "B gamma"))
-    return _most([paid]) + _sum((str(count), unit) for count, unit in counts)
-
-
-def _most(prices: Iterable[Price]) -> str:
-    """The words "at most " if some rounds are uneven: then the sum of the terms is too large."""
-    return "at most " if any(paid.uneven for paid in prices) else ""
+    most = "at most " if any(paid.uneven for paid in prices.values()) else ""
+    return Formula(most + text, *where)
 
 
 def _sum(terms: Iterable[tuple[str, str]]) -> str:

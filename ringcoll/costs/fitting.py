@@ -1,23 +1,17 @@
-"""Make a machine from measurements: read a table, fit a machine, and print its error.
+"""Make a machine from the output of nccl-tests: read it, fit a machine, and print its error."""
 
-A table is the output of nccl-tests, or the file that `python -m benchmarks --json` writes. Bytes
-are counted as nccl-tests does.
-"""
-
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from ringcoll.costs.counts import price
 from ringcoll.costs.curves import fit_curve
 from ringcoll.costs.model import Sample, fit
 from ringcoll.costs.places import MOST_RANKS
 from ringcoll.costs.prediction import PERMUTE
 from ringcoll.io.strict_json import shown
-from ringcoll.schedules.registry import COLLECTIVES, LAX, build, in_lax
+from ringcoll.schedules.registry import COLLECTIVES, in_lax
 
 #: The fewest sizes from which both the cost of a start and the cost of a byte can be found.
 ENOUGH = 4
@@ -32,79 +26,68 @@ _NAMES = {"alltoall": "all_to_all", "sendrecv": PERMUTE, "broadcast": "pbroadcas
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One measurement of a table, and the number of its line."""
+    """One measurement, and the number of its line."""
 
     collective: str
     bytes: float
     ranks: int
     seconds: float
-    algorithm: str
     hosts: int
     line: int
 
 
 def read_timings(text: str) -> list[Timing]:
-    """Read the measurements of a table: nccl-tests' output, or JSON of our benchmarks.
+    """Read the output of nccl-tests.
 
     Raises:
-        ValueError: it is not such a table; the message has the line and the cure.
-
-    >>> row = '{"collective": "psum", "size": 1024, "ranks": 8, "algorithm": "lax", "seconds": 1}'
-    >>> fitting.read_timings('{"rows": [' + row + "]}")[0].ranks
-    8
+        ValueError: it is not such output; the message has the line and the cure.
     """
     text = text.removeprefix("\ufeff")  # a byte order mark
     if not text.strip():
         raise ValueError("line 1: the file is empty; give a table of measurements")
     lines = text.splitlines()
-    if any(map(_COLUMNS.match, lines)):
-        timings = list(_of_nccl_tests(lines))
-    elif text.lstrip()[0] in "{[":
-        timings = list(_of_json(text))
-    else:
+    if not any(map(_COLUMNS.match, lines)):
         raise ValueError(
             "line 1: nccl-tests' output without its header, '#  size  count  type ...', or no such "
-            "output; give all of it, with every '#', or the JSON of `python -m benchmarks --json`"
+            "output (its JSON is not read); give all of it, with every '#'"
         )
+    timings = list(_of_nccl_tests(lines))
     if not timings:
-        raise ValueError("line 1: no measurement; give a time in each line, or in each of `rows`")
+        raise ValueError("line 1: no measurement; give a time in each line")
     return timings
 
 
 def fit_machine(name: str, timings: Sequence[Timing]) -> tuple[dict[str, Any], list[str]]:
     """Fit a machine: the contents of its file, and lines that describe the fit.
 
-    Built-in collectives (algorithm "lax") get a curve for each number of ranks. Rates come from
-    permutes; without permutes, from measured algorithms of ringcoll; without these there are none.
+    Collectives get a curve for each number of ranks. Rates come from permutes (sendrecv); without
+    these there are none.
 
     Args:
         name: the name of the machine.
-        timings: measurements; each collective, algorithm and number of ranks needs `ENOUGH` sizes.
+        timings: measurements; each collective and number of ranks needs `ENOUGH` sizes.
 
     Raises:
         ValueError: there are too few sizes to find both the start of a message and its rate.
     """
-    groups: dict[tuple[str, str, int, int], list[Timing]] = defaultdict(list)
+    groups: dict[tuple[str, int, int], list[Timing]] = defaultdict(list)
     for one in timings:
-        groups[one.collective, one.algorithm, one.ranks, one.hosts].append(one)
-    curves, lines, ours = [], [], []
-    for (collective, algorithm, ranks, hosts), group in sorted(groups.items()):
+        groups[one.collective, one.ranks, one.hosts].append(one)
+    curves, lines = [], []
+    for (collective, ranks, hosts), group in sorted(groups.items()):
         sizes = sorted({one.bytes for one in group})
         if len(sizes) < ENOUGH:
             raise ValueError(
-                f"line {group[0].line}: {collective} by {algorithm} on {ranks} ranks has "
-                f"{len(sizes)} sizes; measure {ENOUGH} or more, to tell a start from a rate"
+                f"line {group[0].line}: {collective} on {ranks} ranks has {len(sizes)} sizes; "
+                f"measure {ENOUGH} or more, to tell a start from a rate"
             )
-        if algorithm != LAX:
-            ours += group
-            continue
         points = [(one.bytes, one.seconds) for one in group]
         curves.append(curve_of(collective, ranks, hosts, points, "measured by the user"))
         lines.append(
             f"{collective} on {ranks} ranks: {len(group)} points, "
             f"{len(curves[-1]['knots'])} knots, median error {curves[-1]['error']:.1%}"
         )
-    rates, words = _rates(timings, ours)
+    rates, words = _rates([one for one in timings if one.collective == PERMUTE])
     most = max(one.ranks // one.hosts for one in timings)
     data = {
         "name": name,
@@ -130,45 +113,27 @@ def curve_of(
         "points": len(points),
         "error": round(error, 4),
         "source": source,
-        "knots": [[_whole(size), float(f"{t:.4g}")] for size, t in curve.knots],
+        "knots": [[int(size), float(f"{t:.4g}")] for size, t in curve.knots],
     }
 
 
-def _whole(size: float) -> int | float:
-    """An integer if the size is one: a table may have the bytes of a rank as a fraction."""
-    return int(size) if size == int(size) else size
-
-
-def _rates(timings: Sequence[Timing], ours: Sequence[Timing]) -> tuple[dict[str, Any], str]:
+def _rates(permutes: Sequence[Timing]) -> tuple[dict[str, Any], str]:
     """The rates of messages, as a machine's file has them, and the fit in words."""
-    permutes = [Sample(1, t.bytes, 0, t.seconds) for t in timings if t.collective == PERMUTE]
-    samples = permutes or [_sample(one) for one in ours]
-    if not samples:
-        return {}, "no permute and no algorithm of ringcoll was measured, so messages have no price"
-    model, error = fit(samples)
+    if not permutes:
+        return {}, "no permute was measured, so messages have no price"
+    model, error = fit(Sample(1, one.bytes, 0, one.seconds) for one in permutes)
     if not model.beta:
         raise ValueError(
-            f"line {timings[0].line}: the times do not grow with the bytes, so there is no rate; "
+            f"line {permutes[0].line}: the times do not grow with the bytes, so there is no rate; "
             "measure larger sizes too"
         )
-    basis = f"fitted to {'permutes' if permutes else 'algorithms'}, median error {error:.0%}"
+    basis = f"fitted to permutes, median error {error:.0%}"
     rates = {
         "start_seconds": [model.alpha, basis],
         "link_bytes_per_second": [1 / model.beta, basis],
     }
     words = f"{basis}: {model.alpha * 1e6:.3g} us a message, {1e-9 / model.beta:.4g} GB/s"
     return rates, words
-
-
-def _sample(one: Timing) -> Sample:
-    """A measurement with the counts of its algorithm."""
-    paid = price(one.collective, one.algorithm, (one.ranks,))
-    shard = one.bytes / one.ranks
-    added = float(paid.additions) * shard
-    return Sample(paid.startups, float(paid.link) * shard, added, one.seconds)
-
-
-# -- two formats --
 
 
 def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
@@ -211,8 +176,7 @@ def _of_nccl_tests(lines: Sequence[str]) -> Iterator[Timing]:
             _check_nccl_tests(number, name, counts, columns, cells)
             in_table = True
             if int(cells[0]):  # nccl-tests prints 0 for sizes of fewer bytes than ranks
-                time, (ranks, hosts) = cells[columns.index("time")], map(str, *counts)
-                yield _timing(number, name, cells[0], ranks, time, 1e-6, LAX, hosts)
+                yield _timing(number, name, cells[0], cells[columns.index("time")], *counts)
 
 
 def _check_nccl_tests(
@@ -251,77 +215,26 @@ def _check_nccl_tests(
         )
 
 
-def _of_json(text: str) -> Iterator[Timing]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:  # an integer may have thousands of digits
-        line = getattr(error, "lineno", 1)
-        raise ValueError(f"line {line}: not JSON that can be read: {error}") from None
-    rows = data.get("rows") if isinstance(data, dict) else None
-    if not isinstance(rows, list):
-        raise ValueError(
-            "line 1: no list `rows`; give what `python -m benchmarks --json` wrote, or what "
-            "nccl-tests prints (its JSON is not read)"
-        )
-    on = data.get("measured_on")
-    hosts = str(on.get("processes", 1)) if isinstance(on, dict) else "1"
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or not row.get("seconds"):
-            continue
-        names = [name for name in ("collective", "size", "ranks", "algorithm") if name not in row]
-        if names:
-            raise ValueError(f"line 1: row {number} has no {', '.join(names)}")
-        if row.get("resolved", row["algorithm"]) != row["algorithm"]:
-            continue  # "auto": the row of the algorithm it chose is in the file too
-        seconds = row["seconds"]
-        middle = seconds.get("median") if isinstance(seconds, dict) else seconds
-        name, size, ranks = (str(row[key]) for key in ("collective", "size", "ranks"))
-        yield _timing(1, name, size, ranks, str(middle), 1.0, str(row["algorithm"]), hosts)
-
-
-def _timing(
-    line: int,
-    collective: str,
-    size: str,
-    ranks: str,
-    time: str,
-    unit: float,
-    algorithm: str,
-    hosts: str,
-) -> Timing:
-    """Check a measurement.
+def _timing(line: int, test: str, size: str, time: str, places: tuple[int, int]) -> Timing:
+    """Check a measurement; `places` are the numbers of ranks and of hosts.
 
     Raises:
         ValueError: a value is not known, not a number, or out of range.
     """
-    name = in_lax(_NAMES.get(collective, collective))
+    name, (ranks, hosts) = in_lax(test), places
     if name not in _KNOWN:
         raise ValueError(
-            f"line {line}: collective {shown(collective)} is not known; "
-            f"there are {', '.join(_KNOWN)}"
+            f"line {line}: collective {shown(test)} is not known; there are {', '.join(_KNOWN)}"
         )
     try:
-        timing = Timing(
-            name, float(size), int(ranks), float(time) * unit, algorithm, int(hosts), line
-        )
+        timing = Timing(name, float(size), ranks, float(time) * 1e-6, hosts, line)
     except ValueError:
-        numbers = shown([size, ranks, time, hosts])
+        raise ValueError(f"line {line}: {shown([size, time])}: not a number") from None
+    if not (0 < timing.bytes < 2**63 and 0 < timing.seconds < 1e9):
         raise ValueError(
-            f"line {line}: {numbers}: bytes, ranks, time or hosts is not a number"
-        ) from None
-    is_measurable = 0 < timing.bytes < 2**63 and 0 < timing.seconds < 1e9
-    if not is_measurable or not 1 <= timing.hosts <= timing.ranks:
-        raise ValueError(
-            f"line {line}: {timing.bytes:g} bytes, {timing.ranks} ranks, {timing.seconds:g} s: "
-            "give bytes, ranks and a time above 0, and no more hosts than ranks"
+            f"line {line}: {timing.bytes:g} bytes, {timing.seconds:g} s: give bytes and a time "
+            "above 0"
         )
-    if timing.ranks < 2:
-        raise ValueError(f"line {line}: {timing.ranks} rank sends nothing; measure two or more")
-    if timing.ranks > MOST_RANKS:
-        raise ValueError(f"line {line}: {timing.ranks} ranks: at most {MOST_RANKS} can be priced")
-    if algorithm != LAX and name != PERMUTE:
-        try:
-            build(name, algorithm, (timing.ranks,))
-        except ValueError as error:
-            raise ValueError(f"line {line}: {error}") from None
+    if not 2 <= ranks <= MOST_RANKS:
+        raise ValueError(f"line {line}: {ranks} ranks; measure 2 to {MOST_RANKS}")
     return timing

@@ -1,4 +1,4 @@
-"""Show who holds what after each round of a collective, as text, as pictures and as a page.
+"""Show who holds what after each round of a collective, as text and as pictures.
 
 from ringcoll import draw
 
@@ -6,7 +6,6 @@ print(draw.as_text(draw.plan("all_reduce", "ring", (4,))))
 """
 
 from ringcoll.draw.motion import as_motion
-from ringcoll.draw.page import as_page
 from ringcoll.draw.plan import Execution, plan
 from ringcoll.draw.steps import Frame, frames
 from ringcoll.draw.svg import as_svg
@@ -16,7 +15,6 @@ __all__ = [
     "Execution",
     "Frame",
     "as_motion",
-    "as_page",
     "as_svg",
     "as_text",
     "frames",

@@ -87,17 +87,6 @@ def name_notes(plan: Execution) -> list[str]:
     return list(filter(None, lines))
 
 
-def round_counts(plan: Execution) -> str:
-    """How many rounds there are, and of what: "6 rounds: 3 of reduce-scatter, 3 of all-gather"."""
-    total = _plural(plan.paid.rounds, "round")
-    if len(plan.phases) < 2:
-        return total
-    each = (f"{len(phase.rounds)} of {phase.name}" for phase in plan.phases)
-    if plan.tour:
-        return f"{total}: {' and '.join(each)}, side by side"
-    return f"{total}: {', then '.join(each)}"
-
-
 def _message_texts(plan: Execution, phase: Phase, number: int) -> Iterator[str]:
     """The messages of a rank in a round (from 0) of a phase: "to r+1: shard r"."""
     for what, moves in groupby(phase.rounds[number], lambda m: _what(plan, phase, number, m)):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from ringcoll.draw.plan import Execution
 from ringcoll.draw.steps import RankSet
 from ringcoll.draw.style import COLOURS, cell, outline
-from ringcoll.web.svg import FAINT, Element, label, shape
+from ringcoll.io.svg import FAINT, Element, label, shape
 
 SIDE, _LINE = 14.0, 24.0
 Glyph = Callable[[Element], None]

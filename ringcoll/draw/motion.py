@@ -1,7 +1,7 @@
 """A picture that moves: in each round the messages leave, travel and arrive.
 
-It is one SVG file that needs no script. SMIL animates it: browsers run SMIL, also in an image, and
-a page can set its clock to any time. Time is in units of a round: round k lasts from k to k + 1.
+It is one SVG file that needs no script. SMIL animates it: browsers run SMIL, also in an image.
+Time is in units of a round: round k lasts from k to k + 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from ringcoll.draw.routes import Route
 from ringcoll.draw.steps import Message, RankSet
 from ringcoll.draw.svg import MARGIN
 from ringcoll.draw.text import wrap
-from ringcoll.web.svg import FAINT, Box, Element, dark, document, label, rect, shape, svg_text
+from ringcoll.io.svg import FAINT, Box, Element, dark, document, label, rect, shape, svg_text
 
 _SECONDS = 2.4  # a round
 #: Within a round, when its messages leave and arrive.
@@ -26,18 +26,16 @@ _INSIDE = 0.1  # how long a message is over the box of its sender, and then of i
 _EASE = "0 0 1 1;.4 0 1 1;0 0 1 1;0 0 .4 1;0 0 1 1"
 _TOP, _LINE = 64.0, 17.0
 _MOST_STILL = 6  # frames (rounds and the start) that are legible side by side
-_ASIDE = 0.13  # the opacity of what is not followed
-_STILL = f"""
-.ringcoll .still{{display:none}}
-.ringcoll .aside{{opacity:{_ASIDE}}}
-@media (prefers-reduced-motion:reduce){{
-.ringcoll .still{{display:inline}}
-.ringcoll .moving{{display:none}}
-}}
+_STILL = """
+.ringcoll .still{display:none}
+@media (prefers-reduced-motion:reduce){
+.ringcoll .still{display:inline}
+.ringcoll .moving{display:none}
+}
 """
 
 
-def as_motion(plan: Execution, follow: int | None = None) -> str:
+def as_motion(plan: Execution) -> str:
     """SVG: the rounds as a film that repeats, with captions and a legend.
 
     If the reader's device asks for reduced motion, the rounds are shown side by side and nothing
@@ -45,16 +43,14 @@ def as_motion(plan: Execution, follow: int | None = None) -> str:
 
     Args:
         plan: a plan of at most 16 ranks.
-        follow: the rank whose shard to follow; whatever does not carry it is faint. If ranks send
-            whole vectors, this is the data of that rank; in an all-to-all, the blocks for it.
 
     Raises:
-        ValueError: there are too many ranks, or there is no such shard.
+        ValueError: there are too many ranks.
 
-    >>> draw.as_motion(draw.plan("all_gather", "ring", (4,)), follow=0).count("<animateMotion")
+    >>> draw.as_motion(draw.plan("all_gather", "ring", (4,))).count("<animateMotion")
     12
     """
-    film = Film(plan, follow)
+    film = Film(plan)
     root = document(plan.title, dark(style.DARK) + _STILL)
     width, height = film.picture.size
     captions = ["Before the first round", *(sentence(plan, now) for _, now in plan.numbered())]
@@ -79,17 +75,10 @@ def as_motion(plan: Execution, follow: int | None = None) -> str:
 
 
 class Film:
-    """The moving part of a picture: ranks, data, arrows and messages, without words.
+    """The moving part of a picture: ranks, data, arrows and messages, without words."""
 
-    Args:
-        plan, follow: as for `as_motion`.
-    """
-
-    def __init__(self, plan: Execution, follow: int | None = None) -> None:
+    def __init__(self, plan: Execution) -> None:
         self.picture = Picture(plan)
-        if follow is not None and not 0 <= follow < plan.size:
-            raise ValueError(f"follow {follow}: there are shards 0 to {plan.size - 1}")
-        self.follow = follow
         self.last = len(self.picture.frames) - 1
         self.lasts = self.last + 2  # the start and the end are shown for as long as a round
 
@@ -106,7 +95,6 @@ class Film:
                 self._cell(inner, rank, column)
         for number, travelling in enumerate(rounds, 1):
             inner.append(travelling)
-            travelling.set("data-round", str(number))
             self.show_between(travelling, number, number + 1)
 
     def _round(self, into: Element, number: int) -> Element:
@@ -115,13 +103,8 @@ class Film:
         arrows, travelling = shape(into, "g"), Element("g")
         self.show_between(arrows, number, number + 1 + (number == self.last))
         for post, route in zip(picture.posts[number], picture.routes[number], strict=True):
-            shards = self._shards_of(post)
-            picture.arrow(
-                self._mark(shape(arrows, "g"), shards), post, route, picture.is_dense(number)
-            )
-            glyph = self._mark(shape(travelling, "g"), shards)
-            if not picture.is_dense(number):  # a page shows the message here if nothing moves
-                glyph.set("data-at", "{:.0f} {:.0f}".format(*route.middle))
+            picture.arrow(arrows, post, route, picture.is_dense(number))
+            glyph = shape(travelling, "g")
             picture.glyph(glyph, post, route, (0, 0))
             self._animate_travel(glyph, post, route, number)
         return travelling
@@ -139,10 +122,7 @@ class Film:
         states = list(self._states(rank, column))
         ends = [start for start, _, _ in states[1:]] + [float(self.lasts)]
         for (start, held, is_new), end in zip(states, ends, strict=True):
-            sends_vectors = self.picture.plan.whole
             shown = self.picture.column(into, rank, column, held, is_new)
-            self._mark(shown, sorted(frozenset().union(*held)) if sends_vectors else [column])
-            shown.set("data-follow", str(rank if sends_vectors else column))
             self.show_between(shown, start, end)
 
     def _states(self, rank: int, column: int) -> Iterator[tuple[float, Sequence[RankSet], bool]]:
@@ -164,23 +144,6 @@ class Film:
                 if state != shown:
                     shown = state
                     yield time, *state
-
-    # -- which shards --
-
-    def _shards_of(self, post: Sequence[Message]) -> list[int]:
-        pieces = [piece for message in post for piece in message.pieces]
-        if self.picture.plan.whole:
-            return sorted(frozenset().union(*(piece.contributors for piece in pieces)))
-        return sorted({piece.column for piece in pieces})
-
-    def _mark(self, group: Element, shards: Sequence[int]) -> Element:
-        """Note which shards are in a group; make it faint if a different shard is followed."""
-        group.set("data-of", f" {' '.join(map(str, shards))} ")
-        if self.follow is not None and self.follow not in shards:
-            group.set("class", "aside")
-        return group
-
-    # -- when --
 
     def show_between(self, element: Element, start: float, end: float) -> None:
         """Show an element only from one time to another."""

@@ -4,7 +4,6 @@ from ringcoll.costs.counts import Price
 from ringcoll.draw.plan import plan
 from ringcoll.draw.svg import as_svg
 from ringcoll.schedules.schedule import AllToAllSchedule, Schedule
-from ringcoll.web.page import table
 
 #: The counts of a price, in words.
 _COUNTS = {
@@ -27,5 +26,9 @@ def schedule_svg(schedule: Schedule) -> str:
 
 def price_html(price: Price) -> str:
     """A price as a table, in shards."""
-    counts = ([words, f"{getattr(price, name)}"] for name, words in _COUNTS.items())
-    return table([["counted, in shards", ""], *counts])
+    rows = (
+        f'<tr><th scope="row">{words}</th><td>{getattr(price, name)}</td></tr>'
+        for name, words in _COUNTS.items()
+    )
+    head = '<thead><tr><th scope="col">counted, in shards</th><th></th></tr></thead>'
+    return f"<table>{head}<tbody>{''.join(rows)}</tbody></table>"

@@ -6,13 +6,12 @@ from typing import Any
 
 from ringcoll.draw import layout, style
 from ringcoll.draw.captions import round_words
-from ringcoll.draw.plan import Execution
+from ringcoll.draw.plan import Execution, check_size
 from ringcoll.draw.routes import Route, routes
 from ringcoll.draw.steps import Frame, Message, RankSet, frames
+from ringcoll.io.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 from ringcoll.schedules.schedule import digits
-from ringcoll.web.svg import FAINT, INK, PAPER, Box, Element, label, rect, shape
 
-_MOST_RANKS = 16
 _PAD, _HEAD, _TITLE = 8.0, 20.0, 34.0
 
 
@@ -20,11 +19,7 @@ class Picture:
     """Draws the frames of a plan, all of one size."""
 
     def __init__(self, plan: Execution) -> None:
-        if plan.size > _MOST_RANKS:
-            raise ValueError(
-                f"a picture of {plan.size} ranks: at most {_MOST_RANKS} can be told apart; every "
-                "rank does the same, so draw fewer ranks, or draw as text"
-            )
+        check_size(plan)
         self.plan = plan
         self.frames = frames(plan)
         side = 24.0 if plan.size <= 8 else 20.0

@@ -1,10 +1,9 @@
 """A plan: a collective by an algorithm, as phases of rounds in the order they run."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
 
 from ringcoll.costs.counts import Price, price
 from ringcoll.schedules.phases import Carries, Phase, phases
@@ -12,7 +11,6 @@ from ringcoll.schedules.registry import (
     TOUR,
     ScheduleLike,
     Stages,
-    algorithms_of,
     build,
     in_lax,
     listed_name,
@@ -20,6 +18,8 @@ from ringcoll.schedules.registry import (
 from ringcoll.schedules.schedule import Schedule
 from ringcoll.schedules.tour import Tour, tour
 
+#: The most ranks of a drawing.
+_MOST_RANKS = 16
 #: A phase, and the number of its round, from 0.
 Running = tuple[Phase, int]
 
@@ -29,9 +29,9 @@ class Execution:
     """A collective by an algorithm.
 
     `shape` has the sizes of the axes; a schedule may cut them into finer digits. `made` is the
-    schedule, or the stages of an all-reduce. `function` is the function that made it; None if a
-    schedule was given. A drawing has one column for each shard, or for the blocks that go to one
-    rank; if ranks send whole vectors, it has one column. The phases of a `tour` run in step.
+    schedule, or the stages of an all-reduce. A drawing has one column for each shard, or for the
+    blocks that go to one rank; if ranks send whole vectors, it has one column. The phases of a
+    `tour` run in step.
     """
 
     collective: str
@@ -39,7 +39,6 @@ class Execution:
     shape: tuple[int, ...]
     phases: tuple[Phase, ...]
     made: Schedule | Stages
-    function: Callable[..., Any] | None
     tour: Tour | None = None
 
     @cached_property
@@ -113,10 +112,18 @@ def plan(collective: str, algorithm: ScheduleLike, shape: Sequence[int]) -> Exec
     schedule = build(kind, algorithm, shape)
     run = tuple(phases(kind, schedule))
     way = tour(schedule) if kind == TOUR and isinstance(schedule, Schedule) else None
-    name, function = "a schedule", None
+    name = "a schedule"
     if isinstance(algorithm, str):
         name = listed_name(kind, algorithm)
-        function = algorithms_of(kind)[name]
     elif callable(algorithm):
-        name, function = getattr(algorithm, "__name__", "a function"), algorithm
-    return Execution(collective, name, shape, run, schedule, function, way)
+        name = getattr(algorithm, "__name__", "a function")
+    return Execution(collective, name, shape, run, schedule, way)
+
+
+def check_size(plan: Execution) -> None:
+    """Refuse more ranks than can be told apart."""
+    if plan.size > _MOST_RANKS:
+        raise ValueError(
+            f"a drawing of {plan.size} ranks: at most {_MOST_RANKS} can be told apart; every rank "
+            "does the same, so draw fewer"
+        )

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ringcoll.draw.steps import RankSet, ranges
-from ringcoll.web import svg
-from ringcoll.web.svg import INK, Box, Element, rect
+from ringcoll.io import svg
+from ringcoll.io.svg import INK, Box, Element, rect
 
 #: Sixteen colours of shards or ranks, as far from each other and from the empty cell as possible,
 #: also for readers who cannot see red or green. (The least distance in OKLab is 0.08, by the

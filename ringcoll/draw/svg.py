@@ -6,7 +6,7 @@ from ringcoll.draw.legend import legend
 from ringcoll.draw.picture import Picture
 from ringcoll.draw.plan import Execution
 from ringcoll.draw.style import DARK
-from ringcoll.web.svg import dark, document, label, shape, svg_text
+from ringcoll.io.svg import dark, document, label, shape, svg_text
 
 MARGIN = 16.0
 _MOST_FRAMES = 24  # in one file
@@ -30,7 +30,7 @@ def as_svg(plan: Execution) -> str:
     if count > _MOST_FRAMES:
         raise ValueError(
             f"{count} frames in one picture: at most {_MOST_FRAMES} are readable; "
-            "draw fewer ranks, or write a page"
+            "draw fewer ranks, or --animate"
         )
     width, height = picture.size
     columns = _frames_in_a_row(count, width, height)

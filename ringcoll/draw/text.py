@@ -1,26 +1,23 @@
 """A collective as text: the messages of each round in words, and tables of who holds what."""
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from itertools import groupby
 
 from ringcoll.draw.captions import name_notes, price_line, round_words, sentence
-from ringcoll.draw.plan import Execution
+from ringcoll.draw.plan import Execution, check_size
 from ringcoll.draw.steps import Frame, RankSet, frames, ranges
 from ringcoll.io.text import aligned, wrapped
-from ringcoll.schedules.phases import Carries, Phase
-from ringcoll.schedules.schedule import Move, Round
 
-_MOST_RANKS = 16  # more ranks get no tables, however wide a line is
-_MOST_RUNS = 16  # a phase of more runs of equal rounds is described by longer runs
 _NEW = "*"
 
 
 def as_text(plan: Execution, width: int = 80) -> str:
     """The rounds of a plan in words, in lines of at most `width`.
 
-    If tables fit, there is one for each round. If not, the words are about a rank r: every rank
-    does the same.
+    The words are about a rank r: every rank does the same. If tables fit, there is one for each
+    round.
+
+    Raises:
+        ValueError: there are too many ranks.
 
     >>> text = draw.as_text(draw.plan("all_gather", "direct", (3,)))
     >>> for line in text.splitlines()[9:14]:
@@ -31,13 +28,9 @@ def as_text(plan: Execution, width: int = 80) -> str:
     1             0*  1   2*
     2             0*  1*  2
     """
+    check_size(plan)
     names = [part for line in name_notes(plan) for part in wrap(line, width)]
-    blocks = [[plan.title], *([names] if names else [])]
-    tables = _tables(plan, width) if plan.size <= _MOST_RANKS else None
-    if not tables:
-        few = f"Tables of {plan.size} ranks are left out: {width} columns are too few for them."
-        blocks.append(wrap(few, width))
-    blocks += _in_tables(plan, tables, width) if tables else [_in_general(plan, width)]
+    blocks = [[plan.title], *([names] if names else []), *_rounds(plan, width)]
     return "\n\n".join("\n".join(b) for b in [*blocks, wrap(price_line(plan), width)])
 
 
@@ -47,20 +40,23 @@ def wrap(text: str, width: int, first: str = "", then: str = "") -> list[str]:
     return [line.replace("\xa0", " ") for line in wrapped([joined], then, width)]
 
 
-# -- in tables --
-
-
-def _in_tables(plan: Execution, tables: Sequence[list[str]], width: int) -> Iterator[list[str]]:
+def _rounds(plan: Execution, width: int) -> Iterator[list[str]]:
+    """What the cells of tables mean, and the lines of each round."""
+    tables = _tables(plan, width)
     cells = "the ranks whose data a sum has" if plan.adds else "the shards that a rank holds"
     if plan.has_blocks:
         cells = "whose blocks a rank holds"
     if plan.tour:
         cells = "the shards that a rank holds, and who has added to the sums that it holds"
-    yield [*wrap(f"Cells: {cells}; {_NEW} is new, . is nothing.", width), "", *tables[0]]
-    for (number, now), table in zip(plan.numbered(), tables[1:], strict=True):
+    if tables:
+        yield [*wrap(f"Cells: {cells}; {_NEW} is new, . is nothing.", width), "", *tables[0]]
+    else:
+        few = f"Tables of {plan.size} ranks are left out: {width} columns are too few for them."
+        yield wrap(few, width)
+    for number, now in plan.numbered():
         name, messages = round_words(plan, now)[0], sentence(plan, now)
         text = f"round {number} of {plan.paid.rounds}, {name}: {messages}"
-        yield [*wrap(text, width, then="  "), *table]
+        yield [*wrap(text, width, then="  "), *(tables[number] if tables else [])]
 
 
 def _tables(plan: Execution, width: int) -> list[list[str]] | None:
@@ -122,70 +118,3 @@ def _ranks(held: RankSet, size: int) -> str:
         found.append(found.pop(0))  # the run that goes on from the last rank to rank 0
     short = [[f"{run[0]}-{run[-1]}"] if len(run) > 2 else map(str, run) for run in found]
     return ",".join(name for names in short for name in names)
-
-
-# -- in general --
-
-
-def _in_general(plan: Execution, width: int) -> list[str]:
-    """Describe runs of equal rounds: the first, the last, and how much a rank holds afterwards."""
-    lines: list[str] = []
-    done = 0
-    for phase in plan.phases:
-        if plan.tour and phase.carries is Carries.SUMS:
-            done = plan.tour.delay
-        lines += ["", f"{phase.name}:"] if lines else [f"{phase.name}:"]
-        holds_one = phase.carries in (Carries.SHARDS, Carries.VECTORS)
-        held = Fraction(1 if holds_one else plan.size)
-        number = 0
-        for rounds in _runs_of_equal(phase.rounds):
-            for moves in rounds:
-                held += _gain(phase, moves)
-            last = number + len(rounds) - 1
-            for text in _run_of_rounds(plan, phase, (number, last), done):
-                lines += wrap(text, width, "  ", "    ")
-            number = last + 1
-            if plan.tour:  # a rank of a tour also makes sums, so no count is printed
-                continue
-            lines.append(f"    then rank r holds {_amount(plan, phase, held, number)}")
-        done += len(phase.rounds)
-    return lines
-
-
-def _run_of_rounds(plan: Execution, phase: Phase, run: tuple[int, int], done: int) -> Iterator[str]:
-    """Describe the rounds of a phase from the first to the last of `run`."""
-    first, last = run
-    if first == last:
-        yield f"round {done + first + 1}: {sentence(plan, [(phase, first)])}"
-        return
-    first_round, last_round = (sentence(plan, [(phase, number)]) for number in run)
-    yield f"rounds {done + first + 1} to {done + last + 1}, first: {first_round}"
-    yield f"... last: {last_round}"
-
-
-def _runs_of_equal(rounds: Sequence[Round]) -> list[list[Round]]:
-    """Runs of rounds with equal moves; if there are too many runs, shifts in a run may differ."""
-
-    def runs(shifts: bool) -> list[list[Round]]:
-        def key(moves: Round) -> object:
-            return [(m.axis, m.lane, len(m.offsets), shifts and m.shift) for m in moves]
-
-        return [list(run) for _, run in groupby(rounds, key)]
-
-    equal = runs(shifts=True)
-    return equal if len(equal) <= _MOST_RUNS else runs(shifts=False)
-
-
-def _gain(phase: Phase, moves: Sequence[Move]) -> Fraction:
-    """How many more shards a rank holds after a round. It receives as many as it sends."""
-    count = Fraction(sum(len(move.offsets) for move in moves), phase.schedule.lanes)
-    signs = {Carries.SHARDS: 1, Carries.VECTORS: 1, Carries.SUMS: -1, Carries.BLOCKS: 0}
-    return signs[phase.carries] * count
-
-
-def _amount(plan: Execution, phase: Phase, held: Fraction, rounds: int) -> str:
-    count = f"{round(float(held), 3):.12g}"  # enough digits for any whole number
-    if phase.carries is Carries.VECTORS:
-        return f"{count} vectors" + (", and adds them" if rounds == len(phase.rounds) else "")
-    noun = {Carries.SHARDS: "shards", Carries.SUMS: "sums", Carries.BLOCKS: "blocks"}
-    return f"{count} of {plan.size} {noun[phase.carries]}"

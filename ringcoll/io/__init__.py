@@ -1,1 +1,1 @@
-"""Write files whole, read JSON strictly, write numbers in words. Nothing here imports JAX."""
+"""Write files whole, read JSON strictly, write numbers in words, draw SVG. No file imports JAX."""

@@ -99,11 +99,10 @@ class Gpu:
         """The seconds of a matmul of this many FLOPs on elements of `width` bytes.
 
         Raises:
-            NotMeasured: no matmul of this GPU was measured.
+            NotMeasured: on this GPU no matmul of such elements was measured.
         """
-        if not self.device.matmuls:
-            raise NotMeasured(f"a matmul on {self.name}")
-        rate = self.device.matmul(width)
+        if (rate := self.device.matmuls.get(width)) is None:
+            raise NotMeasured(f"a matmul of {8 * width:g} bits on {self.name}")
         return rate.start + flops * rate.delta
 
     def collective(self, name: str, nbytes: float, ranks: Collection[int]) -> float:

@@ -49,5 +49,5 @@ def _flops(text: Path) -> float:
     """The FLOPs of all matmuls that a program runs; -1 if it cannot be read."""
     with suppress(HloError), as_hlo_error():
         module = parse(text.read_text("utf-8"))
-        return Timeline(module, Network.ring(module.ranks), None, {}).run().tally["flops",]
+        return Timeline(module, Network.ring(module.ranks), None, {}).run().whole.flops
     return -1.0

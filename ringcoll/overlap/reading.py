@@ -22,7 +22,7 @@ from ringcoll.overlap.report import Report
 from ringcoll.overlap.rows import NO_LINE, LineWork, Row, table_lines
 from ringcoll.overlap.timeline import Timeline
 from ringcoll.overlap.transfers import COLLECTIVES, rings
-from ringcoll.placement.network import Network
+from ringcoll.placement.network import Link, Network
 
 
 def report(
@@ -164,24 +164,23 @@ def report_of(reading: Reading) -> Report:
     """The report of a run."""
     program, module, network, chip, timeline, lines = reading
     best = timeline.alike(chip.best).run() if isinstance(chip, Chip) else timeline
-    tally = timeline.tally
-    compute = {k[0]: seconds for k, seconds in tally.items() if k[1:] == ("work",)}
-    named = {*timeline.transfers, *(s.label for s in timeline.segments), *compute}
+    whole, sums = timeline.whole, timeline.sums
+    named = {*timeline.transfers, *(s.label for s in timeline.segments), *timeline.sources}
     line_of = {name: lines.of(name) for name in named}
     rows = tuple(
         Row(
             name=name,
             kind=wire.kind,
             asynchronous=asynchronous,
-            count=round(tally[name, "count"]),
+            count=round(sums[name].runs),
             bytes=wire.bytes,
             hops=wire.hops,
             wire=wire.seconds,
-            compute=tally[name, "compute"],
-            flops=tally[name, "flops"],
-            matmuls=round(tally[name, "matmuls"]),
-            without_matmul=round(tally[name, "without_matmul"]),
-            exposed=tally[name, "exposed"],
+            compute=sums[name].compute,
+            flops=sums[name].flops,
+            matmuls=round(sums[name].matmuls),
+            without_matmul=round(sums[name].without_matmul),
+            exposed=sums[name].exposed,
             source=line_of[name].source,
             op_name=line_of[name].op_name,
             at=line_of[name].short,
@@ -190,10 +189,15 @@ def report_of(reading: Reading) -> Report:
         )
         for name, (wire, asynchronous) in timeline.transfers.items()
     )
-    sources = {source: used for source in SOURCES if (used := tally["source", source])}
+    used, busy = defaultdict[str, float](float), defaultdict[Link, float](float)
     works = defaultdict[tuple[str, str], float](float)
-    for name, seconds in compute.items():
-        works[line_of[name].source, line_of[name].short] += seconds
+    for name, source in timeline.sources.items():
+        used[source] += sums[name].compute
+        works[line_of[name].source, line_of[name].short] += sums[name].compute
+    for name, (wire, _) in timeline.transfers.items():
+        for link in wire.links:
+            busy[link] += sums[name].runs * wire.seconds
+    sources = {source: used[source] for source in SOURCES if used[source]}
     return Report(
         name=module.name,
         chip=chip,
@@ -201,13 +205,13 @@ def report_of(reading: Reading) -> Report:
         rows=rows,
         works=tuple(LineWork(works[k], *k) for k in sorted(works, key=lambda k: -works[k])),
         total=timeline.now,
-        compute=tally["compute",],
-        memory=tally["memory",],
-        host=tally["host",],
-        exposed=tally["exposed",],
-        least={"total": best.now, "exposed": best.tally["exposed",]},
-        communication=max((v for k, v in tally.items() if k[0] == "busy"), default=0.0),
-        flops=tally["flops",],
+        compute=whole.compute,
+        memory=whole.memory,
+        host=whole.host,
+        exposed=whole.exposed,
+        least={"total": best.now, "exposed": best.whole.exposed},
+        communication=max(busy.values(), default=0.0),
+        flops=whole.flops,
         sources=sources,
         temporaries=program.temporaries,
         program_bytes=program.program_bytes,

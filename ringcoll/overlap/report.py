@@ -12,7 +12,7 @@ from ringcoll.io.text import wrapped
 from ringcoll.overlap.chips import Chip, Gpu
 from ringcoll.overlap.lines import Line
 from ringcoll.overlap.options import SETS
-from ringcoll.overlap.picture import TimelineView, as_page, as_svg, as_trace
+from ringcoll.overlap.picture import TimelineView, as_svg, as_trace
 from ringcoll.overlap.rows import NO_LINE, LineRows, LineWork, Row, by_line, table_lines
 from ringcoll.overlap.timeline import Segment
 
@@ -227,17 +227,6 @@ class Report:
         """
         return as_trace([report._view("to_perfetto") for report in (self, *below)])
 
-    def to_html(self, *below: "Report") -> str:
-        """The timeline as one page that loads nothing: zoom, and the source line of each part.
-
-        Args:
-            below: reports whose timelines are shown below this one, on the same axis of time.
-
-        Raises:
-            ValueError: there are no times.
-        """
-        return as_page([report._view("to_html") for report in (self, *below)])
-
     def _view(self, function: str) -> TimelineView:
         """What pictures show; an error if there are no times. `function` is for the message."""
         if self.chip is None:
@@ -249,9 +238,7 @@ class Report:
                 f"{function}: {self.name} was read from a file, which has no timeline; compile the "
                 "program again"
             )
-        lines = by_line(self.rows)
-        totals = _totals(self)
-        return TimelineView(self.title, totals, self.total, self.exposed, lines, self.segments)
+        return TimelineView(self.title, self.total, self.exposed, self.segments)
 
     def draw(self, path: str | PathLike[str], *below: "Report") -> None:
         """Draw the timeline, the chip above its links, as SVG.
@@ -265,8 +252,11 @@ class Report:
         """
         if not fspath(path).endswith(".svg"):
             raise ValueError(f"draw: {fspath(path)!r} is not an SVG; end the name with .svg")
-        views = [report._view("draw") for report in (self, *below)]
-        write(path, as_svg([(f"{view.title}: {view.totals[0]}", view.segments) for view in views]))
+        timelines = [
+            (f"{report.title}: {_totals(report)[0]}", report._view("draw").segments)
+            for report in (self, *below)
+        ]
+        write(path, as_svg(timelines))
 
 
 def _text(report: Report, details: bool = False) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from math import isclose
 from typing import NamedTuple
 
 from ringcoll.overlap.chips import Chip, Gpu
@@ -19,12 +20,33 @@ TURNS = 16
 _COPIES = ("copy", "slice", "dynamic")
 #: The queue of the matmuls on other streams of a GPU. They take turns with the main stream.
 _MATMULS = "matmuls"
-#: Sums over all instructions, noted at the start of each transfer.
-_WORK = ("compute", "flops", "matmuls")
-
-
+#: The name of the whole program among those of its instructions.
+WHOLE = ""
 #: Opcodes that pass on their first operand and the transfer that it holds.
 _PASSES_ON = ("get-tuple-element", "bitcast", "opt-barrier", "copy", "add-dependency")
+
+
+class Sums(NamedTuple):
+    """Sums over a run, of the whole program or of one instruction; times are in seconds.
+
+    Those of a transfer say what ran between its start and its end.
+    """
+
+    compute: float = 0.0
+    flops: float = 0.0
+    matmuls: float = 0.0
+    exposed: float = 0.0  # waits for collectives
+    memory: float = 0.0  # waits for copies in the chip
+    host: float = 0.0  # waits for copies to and from the host
+    runs: float = 0.0  # of collectives, to their ends
+    without_matmul: float = 0.0  # of these, with no matmul under them
+
+    def plus(self, other: "Sums", times: float = 1.0) -> "Sums":
+        """These sums, and the others so many times."""
+        return Sums(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+_NOTHING = Sums()
 
 
 @dataclass(eq=False)
@@ -33,8 +55,8 @@ class Pending:
 
     If `wire` is None, it is a copy in the chip's memory, or between it and the host's or, if flops
     > 0, a matmul on a second stream of a GPU; then it waits in `queue` for others of its kind.
-    `before` has the sums of compute, flops and matmuls at the time it began. `gathers`: what comes
-    is a gathered array, or a shard of one. `by_send`: a send started it.
+    `before` has the sums of the program when it began. `gathers`: what comes is a gathered array,
+    or a shard of one. `by_send`: a send started it.
     """
 
     name: str
@@ -43,7 +65,7 @@ class Pending:
     flops: float = 0.0
     queue: str = "memory"
     end: float | None = None  # None: an update will begin it
-    before: dict[str, float] = field(default_factory=dict)
+    before: Sums = _NOTHING
     gathers: bool = False
     by_send: bool = False
 
@@ -104,7 +126,10 @@ class Segment(NamedTuple):
 
 
 class Timeline:
-    """One simulated run of a program; see `run`. `tally` has sums by kind and by transfer.
+    """One simulated run of a program; see `run`.
+
+    `sums` are those of the program and, by name, of its instructions. `sources` says of each that
+    computes where its time is from.
 
     Args:
         module: the program.
@@ -119,7 +144,8 @@ class Timeline:
         self._module, self._network, self._chip = module, network, chip
         self.costs = Costs(module, chip, profile)
         self.now = 0.0
-        self.tally: defaultdict[tuple, float] = defaultdict(float)
+        self.sums: defaultdict[str, Sums] = defaultdict(Sums)
+        self.sources: dict[str, str] = {}
         self.transfers: dict[str, tuple[Transfer, bool]] = {}  # the bool: is it asynchronous?
         self.segments: list[Segment] = []
         self.notes: set[str] = set()
@@ -196,7 +222,15 @@ class Timeline:
     @property
     def rank(self) -> tuple[float, float, int]:
         """How bad a branch is: its exposed time, its time, its number of collectives."""
-        return self.tally["exposed",], self.now, len(self.transfers)
+        return self.whole.exposed, self.now, len(self.transfers)
+
+    @property
+    def whole(self) -> Sums:
+        """The sums of the whole program."""
+        return self.sums[WHOLE]
+
+    def _add(self, name: str, more: Sums) -> None:
+        self.sums[name] = self.sums[name].plus(more)
 
     def _run_instruction(self, role: Role, scope: Scope, instruction: Instruction) -> HeldTransfers:
         """Run one instruction; return the transfers in its result."""
@@ -248,13 +282,11 @@ class Timeline:
         else:
             pending.flops = flops(self._module, where, instruction)
             inside = self._module.within(instruction)
-            self.tally["flops",] += pending.flops
-            self.tally["matmuls",] += pending.flops > 0
+            self._add(WHOLE, Sums(flops=pending.flops, matmuls=pending.flops > 0))
             if pending.flops and isinstance(self._chip, Gpu):
                 pending.queue = _MATMULS
                 pending.seconds = self.costs.matmul(where, instruction, pending.flops)
-                self._count_compute(instruction, pending.seconds)
-                self.tally["source", "measured"] += pending.seconds
+                self._count_compute(instruction, pending.seconds, "measured")
             elif not instruction.operands and not any(is_kernel(i) for _, i in inside):
                 self.notes.add("what runs on sparse cores, except collectives, is taken as free")
             elif self._chip:
@@ -284,18 +316,14 @@ class Timeline:
         """Begin a pending transfer as soon as its queues are free."""
         # A matmul that still runs counts as under the transfer that starts now.
         beside = [other.flops for other in self._pending if other.flops]
-        pending.before = {key: self.tally[key,] for key in _WORK}
-        pending.before["flops"] -= sum(beside)
-        pending.before["matmuls"] -= len(beside)
-        pending.before["compute"] -= max(0.0, self._free[_MATMULS] - self.now)
+        under = Sums(max(0.0, self._free[_MATMULS] - self.now), sum(beside), len(beside))
+        pending.before = self.whole.plus(under, -1)
         queues = pending.wire.links if pending.wire else {pending.queue}
         start = max(self.now, *(self._free[queue] for queue in queues)) if queues else self.now
         pending.end = start + pending.seconds
         for queue in queues:
             self._free[queue] = pending.end
         if pending.wire:
-            for queue in queues:
-                self.tally["busy", queue] += pending.seconds
             ways = self._network.ways(pending.wire.links)
             self._add_segment("wire", start, pending.end, pending.name, ways)
         elif pending.queue == _MATMULS:
@@ -332,15 +360,11 @@ class Timeline:
         row = "exposed" if pending.wire else "host" if pending.queue == "host" else "memory"
         self._add_segment(row, idle, end, pending.name)
         self.now = end
-        self.tally[row,] += waited
+        self._add(WHOLE, Sums(**{row: waited}))
         if pending.wire:
-            before = pending.before
-            for key in _WORK:
-                self.tally[pending.name, key] += self.tally[key,] - before[key]
-            is_alone = self.tally["matmuls",] == before["matmuls"]
-            self.tally[pending.name, "without_matmul"] += is_alone
-            self.tally[pending.name, "exposed"] += waited
-            self.tally[pending.name, "count"] += 1
+            under = self.whole.plus(pending.before, -1)._replace(memory=0.0, host=0.0)
+            alone = under.matmuls == 0
+            self._add(pending.name, under._replace(exposed=waited, runs=1, without_matmul=alone))
         return pending
 
     def _compute(self, computation: Computation, instruction: Instruction) -> Cost:
@@ -352,20 +376,18 @@ class Timeline:
             self._pending.append(Pending(instruction.name, None, cost.seconds, queue=cost.queue))
             self._done(self._pending[-1])
             return cost
-        if cost.source:
-            self.tally["source", cost.source] += cost.seconds
-        self._count_compute(instruction, cost.seconds)
-        self.tally["flops",] += cost.flops
-        self.tally["matmuls",] += cost.flops > 0
+        self._count_compute(instruction, cost.seconds, cost.source)
+        self._add(WHOLE, Sums(flops=cost.flops, matmuls=cost.flops > 0))
         start = max(self.now, self._free[_MATMULS]) if cost.seconds else self.now
         self._add_segment("compute", start, start + cost.seconds, instruction.name)
         self.now = start + cost.seconds
         return cost
 
-    def _count_compute(self, instruction: Instruction, seconds: float) -> None:
-        self.tally["compute",] += seconds
+    def _count_compute(self, instruction: Instruction, seconds: float, source: str) -> None:
         if seconds:
-            self.tally[instruction.name, "work"] += seconds
+            self.sources[instruction.name] = source
+            for name in (WHOLE, instruction.name):
+                self._add(name, Sums(compute=seconds))
 
     def _loop(self, scope: Scope, instruction: Instruction) -> HeldTransfers:
         """Run a loop. Transfers in its carry continue into the next turn and out of the loop."""
@@ -379,14 +401,15 @@ class Timeline:
         condition, body = (loop_part(self._module, instruction, k) for k in ("condition", "body"))
         tests = any(role_of(self._module, condition, i).sends for i in condition.instructions)
         (carry,) = scope.operand_transfers(instruction)
-        last: dict[tuple, float] = {}
+        last: dict[str, Sums] = {}
         for turn in range(turns):
-            before, start, older = self.tally.copy(), self.now, list(self._pending)
+            before, start, older = self.sums.copy(), self.now, list(self._pending)
             if tests:
                 self._run(condition, [carry])
             carry = self._run(body, [carry])
-            grown = {k: v - before.get(k, 0.0) for k, v in self.tally.items()}
-            if turn + 1 >= TURNS and _equal(grown, last):
+            grown = {name: sums.plus(before[name], -1) for name, sums in self.sums.items()}
+            alike = (all(map(isclose, grown[name], last.get(name, _NOTHING))) for name in grown)
+            if turn + 1 >= TURNS and all(alike):
                 self._skip(turns - turn - 1, grown, start, older)
                 break
             last = grown
@@ -395,11 +418,11 @@ class Timeline:
         return carry
 
     def _skip(
-        self, turns: int, grown: Mapping[tuple, float], start: float, older: Sequence[Pending]
+        self, turns: int, grown: Mapping[str, Sums], start: float, older: Sequence[Pending]
     ) -> None:
         """Count further turns of a loop that equal the last turn, which began at `start`."""
-        for key, value in grown.items():
-            self.tally[key] += turns * value
+        for name, more in grown.items():
+            self.sums[name] = self.sums[name].plus(more, turns)
         later = turns * (self.now - start)
         for queue, free in self._free.items():
             if free > start:
@@ -408,8 +431,7 @@ class Timeline:
             # A transfer that this turn began stands for the one that the last turn begins.
             if pending not in older and pending.end is not None:
                 pending.end += later
-                for what in _WORK:
-                    pending.before[what] += turns * grown.get((what,), 0.0)
+                pending.before = pending.before.plus(grown[WHOLE], turns)
         self._add_segment("skipped", self.now, self.now + later, f"{turns} more turns")
         self.now += later
 
@@ -418,8 +440,3 @@ class Timeline:
     ) -> None:
         if stop > start:
             self.segments.append(Segment(row, start, stop, label, ways))
-
-
-def _equal(a: Mapping[tuple, float], b: Mapping[tuple, float]) -> bool:
-    both = ((a.get(key, 0.0), b.get(key, 0.0)) for key in {*a, *b})
-    return all(abs(x - y) <= 1e-9 * max(abs(x), abs(y)) for x, y in both)

@@ -109,7 +109,7 @@ def _found(reading: Reading) -> tuple[Waste, ...]:
             lines = [reading.lines.of(name) for name in names]
             if last not in reading.timeline.transfers or lines[-1].operation == "reduce_scatter":
                 continue  # it never runs, is a part of a fusion, or is a scatter already
-            sent, count = reading.timeline.transfers[last][0], reading.timeline.tally[last, "count"]
+            sent, count = reading.timeline.transfers[last][0], reading.timeline.sums[last].runs
             along = reading.program.axes_along(sent.members)
             axes = repr(along[0] if len(along) == 1 else along) if along else "the axis"
             at = tuple(dict.fromkeys(line.short or NO_LINE for line in lines))

@@ -104,7 +104,7 @@ NOT_COMPILED = [
     ("--function own:elsewhere", "which is not one of the 8 devices of v5e:4x2"),
     ("--example ring_matmul --shape 7x7x7", "cannot compile it: ValueError: shard_map"),
 ]
-PLAIN = "--function own:plain --json --max-exposed 0.05 --html page.html --trace trace.json"
+PLAIN = "--function own:plain --json --max-exposed 0.05 --trace trace.json"
 PLAIN += " --options 'asynchronous all-to-all' --options xla_enable_async_all_gather=true"
 #: A matmul of a shard (27 us) is longer than its hop (24 us).
 EXAMPLE = "--example all_gather_matmul --shape 2048x2048x40960"
@@ -129,7 +129,7 @@ def typed(folder) -> list:
     (folder / "saved.json").write_text(
         overlap.report(program(blocking("all-reduce")), chip=CHIP).to_json()
     )
-    files = re.compile(r"\w+\.(json|html|svg|txt)")
+    files = re.compile(r"\w+\.(json|svg|txt)")
     asked = [shlex.split(files.sub(lambda name: str(folder / name[0]), one)) for one in TYPED]
     (folder / "typed.json").write_text(json.dumps(asked))
     done = python("-c", TYPIST, str(folder / "typed.json"), path=folder)
@@ -148,7 +148,6 @@ def test_a_function_of_the_users_own_is_over_its_budget(typed, folder):
     named = "asynchronous all-to-all, xla_enable_async_all_gather=True"
     assert report["notes"] == [f"compiled with {named}"]
     assert report["versions"] == {name: version(name) for name in ("jax", "jaxlib", "libtpu")}
-    assert "own.py:13 dot_general" in (folder / "page.html").read_text(encoding="utf-8")
     events = json.loads((folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     (exposed,) = [event for event in events if event.get("cat") == "exposed"]
     assert exposed["dur"] == pytest.approx(report["exposed"] * 1e6)

@@ -1,4 +1,4 @@
-"""A machine from measurements: two formats, their errors, and the fit."""
+"""A machine from the output of nccl-tests: its errors, and the fit."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from ringcoll.costs.fitting import fit_machine, read_timings
 SIZES = [2**k for k in range(10, 31, 2)]
 
 
-def nccl(test, ranks=8, start=30.0, root=True):
+def nccl(test, ranks=8, start=30.0, root=True, sizes=SIZES, rate=1e5):
     """What nccl-tests prints, with columns in place, and a line of fewer bytes than ranks."""
     names = ["size", "count", "type", "redop", *(["root"] if root else [])]
     sides = ["time", "algbw", "busbw", "#wrong"] * 2
@@ -23,9 +23,9 @@ def nccl(test, ranks=8, start=30.0, root=True):
     ]
     lines += ["#", "#" + " " * 60 + "out-of-place    in-place", "# " + "  ".join(names + sides)]
     lines += ["#  (B)  (elements)   (us)  (GB/s)  (GB/s)   (us)  (GB/s)  (GB/s)"]
-    for size in (0, *SIZES):
+    for size in (0, *sizes):
         row = [size, size // 4, "float", "none", *([-1] if root else [])]
-        for time in (start + size / 1e5, 0.5):  # in place is not looked at
+        for time in (start + size / rate, 0.5):  # in place is not looked at
             row += [f"{time:.2f}", "0.10", "0.10", "N/A"]
         lines.append("   ".join(map(str, row)))
     lines += ["# Out of bounds values : 0 OK", f"# Collective test concluded: {test}_perf", ""]
@@ -49,31 +49,6 @@ def split(groups, hosts, ranks=8):
 def behind(words, text):
     """The text as a launcher prints it; {0} is the number of the line."""
     return "\n".join(words.format(n) + line for n, line in enumerate(text.splitlines(), 98))
-
-
-def ours(rows):
-    return json.dumps({"measured_on": {"processes": 1}, "checks": [], "rows": rows})
-
-
-def row(collective, size, seconds, ranks=8, algorithm="lax"):
-    """A row of what our benchmarks write."""
-    labels = {"collective": collective, "size": size, "ranks": ranks, "algorithm": algorithm}
-    return labels | {"seconds": {"median": seconds}}
-
-
-def one(*values, **others):
-    """A file of one row."""
-    return ours([row(*values, **others)])
-
-
-GATHERS, PERMUTES = (
-    [row(name, b, (10 + b / 1e5) * 1e-6) for b in SIZES] for name in ("all_gather", "ppermute")
-)
-ROW = {"collective": "psum", "ranks": 4, "algorithm": "ring", "resolved": "ring"}
-OURS = ours(
-    [ROW | {"size": b, "seconds": {"low": 0, "median": 6e-5 + 1.5 * b / 1e9}} for b in SIZES]
-    + [ROW | {"algorithm": "auto", "size": 8, "seconds": {"median": 1}}, ROW | {"seconds": None}]
-)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +99,13 @@ def test_a_split_run_is_of_the_ranks_of_a_group(groups, hosts, ranks, places):
 
 
 def test_a_byte_order_mark_is_left_out(tmp_path):
-    for text in (NCCL, OURS):
-        (tmp_path / "marked").write_text(text, encoding="utf-8-sig")
-        assert main(["machine", "--fit", str(tmp_path / "marked")]) == 0
+    (tmp_path / "marked").write_text(NCCL, encoding="utf-8-sig")
+    assert main(["machine", "--fit", str(tmp_path / "marked")]) == 0
 
 
 def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
-    table, machine = tmp_path / "rows.json", tmp_path / "mine.json"
-    table.write_text(ours(GATHERS + PERMUTES))
+    table, machine = tmp_path / "nccl.txt", tmp_path / "mine.json"
+    table.write_text(nccl("all_gather", start=10) + nccl("sendrecv", start=10))
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
     printed = capsys.readouterr().out
     assert "all_gather on 8 ranks: 11 points" in printed
@@ -148,23 +122,12 @@ def test_a_machine_is_fitted_written_and_predicted(tmp_path, capsys):
 
 
 def test_a_smaller_size_takes_as_long_as_the_smallest_that_was_measured(tmp_path):
-    table, machine = tmp_path / "rows.json", tmp_path / "large.json"
-    table.write_text(ours([row for row in GATHERS + PERMUTES if row["size"] >= 2**20]))
+    table, machine = tmp_path / "nccl.txt", tmp_path / "large.json"
+    table.write_text(nccl("all_gather", start=10, sizes=SIZES[5:]))
     assert main(["machine", "--fit", str(table), "--output", str(machine)]) == 0
     for size in (1, 2**20):
         found = predict("all_gather", size, place_of(8, str(machine)))
         assert found == pytest.approx(20.5e-6, rel=0.05)
-
-
-def test_rates_are_fitted_to_our_algorithms():
-    data, lines = fit_machine("mine", read_timings(OURS))
-    alpha, _ = data["rates"]["start_seconds"]
-    rate, source = data["rates"]["link_bytes_per_second"]
-    assert alpha == pytest.approx(1e-5, rel=1e-3)
-    assert rate == pytest.approx(1e9, rel=1e-3)
-    assert source.startswith("fitted to algorithms")
-    assert lines[-2].startswith(source)
-    assert lines[-1] == "4 ranks a host"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +136,7 @@ def test_rates_are_fitted_to_our_algorithms():
         ("", "line 1: the file is empty"),
         ("\n".join(NCCL.splitlines()[:6]), "line 1: nccl-tests' output without its header"),
         ("\n".join(NCCL.splitlines()[:8]), "line 1: no measurement; give a time in each line"),
-        (NCCL.replace("#", ""), "'#  size  count  type ...', or no such output; give all of it"),
+        (NCCL.replace("#", ""), "'#  size  count  type ...', or no such output (its JSON is not"),
         ("size,time\n1024,3.5", "line 1: nccl-tests' output without its header"),
         (
             split([0, 0, 0, 1], [0, 0, 1, 1], 4),
@@ -184,11 +147,9 @@ def test_rates_are_fitted_to_our_algorithms():
             "(ranks and hosts: [(2, 1), (2, 2)]); measure groups",
         ),
         (NCCL[: NCCL.rindex("0.50")], "line 20: 9 columns; nccl-tests prints"),
-        (one("psum", 8, -1), "line 1: 8 bytes, 8 ranks, -1 s"),
-        (one("psum", 8, 1, 2.5), "line 1: ['8', '2.5', '1', '1']: bytes, ranks, time or hosts is"),
-        (one("sum", 8, 1), "line 1: collective 'sum' is not known"),
-        (one("psum", 8, 1, 1), "line 1: 1 rank sends nothing"),
-        (one("psum", 8, 1, algorithm="zig"), "line 1: "),
+        (NCCL.replace("30.01", "-1"), "line 10: 1024 bytes, -1e-06 s: give bytes and a time"),
+        (NCCL.replace("30.01", "N/A", 1), "line 10: ['1024', 'N/A']: not a number"),
+        (nccl("all_reduce", 1), "line 9: 1 ranks; measure 2 to 65536"),
         (NCCL.replace("all_reduce_perf", "test"), "line 9: no test is named above"),
         (NCCL + nccl("alltoall").replace("Rank", "Node"), "line 37: no line '#  Rank  0 ...'"),
         (
@@ -197,29 +158,18 @@ def test_rates_are_fitted_to_our_algorithms():
         ),
         (NCCL.replace("N/A", "1", 1), "line 9: #wrong is not 0: the results are wrong"),
         (NCCL + behind("0: ", NCCL), "line 1: not every '#  size  count  type ...' has the same"),
-        ('{"version": 2, "results": []}', "or what nccl-tests prints (its JSON is not read)"),
-        (one("psum", 8, 1, 99999999), "line 1: 99999999 ranks: at most 65536"),
+        ('{"version": 2, "results": []}', "or no such output (its JSON is not read)"),
         (nccl("hypercube"), "collective 'hypercube' is not known; there are all_gather"),
-        ("{\n\n]", "line 3: not JSON that can be read"),
-        (ours([{"seconds": 1}]), "line 1: row 1 has no collective, size, ranks, algorithm"),
+        (nccl("sendrecv", rate=1e99), "line 16: the times do not grow with the byt"),
         (
-            ours([row("ppermute", b, 1e-5) for b in SIZES]),
-            "line 1: the times do not grow with the byt",
+            nccl("all_gather", sizes=SIZES[:1] * 9),
+            "all_gather on 8 ranks has 1 sizes; measure 4 or",
         ),
-        (ours(GATHERS[:1] * 9), "line 1: all_gather by lax on 8 ranks has 1 sizes; measure 4 or m"),
     ],
 )
 def test_a_bad_table_is_refused_with_its_line(text, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         fit_machine("mine", read_timings(text))
-
-
-def test_fractions_of_bytes_are_kept(tmp_path):
-    rows = [row("psum", 1 + k / 10, 1e-5 * (k + 1)) for k in range(6)]
-    data, _ = fit_machine("mine", read_timings(ours(rows)))
-    file = tmp_path / "mine.json"
-    file.write_text(json.dumps(data))
-    assert predict("psum", 1.25, place_of(8, str(file))) == pytest.approx(3.5e-5)
 
 
 def test_a_file_that_cannot_be_fitted_is_named(tmp_path, capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from ringcoll.algorithms import ring
 from ringcoll.costs import price
-from ringcoll.costs.closed_forms import Formula, at, closed_form, prices, recognised
+from ringcoll.costs.closed_forms import Formula, closed_form, prices, recognised
 from ringcoll.schedules.schedule import Move, Schedule
 
 pytestmark = pytest.mark.quick
@@ -73,8 +73,7 @@ LITERATURE = [
 
 @pytest.mark.parametrize(("collective", "algorithm", "on_a_ring", "form"), LITERATURE)
 def test_closed_forms_are_those_of_the_literature(collective, algorithm, on_a_ring, form):
-    adds = "gamma" in form
-    assert str(closed_form(prices(collective, algorithm, on_a_ring), adds)) == form
+    assert str(closed_form(prices(collective, algorithm, on_a_ring))) == form
 
 
 def test_a_users_schedule_has_a_formula():
@@ -84,17 +83,10 @@ def test_a_users_schedule_has_a_formula():
 
     paid = prices("all_gather", round_about)
     assert recognised({n: p.rounds for n, p in paid.items()}) == Formula("2(n-1)")
-    assert str(closed_form(paid, False)) == "(n-1) alpha + (n-1)/n B beta"
+    assert str(closed_form(paid)) == "(n-1) alpha + (n-1)/n B beta"
 
     def odd(n):
         return ring(n) if n % 3 else ring(n, direction=-1)
 
     assert closed_form(prices("all_gather", odd)) == closed_form(prices("all_gather", "ring"))
     assert closed_form({n: price("psum", "ring", (n**3,)) for n in range(2, 7)}) is None
-
-
-def test_a_formula_at_one_number_of_ranks():
-    assert at(8, price("psum", "ring", (8,))) == "14 alpha + 7/4 B beta + 7/8 B gamma"
-    assert at(8, price("psum", "recursive_doubling", (8,)), adding=False) == "3 alpha + 3 B beta"
-    assert at(2, price("psum", "one_shot", (2,))) == "alpha + B beta + B gamma"
-    assert at(1, price("psum", "ring", (1,))) == "0"

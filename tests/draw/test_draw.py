@@ -1,9 +1,7 @@
 """Drawings show what happens, proved on symbols; their captions; drawings as text."""
 
 import re
-from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from math import prod
 
 import pytest
@@ -11,9 +9,8 @@ from support import SIZES, runnable
 
 from ringcoll.__main__ import main
 from ringcoll.algorithms import COLLECTIVES, ring
-from ringcoll.costs import DEVICES
 from ringcoll.costs.counts import price
-from ringcoll.draw import as_motion, as_page, as_text, frames, plan
+from ringcoll.draw import as_motion, as_text, frames, plan
 from ringcoll.draw.captions import round_words, sentence
 from ringcoll.draw.plan import Execution
 from ringcoll.schedules.phases import Carries, Phase
@@ -165,9 +162,8 @@ def test_text_is_a_table_for_each_round():
         ("psum_scatter", "torus", (4, 2)),
         ("all_to_all", "bruck", (8,)),
         ("psum", "one_shot", (6,)),
-        ("psum", "torus", (8, 8)),
-        ("psum", "ring", (512,)),
-        ("all_to_all", "pairwise", (64,)),
+        ("psum", "torus", (4, 4)),
+        ("all_to_all", "pairwise", (16,)),
     ],
 )
 def test_text_fits_the_terminal(collective, algorithm, shape):
@@ -185,19 +181,6 @@ def test_lanes_that_differ_are_shown_separately():
     assert re.search(r"^3 lane 1 +\. +\. +\. +3 +\. +5\* +\. +\.$", narrow, re.M)
 
 
-def test_equal_rounds_are_described_once():
-    text = as_text(plan("psum", "ring", (512,)))
-    assert "rounds 1 to 511" in text
-    assert "rounds 512 to 1022" in text
-    assert "holds 1 of 512 sums" in text
-    assert "holds 512 of 512 shards" in text
-    assert "holds 64 vectors, and adds them" in as_text(plan("psum", "one_shot", (64,)))
-    pairwise = as_text(plan("all_to_all", "pairwise", (64,)))
-    assert "rounds 1 to 63" in pairwise
-    assert "... last: every rank r sends to r-1" in pairwise
-    assert "rounds" not in as_text(plan("all_to_all", "bruck", (64,))).partition("Each rank")[0]
-
-
 # -- the command --
 
 
@@ -209,74 +192,19 @@ def my_star(n):
 def test_the_command_prints_text_and_writes_files(capsys, tmp_path):
     assert main(["draw", "all_reduce", "--algorithm", "bidirectional_ring", "-n", "4"]) == 0
     assert "all_reduce by bidirectional_ring on 4 ranks" in capsys.readouterr().out
-    svg, html, film = (tmp_path / name for name in ("a.svg", "a.html", "film.svg"))
-    mine = ["--function", f"{__name__}:my_star", "--ranks", "4", "--html", str(html)]
-    pictures = ["--svg", str(svg), "--animate", str(film), "--follow", "1"]
+    svg, film = (tmp_path / name for name in ("a.svg", "film.svg"))
+    mine = ["--function", f"{__name__}:my_star", "--ranks", "4"]
+    pictures = ["--svg", str(svg), "--animate", str(film)]
     assert main(["draw", "all_gather", *mine, *pictures]) == 0
-    written = f"wrote {svg}\nwrote {film}\nwrote {html}\n"
+    written = f"wrote {svg}\nwrote {film}\n"
     assert tuple(capsys.readouterr()) == ("", written)
     assert "round 2 of 3" in svg.read_text(encoding="utf-8")
-    assert film.read_text(encoding="utf-8") == as_motion(plan("all_gather", my_star, (4,)), 1)
-    page = html.read_text(encoding="utf-8")
-    assert 'def</span> <span class="name">my_star' in page
-    assert page.count("data-go=") == 4
-
-
-def odd_words(n):
-    """It makes <script>alert("x")</script> & rings."""
-    words = "<script>alert('x')</script>", "$title"  # & </pre>
-    return ring(n) if words else None
-
-
-def untold(n):
-    return ring(n)
-
-
-class Made:
-    def __call__(self, n):
-        return ring(n)
-
-
-made_by_an_object, given_a_direction = Made(), partial(ring, direction=-1)
-
-
-@pytest.mark.parametrize("name", ["untold", "made_by_an_object", "given_a_direction", "odd_words"])
-def test_the_page_of_any_function(name, tmp_path):
-    html = tmp_path / "a.html"
-    arguments = ["--function", f"{__name__}:{name}", "-n", "3", "--html", str(html)]
-    assert main(["draw", "all_gather", *arguments]) == 0
-    page = html.read_text(encoding="utf-8")
-    assert page.count("<script") == page.count("</script>") == 2  # its data, its own
-    assert f"<i>by</i> {name} <i>" in page
-    assert "partial" not in page
-    assert ("neighbour" in page) == (name == "given_a_direction")  # what `ring` says
-    strange = as_page(replace(plan("psum", "ring", (3,)), algorithm='<script>"'))
-    assert strange.count("<script>") == 1
-
-
-def test_the_page_prices_only_devices_with_such_a_torus():
-    flat, deep = (as_page(plan("psum", "ring", shape)) for shape in ((4, 2, 1), (2, 2, 2)))
-    assert '<th scope="row">v5e' in flat
-    assert "v5e" not in deep
-    assert '<th scope="row">v5p' in deep
-
-
-def test_the_page_shows_the_numbers_it_prices_with():
-    page = as_page(plan("all_gather", "ring", (4,)))
-    paid, model = price("all_gather", "ring", (4,), (4,)), DEVICES["v5p"]
-    cells = re.search(r'<th scope="row">v5p.*?</tr>', page, re.S)[0]
-    start, hop, rate, taken = re.findall(r">([\d.,]+) (?:µs|GB/s)<", cells)
-    assert (float(start), float(hop)) == (model.alpha * 1e6, model.hop * 1e6)
-    of_64_mib = (
-        3 * (float(start) + float(hop)) * 1e-6 + float(paid.link) * 2**24 / float(rate) / 1e9
-    )
-    assert float(taken) == pytest.approx(of_64_mib * 1e6, abs=1)
-    assert "1 µs a message" not in page
+    assert film.read_text(encoding="utf-8") == as_motion(plan("all_gather", my_star, (4,)))
 
 
 @pytest.mark.parametrize(
     ("ranks", "width", "are"),
-    [(8, 80, False), (16, 80, True), (16, 100, False), (17, 100, True)],
+    [(8, 80, False), (16, 80, True), (16, 100, False)],
 )
 def test_text_says_that_tables_are_left_out(ranks, width, are):
     text = as_text(plan("all_gather", "ring", (ranks,)), width)

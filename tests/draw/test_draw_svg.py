@@ -8,13 +8,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from ringcoll.algorithms import bruck, ring
+from ringcoll.algorithms import ring
 from ringcoll.draw import as_svg, frames, plan
 from ringcoll.draw.layout import cell_places, plane_size
 from ringcoll.draw.picture import Picture
-from ringcoll.draw.source import highlight, source
 from ringcoll.draw.style import COLOURS, DARK, DARK_COLOURS, EMPTY, is_dark
-from ringcoll.web.svg import Element
+from ringcoll.io.svg import Element
 
 pytestmark = pytest.mark.quick
 
@@ -205,17 +204,3 @@ def test_colours_are_distinguishable(eyes):
         assert least_distance((*colours, empty), eyes) > 0.08
     # Text on a colour is light or dark, whatever the page's background.
     assert [is_dark(c) for c in DARK_COLOURS] == [is_dark(c) for c in COLOURS]
-
-
-# -- code --
-
-
-def test_the_code_is_that_of_the_algorithm_without_its_docstring():
-    code = source(bruck)
-    assert code.startswith("@listed(GATHERS)\n@along_each_axis\ndef bruck(n: int) -> Schedule:\n")
-    assert "IEEE" not in code
-    assert "bit_length" in code
-    html = highlight(code + '\nx = f"{1 < 2}"  # <b>\n')
-    assert '<span class="keyword">def</span> <span class="name">bruck</span>' in html
-    assert "&lt;b&gt;" in html
-    assert source(len) == ""

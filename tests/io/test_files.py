@@ -88,7 +88,7 @@ def test_a_place_that_cannot_be_written_to_is_refused(tmp_path):
 #: Every option of a command that names what it writes.
 WRITES = [
     (main, "draw psum --algorithm ring -n 2", "svg"),
-    (main, "draw psum --algorithm ring -n 2", "html"),
+    (main, "draw psum --algorithm ring -n 2", "animate"),
     (main, "overlap --example ring_matmul", "draw"),
     (main, "overlap --example ring_matmul", "text"),
     *[(benchmarks, of, "json") for of in ("", "matmul", "overlap", "layers", "wire")],

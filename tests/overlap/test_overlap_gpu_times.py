@@ -78,7 +78,7 @@ def test_without_a_measurement_of_each_collective_there_are_no_times(groups, wha
     assert [row.without_matmul for row in report.rows] == [1]
     assert (f"nobody measured this: {what} of h100" in str(report)) == bool(what)
     other = timed(matmul("y"), chip=overlap.Gpu("h200", 4.8e12))
-    assert "nobody measured this: a matmul on h200" in str(other)
+    assert "nobody measured this: a matmul of 32 bits on h200" in str(other)
     if not what:
         (row,) = report.rows
         assert row.wire == pytest.approx(costs.predict("psum", 1e6, costs.place_of(4, "h100")))
@@ -128,13 +128,13 @@ def test_elementwise_work_on_a_gpu_takes_its_memory_time():
     assert (row.matmuls, row.without_matmul, row.flops) == (1, 0, 2 * 500**3)
 
 
-@pytest.mark.parametrize(("dtype", "width"), [("bf16", 2), ("f8e4m3fn", 2), ("f64", 4)])
-def test_a_dtype_that_was_not_measured_counts_as_the_next_wider(dtype, width):
+@pytest.mark.parametrize(("dtype", "width"), [("bf16", 2), ("f8e4m3fn", 1), ("f64", 8)])
+def test_a_matmul_has_the_price_of_its_dtype_or_none(dtype, width):
     text = untiled(program("%d = f32[500,500]{1,0} dot(%x, %w), lhs_contracting_dims={1}"))
     text = text.replace("%x = f32", f"%x = {dtype}").replace("%w = f32", f"%w = {dtype}")
-    rate = H100.matmuls[width]
-    found = overlap.report(text, chip="h100").total
-    assert found == pytest.approx(rate.start + 2 * 500**3 * rate.delta)
+    report, rate = overlap.report(text, chip="h100"), H100.matmuls.get(width)
+    assert report.total == pytest.approx(rate.start + 2 * 500**3 * rate.delta if rate else 0)
+    assert (f"a matmul of {8 * width} bits on h100" in str(report)) == (rate is None)
 
 
 def test_a_report_of_a_gpu_names_its_model_and_error():

@@ -264,7 +264,7 @@ def test_copies_to_the_host_are_a_queue_of_their_own(lines, taken, waited):
     assert ("waits for the host" in head) == ("waits for the host" in figures) == bool(waited)
     assert json.loads(report.to_json())["host"] == report.host
     if waited:
-        assert "wait for the host" in report.to_html()
+        assert '"cat": "host"' in report.to_perfetto()
 
 
 def test_an_update_of_a_stack_beside_the_core_counts_the_update():

@@ -229,7 +229,7 @@ def test_a_saved_report_is_read(chip):
     assert saved.details() == made.details()
     assert saved.to_dict() == made.to_dict() | {"unread": [], "assumptions": [*made.assumptions]}
     with pytest.raises(ValueError, match="has no t"):
-        saved.to_html()
+        saved.to_perfetto()
     for other in ([made.to_dict()], made.to_dict() | {"bare": 0.1}):
         with pytest.raises(ValueError, match="another version of ringcoll wrote it; make it again"):
             overlap.Report.from_json(json.dumps(other))
@@ -445,7 +445,7 @@ def test_a_program_for_an_unknown_gpu_has_counts_and_no_times():
     assert not report.timed
     assert (report.total, report.compute, report.exposed, report.communication) == (0, 0, 0, 0)
     assert "no times" in report.assumptions[0]
-    for write in (report.to_perfetto, report.to_html, partial(report.draw, "timeline.svg")):
+    for write in (report.to_perfetto, partial(report.draw, "timeline.svg")):
         with pytest.raises(ValueError, match="jit_f has no times to draw"):
             write()
 

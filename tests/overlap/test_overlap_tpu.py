@@ -193,7 +193,7 @@ def test_collectives_on_sparse_cores_are_exposed(kinds):
 def test_a_kernel_with_remote_copies_is_unread_by_name(kinds):
     (name,) = kinds["kernel"]["unread"]
     assert kinds["kernel"]["kinds"] == []
-    assert any(name in note and "remote copies" in note for note in kinds["kernel"]["notes"])
+    assert any(name in note and "remote copies" in note for note in kinds["kernel"]["assumptions"])
     assert kinds["kernel"]["unpriced"] == [name]
 
 

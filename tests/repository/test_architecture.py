@@ -27,7 +27,6 @@ PACKAGE = Path(ringcoll.__file__).parent
 #: A room is a folder, or a file beside the folders.
 ROOMS = (
     "io",
-    "web",
     "ipython",
     "schedules",
     "algorithms",
@@ -51,7 +50,7 @@ ROOMS = (
 )
 #: Rooms and modules that know no JAX.
 WITHOUT_JAX = (
-    *("io", "web", "ipython", "schedules", "algorithms", "costs", "choose", "draw", "formats"),
+    *("io", "ipython", "schedules", "algorithms", "costs", "choose", "draw", "formats"),
     *(f"matmuls.{name}" for name in ("labels", "plans")),
 )
 #: All that layers may know: prices, collectives and matmuls, so that none bypasses a gradient; and
@@ -61,7 +60,7 @@ LAYERS_KNOW = (
     *("runtime.scopes", "runtime.value_types", "schedules.registry"),
 )
 #: All that the reader of compiled programs may know, so that it reads anybody's programs.
-OVERLAP_KNOWS = ("overlap", "placement", "costs", "io", "web")
+OVERLAP_KNOWS = ("overlap", "placement", "costs", "io")
 #: The second is for modules that the first is not for: see `Call`.
 SENDERS = ("runtime.hop", "collectives.permute")
 SOURCES = {

@@ -8,7 +8,7 @@ the rates of GPUs' matmuls. Other rates are written by hand.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -60,16 +60,8 @@ class Device:
     model: Model
     ranks_a_host: int
     curves: Mapping[tuple[str, int, int], Curve]
-    matmuls: Mapping[int, Matmuls]
+    matmuls: Mapping[float, Matmuls]
     error: float
-
-    def matmul(self, width: float) -> Matmuls:
-        """The rates of matmuls on elements of `width` bytes.
-
-        If this width was not measured, they are those of the next wider one, or else of the widest.
-        """
-        known = self.matmuls
-        return known[min((w for w in known if w >= width), default=max(known))]
 
     def hosts(self, ranks: int) -> int:
         """The fewest hosts that hold this many ranks, with the same number on each."""
@@ -90,7 +82,7 @@ def device_of(data: Mapping[str, Any]) -> Device:
     for one in data.get("curves", ()):
         knots = tuple((float(size), seconds) for size, seconds in one["knots"])
         curves[one["collective"], one["ranks"], one["hosts"]] = Curve(knots)
-    matmuls = {
+    matmuls: dict[float, Matmuls] = {
         _WIDTHS[one["dtype"]]: Matmuls(
             one["start_seconds"], 1 / one["flops_per_second"], one["error"], one["points"]
         )
@@ -101,18 +93,12 @@ def device_of(data: Mapping[str, Any]) -> Device:
         data["name"],
         data["what"],
         tuple(data["aliases"]),
-        _with_matmuls(_model(data["axes"], rates, curves[hops[0]] if hops else None), matmuls),
+        _model(data["axes"], rates, curves[hops[0]] if hops else None),
         data.get("ranks_a_host", 0),
         MappingProxyType(curves),
         MappingProxyType(matmuls),
         median([one["error"] for one in data.get("curves", ())] or [0.0]),
     )
-
-
-def _with_matmuls(model: Model, matmuls: Mapping[int, Matmuls]) -> Model:
-    """A model with the rates of measured matmuls in bf16, if there are any."""
-    bf16 = matmuls.get(2)
-    return replace(model, start=bf16.start, delta=bf16.delta) if bf16 else model
 
 
 def _model(axes: int, rates: Mapping[str, float], wire: Curve | None) -> Model:

@@ -45,8 +45,9 @@ from ringcoll.collectives.public import integer, public
 from ringcoll.layers.context_parallel.auto import ULYSSES, Attention, fastest
 from ringcoll.layers.context_parallel.layouts import check_layout, positions
 from ringcoll.layers.context_parallel.overlapped import attend
+from ringcoll.layers.context_parallel.softmax import AttentionKernel, BlockMask
 from ringcoll.layers.context_parallel.tiles import NOWHERE, Mask
-from ringcoll.layers.context_parallel.visits import AttentionKernel, AttentionOptions, BlockMask
+from ringcoll.layers.context_parallel.visits import AttentionOptions
 from ringcoll.runtime.scopes import record_plan_at_lowering
 from ringcoll.runtime.value_types import device_kind, explicit_spec, with_common_axes
 

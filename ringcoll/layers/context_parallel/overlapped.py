@@ -21,14 +21,9 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from ringcoll.collectives.visits import Rounds, Rows
+from ringcoll.layers.context_parallel.softmax import Softmax, lowest, wide
 from ringcoll.layers.context_parallel.tiles import plan
-from ringcoll.layers.context_parallel.visits import (
-    AttentionOptions,
-    Softmax,
-    Visits,
-    lowest,
-    wide,
-)
+from ringcoll.layers.context_parallel.visits import AttentionOptions, Visits
 from ringcoll.runtime.value_types import is_checked, varying_like
 
 

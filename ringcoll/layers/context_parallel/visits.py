@@ -1,9 +1,9 @@
-"""What a rank does with a shard of keys and values: its tiles, forward and backward."""
+"""What a rank does with a shard of keys and values: which tiles it computes, in blocks of rows."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,37 +12,9 @@ from jax import Array, lax
 
 from ringcoll.choose.table import Algorithm
 from ringcoll.collectives.visits import Rounds, Rows
+from ringcoll.layers.context_parallel import softmax
 from ringcoll.layers.context_parallel.tiles import Mask, TilePlan, rows_together
 from ringcoll.runtime.value_types import varying_like
-
-#: (q, k, v, causal=) or (q, k, v, mask=) -> (out, lse), for `[b, s, heads, d]` and log-sum-exps
-#: `[b, s, heads]`.
-AttentionKernel = Callable[..., tuple[Array, Array]]
-
-
-class BlockMask(NamedTuple):
-    """Which keys of a block a kernel's queries see.
-
-    Attributes:
-        causal, window: as for `attention`; they compare positions.
-        positions: the positions of the queries and of the keys, `[s]` each; None if only segments
-            decide.
-        segments: the segments of the queries and of the keys, `[b, s]` each; None if none.
-    """
-
-    causal: bool
-    window: int | None
-    positions: tuple[Array, Array] | None
-    segments: tuple[Array, Array] | None
-
-    def visible(self) -> Array:
-        """Whether each query sees each key: `[b or 1, queries, keys]`."""
-        query, key = self.positions or (jnp.zeros(1, jnp.int32),) * 2
-        seen = Mask(self.causal, self.window).visible(query[:, None], key[None, :])[None]
-        if self.segments is None:
-            return seen
-        query, key = self.segments
-        return seen & (query[:, :, None] == key[:, None, :])
 
 
 @dataclass(frozen=True)
@@ -65,54 +37,7 @@ class AttentionOptions:
     sizes: tuple[int, ...]
     exchanged: tuple[int, ...]
     scale: float
-    kernel: AttentionKernel | None
-
-
-class Softmax(NamedTuple):
-    """An unfinished softmax, by row, head and query: largest score, sum, weighted sum of values."""
-
-    greatest: Array
-    total: Array
-    values: Array
-
-
-def wide(dtype: Any) -> Any:
-    """The dtype of sums: float32, or a wider one."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def add_at(whole: Array, x: Array, at: Array, dim: int) -> Array:
-    """`whole` with x added to its slice at this place."""
-    old = lax.dynamic_slice_in_dim(whole, at, x.shape[dim], dim)
-    return lax.dynamic_update_slice_in_dim(whole, old + x, at, dim)
-
-
-def add_scores(before: Softmax, scores: Array, v: Array, seen: Array | None) -> Softmax:
-    """A softmax with the scores of a tile added to it."""
-    if seen is not None:
-        scores = jnp.where(seen, scores, lowest(scores.dtype))
-    greatest = jnp.maximum(before.greatest, scores.max(-1))
-    p = jnp.exp(scores - greatest[..., None])
-    if seen is not None:  # otherwise a query that has seen nothing yet would see everything
-        p = jnp.where(seen, p, 0)
-    rescale = jnp.exp(before.greatest - greatest)
-    values = jnp.einsum("bgqk,bkd->bgqd", p.astype(v.dtype), v, preferred_element_type=scores.dtype)
-    return Softmax(
-        greatest, rescale * before.total + p.sum(-1), rescale[..., None] * before.values + values
-    )
-
-
-def merge(a: Softmax, b: Softmax) -> Softmax:
-    """The softmax of the keys of both."""
-    greatest = jnp.maximum(a.greatest, b.greatest)
-    of_a, of_b = jnp.exp(a.greatest - greatest), jnp.exp(b.greatest - greatest)
-    values = of_a[..., None] * a.values + of_b[..., None] * b.values
-    return Softmax(greatest, of_a * a.total + of_b * b.total, values)
-
-
-def lowest(dtype: Any) -> float:
-    """A number below every score. It is not -inf, because -inf minus -inf is not a number."""
-    return float(jnp.finfo(dtype).min) / 2
+    kernel: softmax.AttentionKernel | None
 
 
 @dataclass(frozen=True)
@@ -153,35 +78,50 @@ class Visits:
         """Whether some rank computes a tile of a shard."""
         return not self.plan.needed.isdisjoint(part.offsets[0]) or 0 in part.offsets[0]
 
-    def by_rows(
-        self, function: Callable[[Any, Any, Callable[[Array], Array]], Any], state: Any
+    def over_tiles(
+        self, shard: Rows, by_query: Sequence[Array], state: Any, body: Callable[..., Any]
     ) -> Any:
-        """`function(first row, state, rows of)` for blocks of rows, which share tiles.
+        """`state = body(state, (i, j), queries, (k, v), visible)` for each tile of a shard.
 
-        `rows of` is a function that takes the block's rows of an array. The state of a block is
-        small enough for the fast memory of a TPU, where the tiles add to it.
+        The tile starts at query i and key j; `queries` has its part of each array of `by_query`.
+        Blocks of the shard's rows share tiles: the state of a block is small enough for the fast
+        memory of a TPU, where the tiles add to it.
         """
-        count = jax.tree.leaves(state)[0].shape[0]
-        is_whole = self.options.kernel or not count
-        together = count if is_whole else rows_together(count, self.heads, self.plan.tile)
-        if together == count:
-            return function(0, state, lambda x: x)
+        (start, count), side = shard.rows[0], self.plan.tile
+        own = [lax.slice_in_dim(x, start, start + count) for x in by_query]
 
-        def block(state: Any, first: Array) -> tuple[Any, None]:
+        def block(state: Any, first: Any, rows_of: Callable[[Array], Array]) -> Any:
+            arrays, kv = [rows_of(x) for x in own], rows_of(shard.value)
+
+            def tile(state: Any, at: tuple[Array, Array], seen: Any) -> Any:
+                queries = [lax.dynamic_slice_in_dim(x, at[0], side, 2) for x in arrays]
+                both = lax.dynamic_slice_in_dim(kv, at[1], side, 1)
+                part = both[..., : self.sizes[0]], both[..., self.sizes[0] :]
+                return body(state, at, queries, part, seen)
+
+            rows = start + first + jnp.arange(len(kv), dtype=jnp.int32)
+            return self.tiled(shard, rows, tile, state)
+
+        is_whole = self.options.kernel or not count
+        together = count if is_whole else rows_together(count, self.heads, side)
+        if together == count:
+            return block(state, 0, lambda x: x)
+
+        def next_block(state: Any, first: Array) -> tuple[Any, None]:
             def rows_of(x: Array) -> Array:
                 return lax.dynamic_slice_in_dim(x, first, together)
 
-            updated = function(first, jax.tree.map(rows_of, state), rows_of)
+            updated = block(jax.tree.map(rows_of, state), first, rows_of)
             put = partial(lax.dynamic_update_slice_in_dim, start_index=first, axis=0)
             return jax.tree.map(put, state, updated), None
 
-        return lax.scan(block, state, jnp.arange(0, count, together, dtype=jnp.int32))[0]
+        return lax.scan(next_block, state, jnp.arange(0, count, together, dtype=jnp.int32))[0]
 
     def tiled(self, shard: Rows, rows: Any, body: Callable[..., Any], state: Any) -> Any:
-        """`state = body(state, i, j, visible)` for each tile of a shard that this rank computes.
+        """`state = body(state, (i, j), visible)` for each tile of a shard that this rank computes.
 
-        The tile starts at query i and key j. `visible` is None if all keys are seen; for a kernel
-        it is a `BlockMask`. `rows` are the numbers of the rows.
+        `visible` is None if all keys are seen; for a kernel it is a `BlockMask`. `rows` are the
+        numbers of the rows.
         """
         me = self.me()
         for masked, (table, counts, which) in self.plan.tiles(shard.offsets[0]).items():
@@ -194,7 +134,7 @@ class Visits:
 
                 def compute(state: Any) -> Any:
                     at = i * self.plan.tile, j * self.plan.tile
-                    return body(state, *at, self.visible(shard.origins[0], at, rows, masked))
+                    return body(state, at, self.visible(shard.origins[0], at, rows, masked))
 
                 if mine is None:
                     return compute(state), None
@@ -206,7 +146,7 @@ class Visits:
 
     def visible(
         self, origin: Array, at: tuple[Array, Array], rows: Any, masked: bool
-    ) -> Array | BlockMask | None:
+    ) -> Array | softmax.BlockMask | None:
         """Which keys of a tile each query sees: `[rows or 1, 1, queries, keys]`; None for all."""
         tile, limits = self.plan.tile, self.options.mask
         causal, window = limits.causal, limits.window
@@ -224,98 +164,55 @@ class Visits:
             segments = query, key
         if positions is None and segments is None:
             return None
-        mask = BlockMask(causal and masked, window if masked else None, positions, segments)
+        mask = softmax.BlockMask(causal and masked, window if masked else None, positions, segments)
         return mask if self.options.kernel else mask.visible()[:, None]
 
-    def scores(self, q: Array, k: Array) -> Array:
-        """The scaled scores of a tile, in the dtype of sums."""
-        exact = wide(q.dtype)
-        return self.options.scale * jnp.einsum("bgqd,bkd->bgqk", q, k, preferred_element_type=exact)
-
-    def part(self, kv: Array, j: Array) -> tuple[Array, Array]:
-        """The keys and values of a tile."""
-        both = lax.dynamic_slice_in_dim(kv, j, self.plan.tile, 1)
-        return both[..., : self.sizes[0]], both[..., self.sizes[0] :]
-
-    def attend(self, q: Array, state: Softmax, shard: Rows) -> Softmax:
+    def attend(self, q: Array, state: softmax.Softmax, shard: Rows) -> softmax.Softmax:
         """The softmax with keys and values added to it, for the queries of the same rows."""
-        tile, (start, count) = self.plan.tile, shard.rows[0]
-        own = lax.slice_in_dim(q, start, start + count)
+        (start, count), window = shard.rows[0], self.options.mask.window
+        is_striped = self.options.layout == "striped"
+        takes_mask = is_striped or self.ids is not None or window is not None
 
-        def of_rows(first: Any, state: Softmax, rows_of: Callable[[Array], Array]) -> Softmax:
-            queries, kv = rows_of(own), rows_of(shard.value)
-
-            def body(state: Softmax, i: Array, j: Array, seen: Any) -> Softmax:
-                some = lax.dynamic_slice_in_dim(queries, i, tile, 2)
-                before = Softmax(*(lax.dynamic_slice_in_dim(x, i, tile, 2) for x in state))
-                k, v = self.part(kv, j)
-                if self.options.kernel is None:
-                    after = add_scores(before, self.scores(some, k), v, seen)
-                else:
-                    after = merge(before, self.by_kernel(some, k, v, seen))
-                pairs = zip(state, after, strict=True)
-                return Softmax(*(lax.dynamic_update_slice_in_dim(x, y, i, 2) for x, y in pairs))
-
-            rows = start + first + jnp.arange(queries.shape[0], dtype=jnp.int32)
-            return self.tiled(shard, rows, body, state)
+        def body(state: Any, at: Any, queries: Any, part: Any, seen: Any) -> softmax.Softmax:
+            (q,), (k, v) = queries, part
+            before = (lax.dynamic_slice_in_dim(x, at[0], self.plan.tile, 2) for x in state)
+            if (kernel := self.options.kernel) is None:
+                scores = softmax.scores_of(q, k, self.options.scale)
+                after = softmax.add_scores(softmax.Softmax(*before), scores, v, seen)
+            else:
+                masking = {"mask": seen} if takes_mask else {"causal": seen is not None}
+                alone = softmax.by_kernel(kernel, q, k, v, masking)
+                after = softmax.merge(softmax.Softmax(*before), alone)
+            put = partial(lax.dynamic_update_slice_in_dim, start_index=at[0], axis=2)
+            return jax.tree.map(put, state, after)
 
         of_shard = jax.tree.map(lambda x: lax.slice_in_dim(x, start, start + count), state)
-        after = self.by_rows(of_rows, of_shard)
+        after = self.over_tiles(shard, [q], of_shard, body)
         return jax.tree.map(partial(_with_rows, start=start), state, after)
-
-    def by_kernel(self, q: Array, k: Array, v: Array, mask: BlockMask | None) -> Softmax:
-        """The softmax of one part, computed by the caller's kernel."""
-        assert self.options.kernel is not None
-        queries = q.transpose(0, 2, 1, 3)
-        window, layout = self.options.mask.window, self.options.layout
-        takes_mask = self.ids is not None or window is not None or layout == "striped"
-        masking = {"mask": mask} if takes_mask else {"causal": mask is not None}
-        out, lse = self.options.kernel(queries, k[:, :, None], v[:, :, None], **masking)
-        exact = wide(q.dtype)
-        lse = lse.astype(exact).transpose(0, 2, 1)
-        values = out.astype(exact).transpose(0, 2, 1, 3)
-        if not takes_mask:
-            return Softmax(lse, jnp.ones_like(lse), values)
-        # In a masked block, a query may see no key. Written so that a NaN stays a NaN.
-        sees = ~(lse <= lowest(exact))
-        values = jnp.where(sees[..., None], values, 0)
-        return Softmax(jnp.where(sees, lse, lowest(exact)), sees.astype(exact), values)
 
     def differentiate(
         self, by_query: Sequence[Array], dq: Array, shard: Rows
     ) -> tuple[Array, Array]:
         """Add a shard to the gradient of the queries; also the gradient of its keys and values.
 
-        `by_query` has the queries, the cotangent of the result, its log-sum-exps, and the sum over
-        each row of result times cotangent.
+        `by_query` is as for `softmax.gradients`.
         """
-        tile, exact, (start, count) = self.plan.tile, dq.dtype, shard.rows[0]
-        *of_shard, so_far = (lax.slice_in_dim(x, start, start + count) for x in (*by_query, dq))
+        start, count = shard.rows[0]
 
-        def of_rows(first: Any, state: Any, rows_of: Callable[[Array], Array]) -> Any:
-            block, kv = [rows_of(x) for x in of_shard], rows_of(shard.value)
+        def body(state: Any, at: Any, queries: Any, part: Any, seen: Any) -> tuple[Array, Array]:
+            of_q, of_kv = softmax.gradients(queries, part, seen, self.options.scale)
+            return _add_at(state[0], of_q, at[0], 2), _add_at(state[1], of_kv, at[1], 1)
 
-            def body(state: Any, i: Array, j: Array, seen: Array | None) -> Any:
-                dq, dkv = state
-                q, ct, lse, inner = (lax.dynamic_slice_in_dim(x, i, tile, 2) for x in block)
-                k, v = self.part(kv, j)
-                p = jnp.exp(self.scores(q, k) - lse[..., None])
-                p = p if seen is None else jnp.where(seen, p, 0)
-                dp = jnp.einsum("bgqd,bkd->bgqk", ct, v, preferred_element_type=exact)
-                ds = (self.options.scale * p * (dp - inner[..., None])).astype(q.dtype)
-                p = p.astype(q.dtype)
-                of_q = jnp.einsum("bgqk,bkd->bgqd", ds, k, preferred_element_type=exact)
-                of_k = jnp.einsum("bgqk,bgqd->bkd", ds, q, preferred_element_type=exact)
-                of_v = jnp.einsum("bgqk,bgqd->bkd", p, ct, preferred_element_type=exact)
-                both = jnp.concatenate([of_k, of_v], -1)
-                return add_at(dq, of_q, i, 2), add_at(dkv, both, j, 1)
-
-            rows = start + first + jnp.arange(kv.shape[0], dtype=jnp.int32)
-            return self.tiled(shard, rows, body, state)
-
-        zeros = varying_like(jnp.zeros(shard.value.shape, exact), dq)
-        added, dkv = self.by_rows(of_rows, (so_far, zeros))
+        zeros = varying_like(jnp.zeros(shard.value.shape, dq.dtype), dq)
+        so_far = lax.slice_in_dim(dq, start, start + count)
+        added, dkv = self.over_tiles(shard, by_query, (so_far, zeros), body)
         return _with_rows(dq, added, start), dkv
+
+
+def _add_at(whole: Array, x: Array, at: Array, dim: int) -> Array:
+    """`whole` with x added to its slice at this place."""
+    old = lax.dynamic_slice_in_dim(whole, at, x.shape[dim], dim)
+    return lax.dynamic_update_slice_in_dim(whole, old + x, at, dim)
 
 
 def _with_rows(x: Array, rows: Array, start: int) -> Array:

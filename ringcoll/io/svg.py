@@ -56,21 +56,19 @@ def label(parent: Element, at: tuple[float, float], text: str, size: float, **lo
     shape(parent, "text", x=at[0], y=at[1], font_size=size, **look).text = text
 
 
-def document(title: str, css: str = "") -> Element:
+def document(title: str, css: str) -> Element:
     """An empty picture.
 
     Args:
         title: the title, which a screen reader reads aloud.
-        css: the style of the picture, such as its dark colours. A page has the dark colours once
-            for all its pictures.
+        css: the style of the picture, such as its dark colours.
     """
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
     root.set("class", CLASS)
     root.set("font-family", FONT)
     root.set("fill", INK)
     shape(root, "title").text = title
-    if css:
-        shape(root, "style").text = css
+    shape(root, "style").text = css
     shape(root, "rect", width="100%", height="100%", fill=PAPER)
     return root
 

@@ -1,10 +1,9 @@
-"""Timelines as a trace for Perfetto, and as a page: their contents, and moving about in them."""
+"""Timelines as a trace for Perfetto."""
 
 import json
 from collections import defaultdict
 
 import pytest
-from browsing import DESK, needs_a_browser
 from hlo_texts import BACK, CHIP, blocking, done, dot, loop, program, start
 
 from ringcoll import overlap
@@ -84,79 +83,3 @@ def test_simultaneous_transfers_in_one_direction_have_two_tracks():
     assert [track.name for track in twice] == [
         *("compute", "links axis 0 +", "links axis 0 + (2)", "links axis 0 -")
     ]
-
-
-# -- the page, in a browser --
-
-
-@pytest.fixture
-def opened(visit, both, tmp_path):
-    def open_page(**options):
-        file = tmp_path / "timelines.html"
-        file.write_text(both[0].to_html(both[1]), encoding="utf-8")
-        return visit(file, **options)
-
-    return open_page
-
-
-def span(page):
-    """From when to when, in microseconds."""
-    first, _, last, _ = page.locator("#span").inner_text().replace(",", "").split()
-    return float(first), float(last)
-
-
-@needs_a_browser
-def test_two_programs_are_shown_on_one_axis(opened, both):
-    page = opened(viewport={"width": DESK[0], "height": DESK[1]})
-    assert page.locator(".timeline").count() == 2
-    total = both[0].total * 1e6
-    assert span(page) == (0, pytest.approx(total, rel=1e-3))
-    strips = page.locator(".strip[aria-label=compute]")
-    for strip, report in zip(strips.all(), both, strict=True):
-        box, bars = strip.bounding_box(), strip.locator("rect").all()
-        assert len(bars) == sum(s.row != "wire" for s in report.segments)
-        end = max(b["x"] + b["width"] for b in (bar.bounding_box() for bar in bars))
-        share = (end - box["x"]) / box["width"]
-        assert share == pytest.approx(report.total * 1e6 / total, abs=0.01)
-    assert f"exposed {both[0].exposed * 1e6:.0f} us" in page.locator(".totals").first.inner_text()
-
-
-@needs_a_browser
-def test_zoom_by_keys_buttons_wheel_and_table(opened, both):
-    page, total = opened(), both[0].total * 1e6
-    near = pytest.approx
-    page.keyboard.press("+")
-    assert span(page) == (near(total / 4, rel=1e-3), near(total * 3 / 4, rel=1e-3))
-    page.keyboard.press("ArrowRight")
-    assert span(page)[0] == near(total * 3 / 8, rel=1e-3)
-    for _ in range(9):
-        page.keyboard.press("ArrowRight")
-    assert span(page)[1] == near(total, rel=1e-3)  # not beyond the end
-    page.click("#fit")
-    page.click("#closer")
-    page.click("#farther")
-    assert span(page) == (0, near(total, rel=1e-3))
-    strip = page.locator(".strip").first
-    strip.hover(position={"x": 1, "y": 10})
-    page.keyboard.down("Control")
-    page.mouse.wheel(0, -100)
-    page.keyboard.up("Control")
-    page.wait_for_function("!document.getElementById('span').textContent.startsWith('0 to 4,752')")
-    assert span(page)[1] == near(0.8 * total, rel=0.01)
-    page.click("#fit")
-    page.locator("#tables button", has_text="train.py:41 ppermute").first.click()
-    assert span(page)[1] - span(page)[0] == near(3003, rel=0.01)
-    assert page.locator("rect.marked").count() >= 2  # on the wire, and exposed
-
-
-@needs_a_browser
-def test_the_tip_describes_the_bar_under_the_pointer(opened):
-    page = opened()
-    assert not page.locator("#tip").is_visible()
-    page.locator(".strip[aria-label=compute] rect").nth(1).hover()
-    tip = page.locator("#tip").inner_text().split("\n")
-    assert tip[0] == "train.py:41 ppermute"
-    assert tip[1].startswith("wait for the wire: exposed: 1,001 us from 1,000")
-    assert tip[-1] == "/home/me/train.py:41"
-    page.mouse.move(1, 1)
-    assert not page.locator("#tip").is_visible()

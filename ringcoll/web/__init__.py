@@ -1,1 +1,0 @@
-"""What pictures and pages are made of: SVG, and HTML with its style."""
