@@ -17,6 +17,7 @@ from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import ringcoll
 from benchmarks.compiled import block, block_halves, experts
 from benchmarks.compiled.programs import COMPILER, PLAIN, by_shardings
 from ringcoll.layers import context_parallel, fsdp
@@ -208,6 +209,13 @@ def _layer(step: Step, form: str, moves: tuple, x: Array, weights: Any) -> Array
         operands = (weights[name] for name in ("router", "gate", "up", "down"))
         return x + mixture(tokens, *operands, axis_name=FSDP, top_k=TOP_K).reshape(x.shape)
     weights = gather(weights)
+    if step.forward and form.startswith(OURS):
+
+        def hidden(part: Array) -> Array:
+            return jax.nn.silu(part @ weights["gate"]) * (part @ weights["up"])
+
+        mapped = ringcoll.all_gather_map(hidden, x, TP, dim=1, algorithm=algorithm)
+        return rows(mapped, weights["down"])
     if step.layer in block_halves.FORMS:
         half = partial(block_halves.by_parts, step.layer, columns, rows, weights=weights)
         parts = jnp.split(x, 4 if form == PIECES else 1, axis=1)

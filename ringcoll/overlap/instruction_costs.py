@@ -27,6 +27,8 @@ SOURCES: Mapping[str, str] = {
     "longer than the cycles or there are none",
 }
 
+#: What the compiler writes for cycles that it cannot estimate, as for some matmuls of tpu7x.
+_NO_ESTIMATE = 2**63 - 1
 
 #: How far compiler-estimated reports are off profiled ones: the number of programs compared; then
 #: the least and the largest difference of compute and total in per cent, and of the exposed share
@@ -165,7 +167,7 @@ class Costs:
             return "profile", cycles
         # For other instructions the estimate is a ranking score, 7 to 35 times too high.
         estimate = instruction.number("estimated_cycles") if work else None
-        return ("estimate", estimate) if estimate else ("", 0)
+        return ("estimate", estimate) if estimate not in (None, 0, _NO_ESTIMATE) else ("", 0)
 
     @cached_property
     def _has_estimates(self) -> bool:

@@ -108,7 +108,9 @@ def test_a_buffer_stays_in_its_scan():
         layer = jax.checkpoint(lambda x, w: (call(x, w).sum() * x, None))
         return jax.lax.scan(layer, x, w)[0].sum()
 
-    traced = jax.make_jaxpr(jax.grad(loss), axis_env=[("x", N)])(np.ones((2, 6, 8)), np.ones((2, 6)))
+    traced = jax.make_jaxpr(jax.grad(loss), axis_env=[("x", N)])(
+        np.ones((2, 6, 8)), np.ones((2, 6))
+    )
     outside = [equation.primitive.name for equation in traced.jaxpr.eqns]
     assert outside.count("scan") == 2
     assert "ringcoll_empty" not in outside
