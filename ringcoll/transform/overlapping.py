@@ -28,8 +28,8 @@ from ringcoll.matmuls.overlapped import (
 from ringcoll.runtime.scopes import record_plan_at_lowering, takes_plans
 from ringcoll.runtime.value_types import with_common_axes
 from ringcoll.schedules.registry import LAX
-from ringcoll.transform.places import Place, Uses, moved_dim, places
 from ringcoll.transform.programs import Call, bound, results_of, transformed, variables
+from ringcoll.transform.sites import Site, Uses, moved_dim, sites
 
 KINDS = ("all_gather", "psum_scatter", "psum")
 
@@ -55,27 +55,27 @@ def overlapped(
     - a product x @ w and a `psum`: a `matmul_all_reduce`.
 
     If both factors of a product are gathered, the one that was just computed is taken. The other,
-    such as a weight, stays whole, so that it can travel earlier. By "auto" a place is taken if its
-    price is below that of the built-in; a `psum` that the program only returns is left. If no place
-    is taken, f itself is called. `ringcoll.explain(overlapped(f))` lists every place, and why it
+    such as a weight, stays whole, so that it can travel earlier. By "auto" a site is taken if its
+    price is below that of the built-in; a `psum` that the program only returns is left. If no site
+    is taken, f itself is called. `ringcoll.explain(overlapped(f))` lists every site, and why it
     was left. Results have f's types, and sums another order of additions.
 
     Python code of f runs once more, and so do its prints. A function with its own derivative
     (`custom_vjp`, `custom_jvp`) stays whole.
 
     Shapes: those of f. Steps, bytes and gradient: those of the functions above. JAX refuses forward
-    mode (`jvp`) where a place is taken. If f takes gradients itself, their gathers and sums are
+    mode (`jvp`) where a site is taken. If f takes gradients itself, their gathers and sums are
     places too.
 
     Args:
         f: a function of arrays or pytrees; leaves that are no arrays pass as they are.
         algorithm: a name, for all places. Where it cannot run, it is "auto".
         only: the kinds of places to take, of "all_gather", "psum_scatter" and "psum"; None: all.
-        choices: algorithms of single places, by `ringcoll.transform.Place.key`; "lax" leaves one.
+        choices: algorithms of single places, by `ringcoll.transform.Site.key`; "lax" leaves one.
 
     Raises:
         TypeError: f is no function; an algorithm is neither a name nor a `Table`.
-        ValueError: there is no algorithm, or no kind of place, of a name.
+        ValueError: there is no algorithm, or no kind of site, of a name.
 
     Source: Wang et al., "Overlap communication with dependent computation via decomposition
     in large deep learning models", ASPLOS (2023), a pass of a compiler.
@@ -120,85 +120,85 @@ class _Overlap:
         """The calls for a program; if `explain` asks, also those that only record a plan."""
         uses, taken, found = Uses(jaxpr), set[int](), dict[int, Call]()
         at = {id(eqn): i for i, eqn in enumerate(jaxpr.eqns)}
-        for place in places(jaxpr, uses, stored):
-            free = [product for product in place.products if id(product.eqn) not in taken]
-            if place.kind == "all_gather" and free:
-                after, exact = uses.after(place.eqn), free[0].eqn.params["precision"]
+        for site in sites(jaxpr, uses, stored):
+            free = [product for product in site.products if id(product.eqn) not in taken]
+            if site.kind == "all_gather" and free:
+                after, exact = uses.after(site.eqn), free[0].eqn.params["precision"]
                 free = [p for p in free if p.eqn.params["precision"] == exact]
                 free = [p for p in free if p.other not in after]
-            elif len(free) < len(place.products):
+            elif len(free) < len(site.products):
                 free = []
-            plan = Plan(LAX, why=self.why_left(place, free))
+            plan = Plan(LAX, why=self.why_left(site, free))
             call = None
             if not plan.why:
-                plan, call = self.called(replace(place, products=tuple(free)))
+                plan, call = self.called(replace(site, products=tuple(free)))
             if plan.algorithm != LAX and call is not None:
                 products = [product.eqn for product in free]
                 taken.update(map(id, products))
                 uses.together.append(tuple(products))
-                gone = [place.eqn]
-                if place.kind == "all_gather":
-                    gone += [*chain(*place.moves), *products]
+                gone = [site.eqn]
+                if site.kind == "all_gather":
+                    gone += [*chain(*site.moves), *products]
                 found |= {at[id(eqn)]: call for eqn in gone}
             elif takes_plans.value is not None:
-                found[at[id(place.eqn)]] = _recording(place, plan, jaxpr)
+                found[at[id(site.eqn)]] = _recording(site, plan, jaxpr)
         return found
 
-    def why_left(self, place: Place, free: Sequence[Any]) -> str:
-        """Why a place is left before its price is known; `free`: the products that it can have."""
-        if place.why:
-            return place.why
-        if place.kind not in self.only:
+    def why_left(self, site: Site, free: Sequence[Any]) -> str:
+        """Why a site is left before its price is known; `free`: the products that it can have."""
+        if site.why:
+            return site.why
+        if site.kind not in self.only:
             return "left by only="
-        if not {*place.axes} <= {*jax.sharding.get_abstract_mesh().manual_axes}:
+        if not {*site.axes} <= {*jax.sharding.get_abstract_mesh().manual_axes}:
             return "its axis is no axis of a mesh"
-        if rank_count(place.axes) == 1:
+        if rank_count(site.axes) == 1:
             return "there is one rank"
         if not free:
             return "another collective has its products, or they need each other"
-        is_auto = self.choices.get(place.key, self.algorithm) == "auto"
-        if place.kind == "psum" and place.is_early and is_auto:
+        is_auto = self.choices.get(site.key, self.algorithm) == "auto"
+        if site.kind == "psum" and site.is_early and is_auto:
             return "its program only returns it"
         return ""
 
-    def called(self, place: Place) -> tuple[Plan, Call | None]:
-        """The plan of a place, and the call that it is for."""
+    def called(self, site: Site) -> tuple[Plan, Call | None]:
+        """The plan of a site, and the call that it is for."""
         options: Any = DEFAULTS | {"algorithm": "auto", "accumulate_dtype": None}
-        options["precision"] = place.products[0].eqn.params["precision"]
-        algorithm = self.choices.get(place.key, self.algorithm)
+        options["precision"] = site.products[0].eqn.params["precision"]
+        algorithm = self.choices.get(site.key, self.algorithm)
         with nullcontext() if algorithm == "auto" else choice.algorithm(algorithm):
-            checked = Options.of(place.axes, options)
-        make = {"all_gather": _gather, "psum": _all_reduce, "psum_scatter": _scatter}[place.kind]
-        return make(place, replace(checked, early=place.is_early))
+            checked = Options.of(site.axes, options)
+        make = {"all_gather": _gather, "psum": _all_reduce, "psum_scatter": _scatter}[site.kind]
+        return make(site, replace(checked, early=site.is_early))
 
 
-def _gather(place: Place, options: Options) -> tuple[Plan, Call]:
+def _gather(site: Site, options: Options) -> tuple[Plan, Call]:
     """An `all_gather` and its products; one more, with 1, is the gathered array."""
-    eqn, p, dots = place.eqn, place.eqn.params, [product.eqn for product in place.products]
-    others = [product.other for product in place.products]
+    eqn, p, dots = site.eqn, site.eqn.params, [product.eqn for product in site.products]
+    others = [product.other for product in site.products]
     specs = [
         labels.Product(own.labels[1 - own.gathered], own.labels[2], dot.outvars[0].aval.dtype)
-        for own, dot in zip(place.products, dots, strict=True)
+        for own, dot in zip(site.products, dots, strict=True)
     ]
-    gather = labels.Gather(place.label, place.labels, tuple(specs))
+    gather = labels.Gather(site.label, site.labels, tuple(specs))
 
     def shard_of(x: Array) -> Array:
         x = x if p["tiled"] else jnp.expand_dims(x, p["all_gather_dimension"])
-        return _moved(x, place.moves, p["all_gather_dimension"], p["axis_size"])
+        return _moved(x, site.moves, p["all_gather_dimension"], p["axis_size"])
 
     def run(needed: set[Any], x: Array, *others: Array) -> list[Any]:
         x = shard_of(x)
-        is_kept = not needed.isdisjoint(place.arrays)
+        is_kept = not needed.isdisjoint(site.arrays)
         one = [jnp.ones((), x.dtype)] * is_kept
-        products = (*specs, *[labels.Product("", place.labels, x.dtype)] * is_kept)
+        products = (*specs, *[labels.Product("", site.labels, x.dtype)] * is_kept)
         x, *factors = with_common_axes([x, *others, *one], options.axes)
         results = gather_and_multiply(options, replace(gather, products=products), x, factors)
         kept = results[-1] if is_kept else None
-        return [*results[: len(others)], *[kept] * len(place.arrays)]
+        return [*results[: len(others)], *[kept] * len(site.arrays)]
 
     shard = jax.eval_shape(shard_of, eqn.invars[0].aval)
     plan = plan_of_gather(options, gather, shard, [v.aval for v in others])
-    outvars = [*(dot.outvars[0] for dot in dots), *place.arrays]
+    outvars = [*(dot.outvars[0] for dot in dots), *site.arrays]
     return plan, Call(eqn, [eqn.invars[0], *others], outvars, run)
 
 
@@ -215,17 +215,17 @@ def _moved(x: Array, moves: Sequence[Any], dim: int, n: int) -> Array:
     return x
 
 
-def _scatter(place: Place, options: Options) -> tuple[Plan, Call]:
+def _scatter(site: Site, options: Options) -> tuple[Plan, Call]:
     """Products and a `psum_scatter` of their sum."""
-    eqn, p, dim = place.eqn, place.eqn.params, place.labels.index(place.label)
-    factors = [v for product in place.products for v in product.eqn.invars]
-    terms = tuple(product.labels[:2] for product in place.products)
-    scatter = labels.Scatter(place.label, place.labels, terms, eqn.invars[0].aval.dtype)
+    eqn, p, dim = site.eqn, site.eqn.params, site.labels.index(site.label)
+    factors = [v for product in site.products for v in product.eqn.invars]
+    terms = tuple(product.labels[:2] for product in site.products)
+    scatter = labels.Scatter(site.label, site.labels, terms, eqn.invars[0].aval.dtype)
 
     def run(needed: set[Any], *factors: Array) -> list[Array]:
         pairs = _pairs(with_common_axes(factors, options.axes))
         y = multiply_and_scatter(options, scatter, pairs)
-        return [_moved(y, place.moves, dim, p["axis_size"]).reshape(eqn.outvars[0].aval.shape)]
+        return [_moved(y, site.moves, dim, p["axis_size"]).reshape(eqn.outvars[0].aval.shape)]
 
     plan = plan_of_scatter(options, scatter, _pairs([v.aval for v in factors]))
     return plan, Call(eqn, factors, eqn.outvars, run)
@@ -235,14 +235,14 @@ def _pairs(factors: Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(zip(factors[::2], factors[1::2], strict=True))
 
 
-def _all_reduce(place: Place, options: Options) -> tuple[Plan, Call | None]:
+def _all_reduce(site: Site, options: Options) -> tuple[Plan, Call | None]:
     """A product x @ w and a `psum` of it, perhaps with several dimensions in place of one."""
-    eqn, (product, *more) = place.eqn, place.products
+    eqn, (product, *more) = site.eqn, site.products
     x, w = product.eqn.invars
     (left, right), batch = product.eqn.params["dimension_numbers"]
     rows, inner = x.aval.ndim - len(left), len(left)
     is_matmul = left == tuple(range(rows, x.aval.ndim)) and right == tuple(range(inner))
-    is_matmul &= batch == ((), ()) and product.labels[2] == place.labels
+    is_matmul &= batch == ((), ()) and product.labels[2] == site.labels
     if more or not is_matmul or not rows:
         return Plan(LAX, why="its product is no x @ w"), None
     dtype, shapes = eqn.invars[0].aval.dtype, (x.aval.shape[:rows], w.aval.shape[:inner])
@@ -259,11 +259,11 @@ def _all_reduce(place: Place, options: Options) -> tuple[Plan, Call | None]:
     return plan_of_scatter(options, scatter, _pairs(types)), Call(eqn, [x, w], eqn.outvars, run)
 
 
-def _recording(place: Place, plan: Plan, jaxpr: Any) -> Call:
+def _recording(site: Site, plan: Plan, jaxpr: Any) -> Call:
     """A collective as it is, whose plan is recorded."""
 
     def run(needed: set[Any], *xs: Any) -> list[Any]:
-        xs = record_plan_at_lowering(place.kind, place.axes, xs, plan)
-        return bound(jaxpr, place.eqn, xs)
+        xs = record_plan_at_lowering(site.kind, site.axes, xs, plan)
+        return bound(jaxpr, site.eqn, xs)
 
-    return Call(place.eqn, variables(place.eqn), results_of(place.eqn), run)
+    return Call(site.eqn, variables(site.eqn), results_of(site.eqn), run)

@@ -24,8 +24,11 @@ COLLECTIVES = {
     **{"all_to_all": "all_to_all", "ragged_all_to_all": "ragged_all_to_all"},
     **{"pmax": "pmax", "pmin": "pmin", "ppermute": "ppermute"},
 }
-#: Equations that only move the numbers of an array, or round them.
-MOVES = ("convert_element_type", "pvary", "reshape", "squeeze", "transpose")
+#: Equations whose results are numbers of their first operand, perhaps rounded.
+_MOVE = (
+    *("broadcast_in_dim", "convert_element_type", "dynamic_slice", "pvary", "reshape", "slice"),
+    *("squeeze", "transpose"),
+)
 #: Equations whose programs are rewritten. A `custom_vjp`, for example, is more than its program.
 _OPEN = ("checkpoint", "cond", "jit", "pjit", "remat2", "scan", "shard_map", "while")
 
@@ -89,7 +92,8 @@ def _parted(tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
 def _rewritten(program: Any, stored: Sequence[bool], rewrite: Rewrite) -> Any:
     """A program with calls in it, closed; None if there are none. `stored`: which operands are."""
     jaxpr, consts = getattr(program, "jaxpr", program), getattr(program, "consts", ())
-    if not any(eqn.primitive.name in COLLECTIVES for eqn in equations(jaxpr)):
+    has_types = all(isinstance(v.aval, jax.core.ShapedArray) for v in jaxpr.invars)  # no references
+    if not has_types or not any(e.primitive.name in COLLECTIVES for e in equations(jaxpr)):
         return None
     has_calls = False
 
@@ -109,7 +113,7 @@ def _evaluated(
     """The results of a program, and whether there are calls in it."""
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in MOVES and stored.issuperset(variables(eqn)):
+        if eqn.primitive.name in _MOVE and stored.issuperset(variables(eqn)[:1]):
             stored.update(eqn.outvars)
     calls = rewrite(jaxpr, stored)
     steps = [calls.get(i, eqn) for i, eqn in enumerate(jaxpr.eqns)]
@@ -127,7 +131,8 @@ def _evaluated(
             with in_place_of(step.eqn):
                 for v, x in zip(step.outvars, step.run(needed, *given), strict=True):
                     if x is not None:
-                        values[v] = varying_like(x.astype(v.aval.dtype), v.aval)
+                        x = x if x.dtype == v.aval.dtype else x.astype(v.aval.dtype)
+                        values[v] = varying_like(x, v.aval)
         else:
             inner = _inner(step, stored, rewrite) if step.primitive.name in _OPEN else {}
             has_calls |= bool(inner)
@@ -181,7 +186,7 @@ def _inner_program(eqn: Any, program: Any, own: list[bool], rewrite: Rewrite) ->
         jax.make_jaxpr(of_ranks)(*(v.aval for v in eqn.invars))
     else:
         rewritten()
-    if again is None:
+    if again is None or again.consts:  # not every equation has a place for constants
         return program
     return again if isinstance(program, ClosedJaxpr) else again.jaxpr
 

@@ -95,6 +95,8 @@ def _run(eqn: Any, algorithm: str | Table, dtype: Any, needed: Any, *xs: Any) ->
     if name == "all_gather":
         given["axis"] = given.pop("all_gather_dimension")
         given["to"] = "invarying" if eqn.primitive.name == "all_gather_invariant" else "varying"
+    if name == "all_to_all":  # an untiled call is a tiled one between a reshape and a squeeze
+        given["tiled"] = True
     if dtype is not None and name in _ADD and jnp.issubdtype(xs[0].dtype, jnp.inexact):
         given["accumulate_dtype"] = dtype
     # As a context: if the function cannot run by this algorithm, the call stays "auto".

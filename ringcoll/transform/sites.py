@@ -10,18 +10,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend.core import Literal, jaxprs_in_params
 
-from ringcoll.runtime.scopes import line_of_call
+from ringcoll.choose.plan import SYMBOLIC
 from ringcoll.transform.programs import (
     COLLECTIVES,
-    MOVES,
     equations,
     has_effects,
-    in_place_of,
     variables,
 )
 
 
-class Product(NamedTuple):
+class Dot(NamedTuple):
     """A `dot_general`, the labels of its factors and its result, and the factor that is gathered.
 
     `gathered` is 0 or 1; at a sum it is -1.
@@ -38,7 +36,7 @@ class Product(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Site:
     """A collective of a program, and the products that it meets.
 
     Attributes:
@@ -57,7 +55,7 @@ class Place:
     why: str = ""
     label: str = ""
     labels: str = ""
-    products: tuple[Product, ...] = ()
+    products: tuple[Dot, ...] = ()
     moves: tuple[Sequence[Any], ...] = ()
     arrays: tuple[Any, ...] = ()
     is_early: bool = False
@@ -75,14 +73,8 @@ class Place:
         return tuple(axes) if isinstance(axes, list | tuple) else (axes,)
 
     @property
-    def line(self) -> str:
-        """The line of source, "train.py:41"."""
-        with in_place_of(self.eqn):
-            return line_of_call()
-
-    @property
     def key(self) -> str:
-        """What the place is, wherever it stands: kind, axes, dtype and shapes.
+        """What the site is, wherever it stands: kind, axes, dtype and shapes.
 
         The shapes are of its operand, and of its products' factors that are not gathered.
         """
@@ -120,29 +112,31 @@ class Uses:
         return found
 
 
-def places(jaxpr: Any, uses: Uses, stored: set[Any]) -> list[Place]:
+def sites(jaxpr: Any, uses: Uses, stored: set[Any]) -> list[Site]:
     """The places of a program. A product may be in two; the first of them should have it.
 
     First are gathers of what was just computed, then sums, then gathers of what is stored.
     """
-    found: list[Place] = []
+    found: list[Site] = []
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name == "all_gather":
+        if name in COLLECTIVES and not _has_sizes(eqn):
+            found.append(Site(eqn=eqn, why=SYMBOLIC))
+        elif name == "all_gather":
             found.append(_gather(eqn, uses, stored.issuperset(variables(eqn))))
         elif name in ("psum", "psum_invariant", "reduce_scatter"):
             found.append(_sum(eqn, uses))
         elif name.startswith("custom_"):
             inner = (e for one in jaxprs_in_params(eqn.params) for e in equations(one))
             if any(e.primitive.name in COLLECTIVES for e in inner):
-                found.append(Place(eqn=eqn, why="a function with its own derivative stays whole"))
-    return sorted(found, key=lambda place: 1 if place.kind != "all_gather" else 2 * place.is_early)
+                found.append(Site(eqn=eqn, why="a function with its own derivative stays whole"))
+    return sorted(found, key=lambda site: 1 if site.kind != "all_gather" else 2 * site.is_early)
 
 
-def _gather(eqn: Any, uses: Uses, is_early: bool) -> Place:
+def _gather(eqn: Any, uses: Uses, is_early: bool) -> Site:
     dim, n, p = eqn.params["all_gather_dimension"], eqn.params["axis_size"], eqn.params
     if p["axis_index_groups"] is not None:
-        return Place(eqn=eqn, why="its ranks are in groups")
+        return Site(eqn=eqn, why="its ranks are in groups")
     arrays, moves = [eqn.outvars[0]], list[Any]()
     while users := [user for v in arrays for user in uses.of[v]]:
         first = users[0]
@@ -154,7 +148,7 @@ def _gather(eqn: Any, uses: Uses, is_early: bool) -> Place:
     labels = ascii_lowercase[: arrays[0].aval.ndim]
     products = [product for v in arrays for product in _products(v, labels, uses)]
     names = sorted({"returned" if u is None else u.primitive.name for u in users})
-    return Place(
+    return Site(
         eqn=eqn,
         why="" if products else f"no product takes it: {', '.join(names) or 'unused'}",
         label=labels[dim],
@@ -176,27 +170,32 @@ def moved_dim(eqn: Any, dim: int, n: int) -> int | None:
         return eqn.params["permutation"].index(dim)
     if name in ("convert_element_type", "pvary"):
         return dim if jnp.issubdtype(new.dtype, jnp.inexact) else None
-    if name not in MOVES or old.shape[dim] % n:
+    if name not in ("reshape", "squeeze") or old.shape[dim] % n:
         return None
     outer = prod(old.shape[:dim])
     fits = (j for j, m in enumerate(new.shape) if prod(new.shape[:j]) == outer and m % n == 0)
     return next(fits, None)
 
 
-def _products(v: Any, labels: str, uses: Uses) -> Iterator[Product]:
+def _products(v: Any, labels: str, uses: Uses) -> Iterator[Dot]:
     """The products of an array, as it is or transposed."""
     for eqn in filter(None, uses.of[v]):
         if _is_product(eqn) and (eqn.invars[0] is v) != (eqn.invars[1] is v):
             which = int(eqn.invars[1] is v)
-            yield Product(eqn, _dot_labels(eqn, which, labels, ascii_uppercase), which)
+            yield Dot(eqn, _dot_labels(eqn, which, labels, ascii_uppercase), which)
         elif eqn.primitive.name in ("pvary", "transpose"):
             order = eqn.params.get("permutation", range(len(labels)))
             yield from _products(eqn.outvars[0], "".join(labels[d] for d in order), uses)
 
 
+def _has_sizes(eqn: Any) -> bool:
+    """Whether no size is a symbol of `jax.export`."""
+    return all(isinstance(m, int) for v in eqn.invars for m in v.aval.shape)
+
+
 def _is_product(eqn: Any) -> bool:
     """Whether it is a `dot_general` of floats, whose result is sharded as its factors are."""
-    if eqn.primitive.name != "dot_general":
+    if eqn.primitive.name != "dot_general" or not _has_sizes(eqn):
         return False
     out = eqn.params["out_sharding"]
     return jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact) and not (out and any(out.spec))
@@ -215,20 +214,20 @@ def _dot_labels(eqn: Any, which: int, labels: str, fresh: str) -> tuple[str, str
     return left, right, out + "".join(c for d, c in enumerate(right) if d not in shared[1])
 
 
-def _sum(eqn: Any, uses: Uses) -> Place:
+def _sum(eqn: Any, uses: Uses) -> Site:
     v, p, moves = eqn.invars[0], eqn.params, list[Any]()
     if p.get("axis_index_groups") is not None or len(eqn.invars) > 1:
-        return Place(eqn=eqn, why="it adds several arrays, or its ranks are in groups")
+        return Site(eqn=eqn, why="it adds several arrays, or its ranks are in groups")
     dim, n = p.get("scatter_dimension", 0), p.get("axis_size", 1)
     while (maker := _sole_maker(v, uses)) and maker.primitive.name in ("reshape", "squeeze"):
         dims = [d for d in range(maker.invars[0].aval.ndim) if moved_dim(maker, d, n) == dim]
         if "scatter_dimension" in p and not dims:
-            return Place(eqn=eqn, why="its rows are cut by a reshape")
+            return Site(eqn=eqn, why="its rows are cut by a reshape")
         v, dim = maker.invars[0], max(dims, default=0)
         moves.insert(0, [maker])
     labels = ascii_lowercase[: v.aval.ndim]
     products = _terms(v, labels, uses)
-    return Place(
+    return Site(
         eqn=eqn,
         why="" if products else "not all that it adds are products",
         label=labels[dim : dim + 1],
@@ -244,7 +243,7 @@ def _sole_maker(v: Any, uses: Uses) -> Any:
     return uses.maker.get(v) if not isinstance(v, Literal) and len(uses.of[v]) == 1 else None
 
 
-def _terms(v: Any, labels: str, uses: Uses) -> list[Product]:
+def _terms(v: Any, labels: str, uses: Uses) -> list[Dot]:
     """The products whose sum is an array with these labels; [] if something else is in it."""
     eqn = _sole_maker(v, uses)
     name = eqn.primitive.name if eqn else ""
@@ -261,4 +260,4 @@ def _terms(v: Any, labels: str, uses: Uses) -> list[Product]:
     ndim = eqn.invars[0].aval.ndim
     *factors, out = _dot_labels(eqn, 0, ascii_uppercase[:ndim], ascii_uppercase[ndim:])
     x, w = (own.translate(str.maketrans(out, labels)) for own in factors)
-    return [Product(eqn, (x, w, labels))]
+    return [Dot(eqn, (x, w, labels))]
