@@ -135,7 +135,7 @@ class _Overlap:
             if plan.algorithm != LAX and call is not None:
                 products = [product.eqn for product in free]
                 taken.update(map(id, products))
-                uses.together.append(tuple(products))
+                uses.together.append(({*variables(call)}, call.outvars, False))
                 gone = [site.eqn]
                 if site.kind == "all_gather":
                     gone += [*chain(*site.moves), *products]
@@ -209,7 +209,7 @@ def _moved(x: Array, moves: Sequence[Any], dim: int, n: int) -> Array:
         if eqn.primitive.name == "transpose":
             x = lax.transpose(x, eqn.params["permutation"])
         elif eqn.primitive.name == "convert_element_type":
-            x = x.astype(new.dtype) if new.dtype.itemsize < x.dtype.itemsize else x
+            x = x.astype(new.dtype) if new.dtype.itemsize <= x.dtype.itemsize else x
         else:
             x = x.reshape([m // n if d == dim else m for d, m in enumerate(new.shape)])
     return x
@@ -217,15 +217,14 @@ def _moved(x: Array, moves: Sequence[Any], dim: int, n: int) -> Array:
 
 def _scatter(site: Site, options: Options) -> tuple[Plan, Call]:
     """Products and a `psum_scatter` of their sum."""
-    eqn, p, dim = site.eqn, site.eqn.params, site.labels.index(site.label)
+    eqn = site.eqn
     factors = [v for product in site.products for v in product.eqn.invars]
     terms = tuple(product.labels[:2] for product in site.products)
     scatter = labels.Scatter(site.label, site.labels, terms, eqn.invars[0].aval.dtype)
 
     def run(needed: set[Any], *factors: Array) -> list[Array]:
         pairs = _pairs(with_common_axes(factors, options.axes))
-        y = multiply_and_scatter(options, scatter, pairs)
-        return [_moved(y, site.moves, dim, p["axis_size"]).reshape(eqn.outvars[0].aval.shape)]
+        return [multiply_and_scatter(options, scatter, pairs).reshape(eqn.outvars[0].aval.shape)]
 
     plan = plan_of_scatter(options, scatter, _pairs([v.aval for v in factors]))
     return plan, Call(eqn, factors, eqn.outvars, run)

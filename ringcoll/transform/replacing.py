@@ -3,34 +3,18 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from ringcoll import lax
 from ringcoll.choose.table import Table
 from ringcoll.collectives import choice
-from ringcoll.collectives.all_gather import all_gather, psum_scatter
-from ringcoll.collectives.all_reduce import pmax, pmin, psum
-from ringcoll.collectives.all_to_all import all_to_all
-from ringcoll.collectives.permute import ppermute
 from ringcoll.collectives.public import public
-from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
 from ringcoll.transform.overlapping import checked_function, checked_names
 from ringcoll.transform.programs import COLLECTIVES, Call, transformed
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "all_gather": all_gather,
-    "all_to_all": all_to_all,
-    "pmax": pmax,
-    "pmin": pmin,
-    "ppermute": ppermute,
-    "psum": psum,
-    "psum_scatter": psum_scatter,
-    "ragged_all_to_all": ragged_all_to_all,
-}
-#: Functions that take `accumulate_dtype`.
-_ADD = ("all_gather", "all_to_all", "psum", "psum_scatter")
 
 
 @public()
@@ -75,7 +59,7 @@ def replaced(
     checked_function(f)
     choice.check_name_or_table(algorithm)
     dtype = None if accumulate_dtype is None else jnp.dtype(accumulate_dtype)
-    names = checked_names(only, tuple(_FUNCTIONS))
+    names = checked_names(only, tuple(dict.fromkeys(COLLECTIVES.values())))
 
     def calls(jaxpr: Any, stored: Any) -> dict[int, Call]:
         return {
@@ -90,19 +74,18 @@ def replaced(
 def _run(eqn: Any, algorithm: str | Table, dtype: Any, needed: Any, *xs: Any) -> Sequence[Any]:
     """A collective by ringcoll's function of its name, with its arguments."""
     name, given = COLLECTIVES[eqn.primitive.name], dict(eqn.params)
-    axes = given.pop("axes", None) or given.pop("axis_name")
+    ours, axes = getattr(lax, name), given.pop("axes", None) or given.pop("axis_name")
     given.pop("axis_size", None)
     if name == "all_gather":
         given["axis"] = given.pop("all_gather_dimension")
         given["to"] = "invarying" if eqn.primitive.name == "all_gather_invariant" else "varying"
     if name == "all_to_all":  # an untiled call is a tiled one between a reshape and a squeeze
         given["tiled"] = True
-    if dtype is not None and name in _ADD and jnp.issubdtype(xs[0].dtype, jnp.inexact):
+    is_inexact = jnp.issubdtype(xs[0].dtype, jnp.inexact)
+    if dtype is not None and is_inexact and "accumulate_dtype" in signature(ours).parameters:
         given["accumulate_dtype"] = dtype
     # As a context: if the function cannot run by this algorithm, the call stays "auto".
     with nullcontext() if algorithm == "auto" else choice.algorithm(algorithm):
         if name in ("pmax", "pmin", "psum"):
-            return _FUNCTIONS[name](xs, axes, **given)
-        if name == "ragged_all_to_all":
-            return [_FUNCTIONS[name](*xs, axis_name=axes, **given)]
-        return [_FUNCTIONS[name](*xs, axes, **given)]
+            return ours(xs, axes, **given)
+        return [ours(*xs, axis_name=axes, **given)]

@@ -11,12 +11,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal, jaxprs_in_params
 
 from ringcoll.choose.plan import SYMBOLIC
-from ringcoll.transform.programs import (
-    COLLECTIVES,
-    equations,
-    has_effects,
-    variables,
-)
+from ringcoll.transform.programs import COLLECTIVES, equations, has_effects, variables
 
 
 class Dot(NamedTuple):
@@ -45,8 +40,8 @@ class Site:
         label: of the dimension that is gathered or scattered.
         labels: of the gathered array, or of the sum.
         products: what it meets.
-        moves: equations between the collective and all its products, which only move numbers; those
-            of one step are equal.
+        moves: equations between a gather and all its products that only move numbers; those of one
+            step are equal.
         arrays: the variables of the gathered array, after these.
         is_early: whether nothing before makes what it gathers, or its program only returns its sum.
     """
@@ -93,7 +88,8 @@ class Uses:
     def __init__(self, jaxpr: Any) -> None:
         self.maker = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
         self.of: dict[Any, list[Any]] = defaultdict(list)
-        self.together = [(eqn,) for eqn in jaxpr.eqns]  # what runs at once
+        #: What runs at once: its variables, its results, and whether it has an effect.
+        self.together = [({*variables(e)}, e.outvars, has_effects(e)) for e in jaxpr.eqns]
         for eqn in jaxpr.eqns:
             for v in variables(eqn):
                 self.of[v].append(eqn)
@@ -106,14 +102,14 @@ class Uses:
         found, size = {*eqn.outvars}, 0
         while len(found) > size:
             size = len(found)
-            for group in self.together:
-                if any(has_effects(e) or not found.isdisjoint(variables(e)) for e in group):
-                    found.update(v for e in group for v in e.outvars)
+            for given, made, has_effect in self.together:
+                if has_effect or not found.isdisjoint(given):
+                    found.update(made)
         return found
 
 
 def sites(jaxpr: Any, uses: Uses, stored: set[Any]) -> list[Site]:
-    """The places of a program. A product may be in two; the first of them should have it.
+    """The sites of a program. A product may be in two; the first of them should have it.
 
     First are gathers of what was just computed, then sums, then gathers of what is stored.
     """
@@ -124,6 +120,8 @@ def sites(jaxpr: Any, uses: Uses, stored: set[Any]) -> list[Site]:
             found.append(Site(eqn=eqn, why=SYMBOLIC))
         elif name == "all_gather":
             found.append(_gather(eqn, uses, stored.issuperset(variables(eqn))))
+        elif name == "all_gather_invariant":
+            found.append(Site(eqn=eqn, why="what it gathers is the same on all ranks"))
         elif name in ("psum", "psum_invariant", "reduce_scatter"):
             found.append(_sum(eqn, uses))
         elif name.startswith("custom_"):
@@ -135,13 +133,14 @@ def sites(jaxpr: Any, uses: Uses, stored: set[Any]) -> list[Site]:
 
 def _gather(eqn: Any, uses: Uses, is_early: bool) -> Site:
     dim, n, p = eqn.params["all_gather_dimension"], eqn.params["axis_size"], eqn.params
-    if p["axis_index_groups"] is not None:
-        return Site(eqn=eqn, why="its ranks are in groups")
+    if p["axis_index_groups"] is not None or not _is_inexact(eqn.invars[0]):
+        return Site(eqn=eqn, why="its ranks are in groups, or it gathers no floats")
     arrays, moves = [eqn.outvars[0]], list[Any]()
     while users := [user for v in arrays for user in uses.of[v]]:
         first = users[0]
         moved = None if None in users else moved_dim(first, dim, n)
-        if moved is None or any(u.params != first.params for u in users):
+        kinds = [(u.primitive, u.params) for u in users if u is not None]
+        if moved is None or any(kind != kinds[0] for kind in kinds):
             break
         dim, arrays = moved, [user.outvars[0] for user in users]
         moves.append(users)
@@ -169,7 +168,7 @@ def moved_dim(eqn: Any, dim: int, n: int) -> int | None:
     if name == "transpose":
         return eqn.params["permutation"].index(dim)
     if name in ("convert_element_type", "pvary"):
-        return dim if jnp.issubdtype(new.dtype, jnp.inexact) else None
+        return dim if _is_inexact(eqn.outvars[0]) else None
     if name not in ("reshape", "squeeze") or old.shape[dim] % n:
         return None
     outer = prod(old.shape[:dim])
@@ -193,12 +192,16 @@ def _has_sizes(eqn: Any) -> bool:
     return all(isinstance(m, int) for v in eqn.invars for m in v.aval.shape)
 
 
+def _is_inexact(v: Any) -> bool:
+    return jnp.issubdtype(v.aval.dtype, jnp.inexact)
+
+
 def _is_product(eqn: Any) -> bool:
-    """Whether it is a `dot_general` of floats, whose result is sharded as its factors are."""
-    if eqn.primitive.name != "dot_general" or not _has_sizes(eqn):
+    """Whether it is a `dot_general` of two arrays, whose result is sharded as they are."""
+    if eqn.primitive.name != "dot_general" or len(variables(eqn)) < 2 or not _has_sizes(eqn):
         return False
     out = eqn.params["out_sharding"]
-    return jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact) and not (out and any(out.spec))
+    return _is_inexact(eqn.outvars[0]) and not (out and any(out.spec))
 
 
 def _dot_labels(eqn: Any, which: int, labels: str, fresh: str) -> tuple[str, str, str]:
@@ -215,17 +218,10 @@ def _dot_labels(eqn: Any, which: int, labels: str, fresh: str) -> tuple[str, str
 
 
 def _sum(eqn: Any, uses: Uses) -> Site:
-    v, p, moves = eqn.invars[0], eqn.params, list[Any]()
-    if p.get("axis_index_groups") is not None or len(eqn.invars) > 1:
+    (v, *more), p = eqn.invars, eqn.params
+    if more or p.get("axis_index_groups") is not None:
         return Site(eqn=eqn, why="it adds several arrays, or its ranks are in groups")
-    dim, n = p.get("scatter_dimension", 0), p.get("axis_size", 1)
-    while (maker := _sole_maker(v, uses)) and maker.primitive.name in ("reshape", "squeeze"):
-        dims = [d for d in range(maker.invars[0].aval.ndim) if moved_dim(maker, d, n) == dim]
-        if "scatter_dimension" in p and not dims:
-            return Site(eqn=eqn, why="its rows are cut by a reshape")
-        v, dim = maker.invars[0], max(dims, default=0)
-        moves.insert(0, [maker])
-    labels = ascii_lowercase[: v.aval.ndim]
+    labels, dim = ascii_lowercase[: v.aval.ndim], p.get("scatter_dimension", 0)
     products = _terms(v, labels, uses)
     return Site(
         eqn=eqn,
@@ -233,7 +229,6 @@ def _sum(eqn: Any, uses: Uses) -> Site:
         label=labels[dim : dim + 1],
         labels=labels,
         products=tuple(products),
-        moves=tuple(moves),
         is_early=not any(uses.of[eqn.outvars[0]]),
     )
 
@@ -245,7 +240,7 @@ def _sole_maker(v: Any, uses: Uses) -> Any:
 
 def _terms(v: Any, labels: str, uses: Uses) -> list[Dot]:
     """The products whose sum is an array with these labels; [] if something else is in it."""
-    eqn = _sole_maker(v, uses)
+    eqn: Any = _sole_maker(v, uses) if _is_inexact(v) else None
     name = eqn.primitive.name if eqn else ""
     if name in ("add", "add_any"):
         left, right = (_terms(one, labels, uses) for one in eqn.invars)

@@ -44,12 +44,13 @@ def moved(x, w):  # transposes and reshapes that cut no shard, and an untiled ga
     h = gathered(x.T, axis=1).reshape(2, WIDTH // 2, -1)
     y = jnp.einsum("hks,hkf->sf", h, w.reshape(2, WIDTH // 2, WIDTH))
     z = lax.all_gather(x, "x", axis=1) @ w
-    whole = jnp.einsum("rnf,fd->ndr", z, w).swapaxes(1, 2).reshape(-1, 2, WIDTH // 2)
-    return scattered(y @ w) + scattered(whole).reshape(x.shape) + untiled(z, w)
+    summed = lax.psum_scatter(jnp.einsum("rnf,fd->ndr", z, w).swapaxes(1, 2), "x")
+    return scattered(y @ w) + summed + lax.psum_scatter(z @ w, "x", scatter_dimension=1)
 
 
-def untiled(z, w):
-    return lax.psum_scatter(z @ w, "x", scatter_dimension=1)
+def rounded(x, w):  # a sum of integers, and a gathered float of the same size
+    y = gathered(x.astype(jnp.bfloat16)).astype(jnp.float16) @ w.astype(jnp.float16)
+    return scattered(jnp.round(y * 8).astype(jnp.int32)).astype(x.dtype)
 
 
 def contracted(x, w):
@@ -83,8 +84,8 @@ def batched(x, w):
 def crossed(x, w):  # two gathers, whose second products need the first of the other
     a, b = gathered(jnp.sin(x)), gathered(jnp.cos(x))
     first = a @ w
-    second = b @ (first.T @ first)
-    return (a @ (second.T @ second))[:ROWS] + (b @ w)[:ROWS]
+    second = jnp.tanh(b @ (first.T @ first))
+    return (a @ (second.T @ second))[:ROWS] / ROWS + (b @ w)[:ROWS]
 
 
 @jax.custom_vjp
@@ -103,6 +104,7 @@ FORMS = {
     kept: [GATHER, SCATTER],
     casts: [GATHER, GATHER, SCATTER],
     moved: [GATHER, GATHER, SCATTER, SCATTER, SCATTER],
+    rounded: [GATHER, "psum_scatter: not all that it adds are products"],
     contracted: [GATHER],
     weights: [SCATTER, "all_gather: another collective has its products"],
     both: [GATHER, "all_gather: no product takes it: slice", "psum_scatter: another"],
@@ -208,7 +210,7 @@ def test_values_types_and_gradients(case):
         return pair
 
     theirs, mine = per_rank(mesh, both, *xs, check_vma=case["check_vma"])
-    eps = float(jnp.finfo(case["dtype"]).eps)
+    eps = float(jnp.finfo(jnp.bfloat16 if case["form"] is casts else case["dtype"]).eps)
     for right, x in zip(jax.tree.leaves(theirs), jax.tree.leaves(mine), strict=True):
         right, x = (np.asarray(one, np.float64) for one in (right, x))
         assert np.abs(x - right).max() <= 16 * n**0.5 * eps * max(np.abs(right).max(), 1)
@@ -247,7 +249,7 @@ def test_over_several_axes_and_in_groups():
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found, expected)
     plans = ringcoll.explain(every_rank(mesh, ours, True))(*xs).plans
     assert [plan.algorithm for _, plan in plans] == ["two_ended", "lax", "two_ended"]
-    assert plans[1][1].why == "its ranks are in groups"
+    assert plans[1][1].why.startswith("its ranks are in groups")
 
 
 def test_only_and_choices():
