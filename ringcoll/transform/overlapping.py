@@ -128,10 +128,10 @@ class _Overlap:
                 free = [p for p in free if p.other not in after]
             elif len(free) < len(site.products):
                 free = []
-            plan = Plan(LAX, why=self.why_left(site, free))
-            call = None
+            algorithm = self.choices.get(site.key, self.algorithm)
+            plan, call = Plan(LAX, why=self.why_left(site, free, algorithm)), None
             if not plan.why:
-                plan, call = self.called(replace(site, products=tuple(free)))
+                plan, call = _called(replace(site, products=tuple(free)), algorithm)
             if plan.algorithm != LAX and call is not None:
                 products = [product.eqn for product in free]
                 taken.update(map(id, products))
@@ -144,8 +144,8 @@ class _Overlap:
                 found[at[id(site.eqn)]] = _recording(site, plan, jaxpr)
         return found
 
-    def why_left(self, site: Site, free: Sequence[Any]) -> str:
-        """Why a site is left before its price is known; `free`: the products that it can have."""
+    def why_left(self, site: Site, free: Sequence[Any], algorithm: str | Table) -> str:
+        """Why a site is left, if not for its price; `free`: the products that it can have."""
         if site.why:
             return site.why
         if site.kind not in self.only:
@@ -156,20 +156,19 @@ class _Overlap:
             return "there is one rank"
         if not free:
             return "another collective has its products, or they need each other"
-        is_auto = self.choices.get(site.key, self.algorithm) == "auto"
-        if site.kind == "psum" and site.is_early and is_auto:
+        if site.kind == "psum" and site.is_early and algorithm == "auto":
             return "its program only returns it"
         return ""
 
-    def called(self, site: Site) -> tuple[Plan, Call | None]:
-        """The plan of a site, and the call that it is for."""
-        options: Any = DEFAULTS | {"algorithm": "auto", "accumulate_dtype": None}
-        options["precision"] = site.products[0].eqn.params["precision"]
-        algorithm = self.choices.get(site.key, self.algorithm)
-        with nullcontext() if algorithm == "auto" else choice.algorithm(algorithm):
-            checked = Options.of(site.axes, options)
-        make = {"all_gather": _gather, "psum": _all_reduce, "psum_scatter": _scatter}[site.kind]
-        return make(site, replace(checked, early=site.is_early))
+
+def _called(site: Site, algorithm: str | Table) -> tuple[Plan, Call | None]:
+    """The plan of a site, and the call that it is for."""
+    options: Any = DEFAULTS | {"algorithm": "auto", "accumulate_dtype": None}
+    options["precision"] = site.products[0].eqn.params["precision"]
+    with nullcontext() if algorithm == "auto" else choice.algorithm(algorithm):
+        checked = Options.of(site.axes, options)
+    make = {"all_gather": _gather, "psum": _all_reduce, "psum_scatter": _scatter}[site.kind]
+    return make(site, replace(checked, early=site.is_early))
 
 
 def _gather(site: Site, options: Options) -> tuple[Plan, Call]:

@@ -258,6 +258,8 @@ def test_only_and_choices():
     named = [GATHER, "psum_scatter: named by the caller"]
     assert calls(mlp, choices={key: "lax", "stale": "ring"}) == named
     assert calls(mlp, algorithm="auto", choices={key: "ring"})[1] == SCATTER
+    part = f"all_gather over x, float32[{ROWS},{WIDTH}] [{WIDTH},{WIDTH}] [{2 * ROWS},{WIDTH}]"
+    assert calls(kept, choices={part: "lax"}) == ["all_gather: named by the caller", SCATTER]
     assert calls(mlp, n=1) == ["all_gather: there is one rank", "psum_scatter: there is one rank"]
 
 
