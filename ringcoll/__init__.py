@@ -19,7 +19,7 @@ than four devices.
 
 from typing import TYPE_CHECKING
 
-from ringcoll import algorithms, costs, lax
+from ringcoll import algorithms, costs, lax, transform
 from ringcoll import xla_cpu as xla_cpu
 from ringcoll.choose.table import Table
 from ringcoll.collectives.all_gather import all_gather, psum_scatter
@@ -36,7 +36,6 @@ from ringcoll.collectives.gathering import (
 )
 from ringcoll.collectives.permute import ppermute, pshuffle
 from ringcoll.collectives.ragged_all_to_all import ragged_all_to_all
-from ringcoll.collectives.replacing import replacing
 from ringcoll.collectives.sums import Tree
 from ringcoll.collectives.visits import Rows, per_shard
 from ringcoll.costs.wire import Wire
@@ -53,6 +52,7 @@ from ringcoll.matmuls.options import GatherOptions, MatmulOptions
 from ringcoll.matmuls.sharded import sharded_matmul
 from ringcoll.placement.meshes import describe, mesh
 from ringcoll.schedules.schedule import AllToAllSchedule, Move, Schedule, ScheduleError, SizeError
+from ringcoll.transform import overlapped, replaced
 
 __version__ = "0.1.0"  # `pyproject.toml` reads it here
 __all__ = [
@@ -90,6 +90,7 @@ __all__ = [
     "matmul_reduce_scatter",
     "mesh",
     "overlap",
+    "overlapped",
     "pbroadcast",
     "per_shard",
     "pmax",
@@ -102,9 +103,10 @@ __all__ = [
     "pswapaxes",
     "ragged_all_to_all",
     "reduce",
-    "replacing",
+    "replaced",
     "sharded_matmul",
     "tour",
+    "transform",
 ]
 
 _register()

@@ -47,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     known = ",".join(MESHES)
     what = f"topologies with commas between ({known})"
     parser.add_argument("--topology", default=known, metavar="LIST", help=what)
-    listed, what = options.listed(*ORDERS), f"{', '.join(ORDERS)} (all)"
-    parser.add_argument("--order", type=listed, default="all", metavar="LIST", help=what)
+    for name, values in (("order", ORDERS), ("algorithm", ("auto",))):
+        listed, what = options.listed(*values), f"{', '.join(values)} (all)"
+        parser.add_argument(f"--{name}", type=listed, default="all", metavar="LIST", help=what)
     compiling.add_arguments(parser)
 
 
@@ -60,17 +61,18 @@ def run(args: argparse.Namespace) -> int:
     todo = compiling.every(
         topology=compiling.devices_of(args),
         order=args.order,
+        algorithm=args.algorithm,
     )
     return compiling.compile_all(args, todo, program_of)
 
 
-def program_of(topology: str, order: str) -> tuple[Callable, tuple]:
+def program_of(topology: str, order: str, algorithm: str) -> tuple[Callable, tuple]:
     """The program that the flags of the command name, and its operands."""
     sizes = axes(MESHES[topology])
     mesh = mesh_on(topology, sizes) if order == "rings" else usual(topology, sizes)
 
     def matmul(x: jax.Array, w: jax.Array) -> jax.Array:
-        return ringcoll.all_gather_matmul(x, w, "model")
+        return ringcoll.all_gather_matmul(x, w, "model", algorithm=algorithm)
 
     specs = P(("data", "model")), P(None, "model")
     shapes = (8192 * sizes["data"], 8192), (8192, 28672)

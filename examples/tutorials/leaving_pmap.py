@@ -134,14 +134,13 @@ for name, step in programs.items():
 ## Keep pmap for now
 
 `pmap` code that you do not want to change yet can also use ringcoll's algorithms:
-`ringcoll.replacing` swaps the collectives while the step is traced.
+`ringcoll.replaced` puts ours in place of the collectives of its program.
 """
 
 # %%
-with ringcoll.replacing(jax.lax, algorithm="ring"):
-    replaced = jax.pmap(pmapped, axis_name="data")
-    permutes = replaced.lower(stacked, slices).as_text().count("stablehlo.collective_permute")
-    results["pmap, replaced"] = np.asarray(trained(replaced, stacked, slices)[0])
+replaced = jax.pmap(ringcoll.replaced(pmapped, algorithm="ring"), axis_name="data")
+permutes = replaced.lower(stacked, slices).as_text().count("stablehlo.collective_permute")
+results["pmap, replaced"] = np.asarray(trained(replaced, stacked, slices)[0])
 print(f"pmap, replaced: {permutes} collective_permute")
 assert permutes == 2 * (RANKS - 1)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.typing import DTypeLike
 
 from ringcoll.choose.table import Algorithm
@@ -15,7 +15,6 @@ from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import gather_along, reduce_along
 from ringcoll.collectives.public import public
 from ringcoll.collectives.sums import Exchanged, Tree, WireLike, sums_of
-from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, moved
 from ringcoll.runtime.slicing import LONG, dynamic_slice_in_dim, start_of
 from ringcoll.runtime.value_types import is_checked, varying
@@ -37,7 +36,7 @@ class AllGather(ScheduledCollective, name="all_gather"):
 
     def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
-        return built_in.all_gather(
+        return lax.all_gather(
             x, self.axes, axis_index_groups=self.groups, axis=dim, tiled=self.tiled, to=self.to
         )
 
@@ -77,7 +76,7 @@ class PsumScatter(ScheduledCollective, name="psum_scatter"):
 
     def by_lax(self, x: Array) -> Array:
         (dim,) = self.dims
-        return built_in.psum_scatter(
+        return lax.psum_scatter(
             x, self.axes, scatter_dimension=dim, axis_index_groups=self.groups, tiled=self.tiled
         )
 

@@ -19,7 +19,6 @@ from ringcoll.collectives.front_door import Pytree, bind_leaves, is_small
 from ringcoll.collectives.placing import by_stages, gather_along, reduce_along
 from ringcoll.collectives.public import public
 from ringcoll.collectives.sums import Exchanged, Tree, WireLike, gathered, sums_of
-from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, is_narrow
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.scopes import scope
@@ -123,7 +122,7 @@ class Psum(AllReduce, name="psum"):
     folds_constants = True
 
     def by_lax(self, x: Array) -> Array:
-        return built_in.psum(x, self.axes, axis_index_groups=self.groups)
+        return lax.psum(x, self.axes, axis_index_groups=self.groups)
 
     def transpose(self, cts: Sequence[Array]) -> list[Array]:
         if is_checked():
@@ -138,7 +137,7 @@ class Pmean(Psum):
     adds_numbers = False  # lax refuses keys at once, because it cannot divide them
 
     def by_lax(self, x: Array) -> Array:
-        return built_in.pmean(x, self.axes, axis_index_groups=self.groups)
+        return lax.pmean(x, self.axes, axis_index_groups=self.groups)
 
     def __call__(self, *xs: Array) -> list[Array]:
         total = Psum(**self.for_transpose(), called="pmean")
@@ -157,7 +156,7 @@ class Pmax(AllReduce, name="pmax", differentiable=False):
     adds_numbers = True
 
     def by_lax(self, x: Array) -> Array:
-        return built_in.pmax(x, self.axes, axis_index_groups=self.groups)
+        return lax.pmax(x, self.axes, axis_index_groups=self.groups)
 
     def combine(self, received: Array, mine: Array) -> Array:
         return lax.max(received, mine)
@@ -170,7 +169,7 @@ class Pmin(AllReduce, name="pmin", differentiable=False):
     adds_numbers = True
 
     def by_lax(self, x: Array) -> Array:
-        return built_in.pmin(x, self.axes, axis_index_groups=self.groups)
+        return lax.pmin(x, self.axes, axis_index_groups=self.groups)
 
     def combine(self, received: Array, mine: Array) -> Array:
         return lax.min(received, mine)

@@ -15,7 +15,7 @@ from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.placing import WRITTEN_AS_BITS, placed
 from ringcoll.collectives.public import public
 from ringcoll.collectives.sums import Exchanged, WireLike, sums_of
-from ringcoll.runtime import built_in, run
+from ringcoll.runtime import run
 from ringcoll.runtime.hop import Ranks, as_bits, moved
 from ringcoll.runtime.parts import Layout, shares
 from ringcoll.runtime.slicing import dynamic_slice_in_dim, start_of
@@ -31,7 +31,7 @@ class AllToAll(ScheduledCollective, name="all_to_all"):
 
     def by_lax(self, x: Array) -> Array:
         split, concat = self.dims
-        return built_in.all_to_all(
+        return lax.all_to_all(
             x, self.axes, split, concat, axis_index_groups=self.groups, tiled=self.tiled
         )
 

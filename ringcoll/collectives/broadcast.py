@@ -15,7 +15,6 @@ from ringcoll.collectives.all_reduce import AllReduce, Psum
 from ringcoll.collectives.axes import AxisName, axes_of, rank_count
 from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.public import integer, public
-from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.value_types import varying
 from ringcoll.schedules.schedule import Schedule
@@ -46,19 +45,19 @@ class Pbroadcast(AllReduce, name="pbroadcast"):
             if axis in on_mesh:
                 is_source &= lax.axis_index(axis) == place
             else:  # the axis of a vmap
-                every = [built_in.all_gather(x, axis) for x in xs]
+                every = [lax.all_gather(x, axis) for x in xs]
                 xs = tuple(lax.dynamic_index_in_dim(x, place, keepdims=False) for x in every)
         masked = [varying(_or_zero_bits(is_source & (rest == 0), x), self.axes) for x in xs]
         axes = tuple(axis for axis in self.axes if axis in on_mesh)
         return replace(self, axes=axes, traced=None)(*masked) if axes else masked
 
     def by_lax(self, x: Array) -> Array:
-        return built_in.pbroadcast(x, self.axes, self.source or 0)  # None: only the type counts
+        return lax.pbroadcast(x, self.axes, self.source or 0)  # None: only the type counts
 
     def builtin(self, x: Array, platform: str) -> Array:
         if platform == "gpu" and self.source is not None:
             return self.by_lax(x)
-        return self._by_bits(x, lambda bits: built_in.psum(bits, self.axes))
+        return self._by_bits(x, lambda bits: lax.psum(bits, self.axes))
 
     def combine(self, received: Array, mine: Array) -> Array:
         return lax.bitwise_or(received, mine)

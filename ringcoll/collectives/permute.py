@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax import lax
 
 from ringcoll.collectives.axes import AxisName, are_all_ranks, axes_of, rank_count
 from ringcoll.collectives.front_door import Pytree, bind_leaves
 from ringcoll.collectives.public import public
-from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Pairs, Ppermute
 
 
@@ -40,7 +40,7 @@ def ppermute(
     """
     _refuse(algorithm)
     pairs = _pairs(perm)  # read it only once: it may be an iterator
-    built_in.ppermute((), axis_name, perm)  # lax 0.12 takes only lists and tuples
+    lax.ppermute((), axis_name, perm)  # lax 0.12 takes only lists and tuples
     return _permute(x, axis_name, pairs)
 
 

@@ -21,7 +21,6 @@ from ringcoll.collectives.by_schedule import ScheduledCollective, title
 from ringcoll.collectives.front_door import check_by_lax, is_for_lax
 from ringcoll.collectives.public import integer, public
 from ringcoll.collectives.sums import WireLike, sums_of
-from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.scopes import scope, send_through_hook
@@ -52,10 +51,10 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
     def by_lax(self, x: Array, *others: Array) -> Array:
         output, starts, counts, targets, arrivals = others
         if self.adds:
-            exchange = partial(built_in.all_to_all, split_axis=0, concat_axis=0, tiled=True)
+            exchange = partial(lax.all_to_all, split_axis=0, concat_axis=0, tiled=True)
             targets = exchange(targets, self.axes, axis_index_groups=self.groups)
         ranks = {"axis_name": self.axes, "axis_index_groups": self.groups}
-        return built_in.ragged_all_to_all(x, output, starts, counts, targets, arrivals, **ranks)
+        return lax.ragged_all_to_all(x, output, starts, counts, targets, arrivals, **ranks)
 
     def lower(self, where: Where, *xs: Array, plan: Plan | None = None) -> list[Array]:
         operand, output, *integers = xs
@@ -114,7 +113,7 @@ class RaggedAllToAll(ScheduledCollective, name="ragged_all_to_all"):
             return offsets
         most = jnp.max(jnp.sum(sends, 1, dtype=jnp.int32))
         axes = mesh.axis_names or self.axes
-        most = built_in.pmax(varying(most, axes), axes)
+        most = lax.pmax(varying(most, axes), axes)
         refuse = partial(_refuse_more, bound)
         zero = jax.pure_callback(refuse, jax.ShapeDtypeStruct((), jnp.int32), most)
         # The offsets need the result even if they are constants; compilers drop unused callbacks.

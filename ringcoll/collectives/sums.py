@@ -23,7 +23,6 @@ from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import Algorithm, Table
 from ringcoll.collectives.axes import rank_count
 from ringcoll.costs.wire import FLOATS, Wire
-from ringcoll.runtime import built_in
 from ringcoll.runtime.hop import Ranks, as_bits
 from ringcoll.runtime.run import UNROLL_UP_TO
 from ringcoll.runtime.scopes import send_through_hook
@@ -327,12 +326,12 @@ class Coded(Exchanged):
 def gathered(x: Array, dim: int, ranks: Ranks) -> Array:
     """The shards of all ranks, end to end along `dim`."""
     bits, back = as_bits(x)
-    return back(_moved(partial(built_in.all_gather, axis=dim), bits, ranks))
+    return back(_moved(partial(lax.all_gather, axis=dim), bits, ranks))
 
 
 def _exchanged(x: Array, dim: int, ranks: Ranks) -> Array:
     """The blocks of all ranks for this one, end to end along `dim`."""
-    return _moved(partial(built_in.all_to_all, split_axis=dim, concat_axis=dim), x, ranks)
+    return _moved(partial(lax.all_to_all, split_axis=dim, concat_axis=dim), x, ranks)
 
 
 def _moved(built_in: Callable[..., Array], x: Array, ranks: Ranks) -> Array:

@@ -49,6 +49,7 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
     It prints as a table: the line of source, the collective or matmul with its axes and the
     operands of a rank, and its form. Then the prices of this form, of the next best and of the
     built-in; or, where no price decided, why it has this form: a row of the table, or the caller.
+    For an `overlapped` function these are also the gathers and sums that it left.
 
     Args:
         function: a function, jitted or not. Its operands may be `jax.ShapeDtypeStruct`s.

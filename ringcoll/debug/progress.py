@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.runtime import built_in
 from ringcoll.runtime.scopes import Arrays
 
 AxisSizes = tuple[tuple[str, int], ...]
@@ -145,7 +144,7 @@ def _agreed(
     """True, after all ranks that take part have confirmed that they begin the same operation."""
     own = hashlib.sha256(words.encode()).digest()[:_DIGEST] + words.encode()
     tag = np.frombuffer(own[:_TAG].ljust(_TAG, b"\0"), np.uint8)
-    tags = built_in.all_gather(
+    tags = lax.all_gather(
         jnp.where(begun, tag, np.zeros_like(tag)), over, axis_index_groups=groups
     )  # [n, _TAG]
     return jax.pure_callback(

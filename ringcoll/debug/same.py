@@ -20,7 +20,8 @@ def same_by_all(
     """A function that runs `function` by every algorithm, and compares with the built-ins.
 
     Use it in tests. On a CPU, "auto" visits once, after a built-in collective, so a test of your
-    own visit, product or layer would run no round. Calls that name an algorithm keep it.
+    own visit, product or layer would run no round. Calls that name an algorithm keep it. For a
+    program of jax.lax, pass `ringcoll.replaced(function)`.
 
     Args:
         function: a function of arrays or of pytrees of arrays, such as a `jax.shard_map`.

@@ -14,6 +14,7 @@ products with one gather of its cotangent. So derivatives of every order overlap
 does.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -88,10 +89,19 @@ def _planned_gather(
     options: Options, gather: Gather, x: Array, others: list[Array], *, keeps: bool
 ) -> tuple[list[Array], Array | None]:
     """The results; and the gathered x, if it is kept for the gradient."""
-    plans_on = partial(plans.of_gather, gather, x, others)
-    plan = _plan(options, (x, others), plans_on)
+    plan = plan_of_gather(options, gather, x, others)
     x, others = record_plan_at_lowering("all_gather_einsum", options.axes, (x, others), plan)
     return gathered_products(options, gather, plan, x, others, keeps=keeps)
+
+
+def plan_of_gather(options: Options, gather: Gather, x: Any, others: Sequence[Any]) -> Plan:
+    """How `gather_and_multiply` runs, for arrays or their types."""
+    return _plan(options, (x, others), partial(plans.of_gather, gather, x, others))
+
+
+def plan_of_scatter(options: Options, scatter: Scatter, pairs: Sequence[tuple[Any, Any]]) -> Plan:
+    """How `multiply_and_scatter` runs, for arrays or their types."""
+    return _plan(options, pairs, partial(plans.of_scatter, scatter, pairs))
 
 
 def _plan(options: Options, arrays: Any, plans_on: PlansOn) -> Plan:
@@ -111,8 +121,7 @@ def multiply_and_scatter(
         scatter: see `Scatter`.
         pairs: the factors a and b of each product.
     """
-    plans_on = partial(plans.of_scatter, scatter, pairs)
-    plan = _plan(options, pairs, plans_on)
+    plan = plan_of_scatter(options, scatter, pairs)
     pairs = record_plan_at_lowering("einsum_reduce_scatter", options.axes, pairs, plan)
     return scattered_sum(options, scatter, plan, pairs)
 

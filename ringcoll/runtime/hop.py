@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from ringcoll.runtime import built_in
 from ringcoll.runtime.hosts import Where
 from ringcoll.runtime.primitive import Collective
 from ringcoll.runtime.scopes import scope, send_through_hook
@@ -101,9 +100,9 @@ class Ppermute(Collective, name="ppermute"):
 
     def by_lax(self, x: Array) -> Array:
         if len(self.axes) == 1:
-            return built_in.ppermute(x, self.axes[0], self.pairs)
+            return lax.ppermute(x, self.axes[0], self.pairs)
         axes, pairs = in_mesh_order(self.axes, self.pairs)
-        return built_in.ppermute(x, axes, pairs)
+        return lax.ppermute(x, axes, pairs)
 
     def lower(self, where: Where, *xs: Array) -> list[Array]:
         send = partial(moved, self, platform=where.platform)

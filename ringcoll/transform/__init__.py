@@ -1,0 +1,7 @@
+"""Transformations of a user's function: it is traced, walked, and evaluated with other calls."""
+
+from ringcoll.transform.overlapping import overlapped
+from ringcoll.transform.replacing import replaced
+from ringcoll.transform.sites import Site
+
+__all__ = ["Site", "overlapped", "replaced"]
