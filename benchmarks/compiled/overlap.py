@@ -7,7 +7,6 @@ gpu) a second table counts the collectives with a matmul under them.
   plain      the built-in collective, then the multiplication (or in the other order)
   compiler   jit with shardings and no shard_map: XLA's own collective matmul if it finds one
   .../tuned  with compiler options that change the program
-  chunks4, grouped: forms for a switch: see `benchmarks.compiled.switch_forms`
   others     algorithms of ringcoll.all_gather_matmul and ringcoll.matmul_reduce_scatter;
              /regather gathers again for the gradient instead of keeping the gathered array
   above      how far the total is above the longer of compute (plain's) and communication
@@ -18,7 +17,6 @@ import argparse
 
 from benchmarks.compiled import block_halves, compiling, grid
 from benchmarks.compiled.programs import BUILT_IN, DIRECTIONS, ENCODED, FORMS, OURS, algorithms_of
-from benchmarks.compiled.switch_forms import SWITCH_FORMS
 from benchmarks.measuring import options
 
 TOPOLOGIES = ("v5e:4x2", "v5p:2x2x2", "v6e:4x2", "tpu7x:2x2x1")
@@ -32,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms = (*FORMS, *block_halves.FORMS)
     add("--form", type=listed(*forms), metavar="LIST", help=", ".join(forms))
     known = (*BUILT_IN, *OURS)
-    every = (*known, *ENCODED, *SWITCH_FORMS)
+    every = (*known, *ENCODED)
     names = listed(*every)
     add("--algorithm", type=names, default=",".join(known), metavar="LIST", help=", ".join(every))
     add("--shape", type=options.shapes(3), metavar="LIST", help="m x k x f")

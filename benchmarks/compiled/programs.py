@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 import ringcoll
 from benchmarks.collectives import cases
-from benchmarks.compiled.switch_forms import SWITCH_FORMS
 from ringcoll.overlap import OPTIONS
 from ringcoll.placement import gpus
 
@@ -98,12 +97,7 @@ FORMS = {
 def algorithms_of(form: str, names: Iterable[str]) -> list[str]:
     """The algorithms that make different programs of a form."""
     gathers = form not in FORMS or FORMS[form].gathers
-    return [
-        name
-        for name in names
-        if (gathers or ("/regather" not in name and name not in ENCODED))
-        and (name not in SWITCH_FORMS or form in SWITCH_FORMS[name])
-    ]
+    return [name for name in names if gathers or ("/regather" not in name and name not in ENCODED)]
 
 
 def program(
@@ -122,8 +116,6 @@ def program(
         return jax.jit(lambda x, w: x @ w, out_shardings=out), operands
     if algorithm in BUILT_IN:
         function = form.plain
-    elif algorithm in SWITCH_FORMS:
-        function = SWITCH_FORMS[algorithm][name]
     else:
         options = options_of(algorithm)
         function = lambda x, w: form.ours(x, w, **options)  # noqa: E731
