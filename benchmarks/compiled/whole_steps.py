@@ -27,6 +27,8 @@ from ringcoll.schedules.registry import LAX
 PIECES, ALL_TO_ALLS = "plain in 4 pieces", "plain all-to-alls"
 #: Ours by "auto"; ours by the algorithm that follows.
 OURS, BY = "ours", "ours by "
+#: The plain program, under `ringcoll.overlapped`.
+OVERLAPPED = "ours overlapped"
 BLOCK, CONTEXT, EXPERTS = "block", "context", "experts"
 DATA, FSDP, TP = "data", "fsdp", "tp"
 LAYERS, HEAD, GROUPS, TOP_K = 4, 128, 8, 8
@@ -61,7 +63,8 @@ class Step:
         if self.layer == CONTEXT:
             return PLAIN, ALL_TO_ALLS, OURS
         pieces = (PIECES,) if TP in self.axes and self.layer != BLOCK else ()
-        return PLAIN, *pieces, COMPILER, OURS
+        overlapped = (OVERLAPPED,) if TP in self.axes else ()
+        return PLAIN, *pieces, COMPILER, OURS, *overlapped
 
     def parameters(self) -> dict[str, Any]:
         """The shapes of the weights of a layer."""
@@ -88,6 +91,9 @@ class Step:
 
 def program(step: Step, form: str, mesh: Mesh, dtype: Any = jnp.bfloat16) -> tuple[Callable, tuple]:
     """A step as a function of weights and x, and these operands, for `overlap.compile_for`."""
+    if form == OVERLAPPED:
+        function, operands = program(step, PLAIN, mesh, dtype)
+        return ringcoll.overlapped(function), operands
     batch = next((axis for axis in (DATA, FSDP) if axis in step.axes), None)
     model = (TP,) if TP in step.axes else ()
     x_spec = P(None, FSDP) if step.layer == CONTEXT else P(batch, *model)
