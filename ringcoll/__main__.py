@@ -5,6 +5,7 @@ explain ring                                            an algorithm: rounds, pr
 cost all_reduce                                         the modelled time of every algorithm
 machine --fit nccl.txt                                  a machine's constants, from measured times
 overlap --example all_gather_matmul                     what a compiled program waits for
+try --example all_gather_then_matmul                    which form of a step is the quickest
 export all_reduce --algorithm ring -n 8 -o ring.xml     a schedule, as an MSCCL file
 import ring.xml                                         an MSCCL file: read and prove it
 """
@@ -28,6 +29,7 @@ from ringcoll.commands import (
     fit,
     importing,
     overlap,
+    trying,
 )
 
 #: Each command is a module. It has `add_arguments(parser)` and `run(args) -> exit status`, and the
@@ -38,6 +40,7 @@ COMMANDS = {
     "machine": fit,
     "explain": explain,
     "overlap": overlap,
+    "try": trying,
     "export": exporting,
     "import": importing,
 }

@@ -77,43 +77,17 @@ def mesh_on(topology: str, axes: Mapping[str, int] = MappingProxyType({})) -> Me
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add_mesh(parser)
-    what = parser.add_mutually_exclusive_group()
-    known = ", ".join(NAMES)
-    what.add_argument("--example", choices=NAMES, metavar="EXAMPLE", help=known)
-    what.add_argument(
-        "--function",
-        type=arguments.program,
-        metavar="MODULE:FUNCTION",
-        help="your own program",
-    )
-    what.add_argument(
+    add_program(parser).add_argument(
         "saved",
         type=_read_report,
         nargs="?",
         metavar="FILE",
         help="a report that --json wrote; nothing is compiled",
     )
-    shape = "x".join(map(str, SIZES))
-    parser.add_argument(
-        "--shape",
-        type=arguments.matmul_sizes,
-        default=shape,
-        metavar="MxKxF",
-        help="the shape of an example: [M, K] @ [K, F], or [M, F] @ [F, K] (default: %(default)s)",
-    )
     parser.add_argument(
         "--profile",
         action="store_true",
         help="use the cycles of the generated code instead of the compiler's estimates (a minute)",
-    )
-    parser.add_argument(
-        "--kernel",
-        type=share,
-        action="append",
-        default=[],
-        metavar="NAME=SECONDS",
-        help="what one run of a kernel takes, as you measured it, such as splash*=2e-3; may be "
-        "repeated",
     )
     add_options(parser)
     for name, (what_it_is, _) in _FILES.items():
@@ -157,6 +131,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_program(parser: argparse.ArgumentParser) -> Any:
+    """Declare --example, --function, --shape and --kernel; the group of the first two."""
+    what = parser.add_mutually_exclusive_group()
+    known = ", ".join(NAMES)
+    what.add_argument("--example", choices=NAMES, metavar="EXAMPLE", help=known)
+    what.add_argument(
+        "--function",
+        type=arguments.program,
+        metavar="MODULE:FUNCTION",
+        help="your own program",
+    )
+    shape = "x".join(map(str, SIZES))
+    parser.add_argument(
+        "--shape",
+        type=arguments.matmul_sizes,
+        default=shape,
+        metavar="MxKxF",
+        help="the shape of an example: [M, K] @ [K, F], or [M, F] @ [F, K] (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kernel",
+        type=share,
+        action="append",
+        default=[],
+        metavar="NAME=SECONDS",
+        help="what one run of a kernel takes, as you measured it, such as splash*=2e-3; may be "
+        "repeated",
+    )
+    return what
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare --options, which `compiler_options` reads."""
     parser.add_argument(
@@ -186,20 +191,17 @@ def run(args: argparse.Namespace) -> int:
     try:
         shares = limits("--max-exposed", dict(args.max_exposed) or None)
         if not (compiles or last):
-            program = program_of(args.text, _mesh(args) if args.mesh else None)
+            program = program_of(args.text, mesh_of(args) if args.mesh else None)
             last = report(program, chip=args.chip, kernels=dict(args.kernel))
         elif compiles:
             if sys.stderr.isatty():
                 print(f"compiling for {args.topology}: seconds, or minutes", file=sys.stderr)
-            chips = _mesh(args)
+            chips = mesh_of(args)
             if args.example in PLAIN and not (before or args.json):
-                _, before = _compile_and_report(
-                    args, *example(PLAIN[args.example], chips, args.shape)
-                )
-            if args.example:
-                program, last = _compile_and_report(args, *example(args.example, chips, args.shape))
-            else:
-                program, last = _compile_and_report(args, *program_on(args.function, chips))
+                plain = example_or_function(args, PLAIN[args.example], chips)
+                _, before = _compile_and_report(args, *plain)
+            form = example_or_function(args, args.example, chips)
+            program, last = _compile_and_report(args, *form)
         compared = compare(before, last) if before else ""
     except (ValueError, ModuleNotFoundError) as error:
         args.error(" ".join(str(error).split()))
@@ -229,7 +231,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if broken else 0
 
 
-def _mesh(args: argparse.Namespace) -> Mesh:
+def mesh_of(args: argparse.Namespace) -> Mesh:
     """The mesh of --topology and --mesh.
 
     Raises:
@@ -243,6 +245,15 @@ def _mesh(args: argparse.Namespace) -> Mesh:
             f"{', '.join(CHIPS)}; name one of these, such as v5e:4x2"
         )
     return chips
+
+
+def example_or_function(args: argparse.Namespace, name: str | None, chips: Mesh) -> Example:
+    """The example of a name, or else the program of --function, on a mesh.
+
+    Raises:
+        ValueError: as `program_on`.
+    """
+    return example(name, chips, args.shape) if name else program_on(args.function, chips)
 
 
 def program_on(function: Callable[[Mesh], Any], mesh: Mesh) -> Example:

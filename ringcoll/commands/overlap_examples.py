@@ -11,7 +11,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ringcoll import matmuls
-from ringcoll.collectives.all_gather import all_gather, psum_scatter
 from ringcoll.collectives.axes import AxisName
 from ringcoll.collectives.permute import ppermute
 from ringcoll.runtime.value_types import device_kind
@@ -24,7 +23,7 @@ SIZES = (8192, 8192, 28672)
 
 def all_gather_then_matmul(x: Array, w: Array, axes: AxisName = "x") -> Array:
     """x: [m/n, k], w: [k, f/n] -> [m, f/n]: all of the gather, then one matmul."""
-    return all_gather(x, axes, tiled=True, algorithm="lax") @ w
+    return lax.all_gather(x, axes, tiled=True) @ w
 
 
 def ring_matmul(x: Array, w: Array, axes: AxisName = "x") -> Array:
@@ -47,7 +46,7 @@ def all_gather_matmul(x: Array, w: Array, axes: AxisName = "x") -> Array:
 
 def matmul_then_psum_scatter(x: Array, w: Array, axes: AxisName = "x") -> Array:
     """x: [m, f/n], w: [f/n, k] -> [m/n, k]: one matmul, then all of the reduce-scatter."""
-    return psum_scatter(x @ w, axes, tiled=True, algorithm="lax")
+    return lax.psum_scatter(x @ w, axes, tiled=True)
 
 
 def matmul_reduce_scatter(x: Array, w: Array, axes: AxisName = "x") -> Array:

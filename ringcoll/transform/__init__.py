@@ -3,5 +3,6 @@
 from ringcoll.transform.overlapping import overlapped
 from ringcoll.transform.replacing import replaced
 from ringcoll.transform.sites import Site
+from ringcoll.transform.trying import Trial, tried
 
-__all__ = ["Site", "overlapped", "replaced"]
+__all__ = ["Site", "Trial", "overlapped", "replaced", "tried"]

@@ -3,9 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import chain
 from math import prod
+from os import PathLike
+from pathlib import Path
 from typing import Any
+from warnings import warn
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +20,7 @@ from ringcoll.choose.table import Table
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import rank_count
 from ringcoll.collectives.public import public
+from ringcoll.io.strict_json import parsed
 from ringcoll.matmuls import labels
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
 from ringcoll.matmuls.options import DEFAULTS, Options
@@ -40,7 +45,7 @@ def overlapped(
     *,
     algorithm: str | Table = "auto",
     only: str | Iterable[str] | None = None,
-    choices: Mapping[str, str] | None = None,
+    choices: Mapping[str, str] | str | PathLike[str] | None = None,
 ) -> Callable[..., Any]:
     """f, with products that hide the gathers before them and the sums after them.
 
@@ -72,10 +77,14 @@ def overlapped(
         algorithm: a name, for all places. Where it cannot run, it is "auto".
         only: the kinds of places to take, of "all_gather", "psum_scatter" and "psum"; None: all.
         choices: algorithms of single places, by `ringcoll.transform.Site.key`; "lax" leaves one.
+            Or the path of a JSON file of these, as `python -m ringcoll try --write` writes it. A
+            warning names, once, those that f has no place for; other places run by `algorithm`.
 
     Raises:
-        TypeError: f is no function; an algorithm is neither a name nor a `Table`.
-        ValueError: there is no algorithm, or no kind of site, of a name.
+        TypeError: f is no function; an algorithm is neither a name nor a `Table`; choices are no
+            mapping.
+        ValueError: there is no algorithm, or no kind of site, of a name; the file is not JSON.
+        OSError: the file cannot be read.
 
     Source: Wang et al., "Overlap communication with dependent computation via decomposition
     in large deep learning models", ASPLOS (2023), a pass of a compiler.
@@ -87,10 +96,27 @@ def overlapped(
     3
     """
     checked_function(f)
-    for name in (algorithm, *(choices or {}).values()):
+    if isinstance(choices, str | PathLike):
+        choices = parsed(Path(choices).read_text(encoding="utf-8"))
+    choices = {} if choices is None else choices
+    if not isinstance(choices, Mapping):
+        raise TypeError(f"choices: a {type(choices).__name__}; pass algorithms by places")
+    for name in (algorithm, *choices.values()):
         choice.check_name_or_table(name)
-    overlap = _Overlap(algorithm, checked_names(only, KINDS), choices or {})
-    return transformed(f, overlap.calls)
+    overlap = _Overlap(algorithm, checked_names(only, KINDS), choices, {*choices})
+    ours = transformed(f, overlap.calls)
+
+    @wraps(f)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        results = ours(*args, **kwargs)
+        if overlap.stale:
+            stale = "; ".join(sorted(overlap.stale))
+            overlap.stale.clear()
+            own = getattr(f, "__name__", "f")
+            warn(f"ringcoll.overlapped: choices= has no place of {own}: {stale}", stacklevel=2)
+        return results
+
+    return called
 
 
 def checked_function(f: Any) -> None:
@@ -110,11 +136,12 @@ def checked_names(only: str | Iterable[str] | None, known: Sequence[str]) -> Seq
 
 @dataclass(frozen=True)
 class _Overlap:
-    """The arguments of a call of `overlapped`."""
+    """The arguments of a call of `overlapped`; `stale`: choices whose site was not seen yet."""
 
     algorithm: str | Table
     only: Sequence[str]
     choices: Mapping[str, str]
+    stale: set[str]
 
     def calls(self, jaxpr: Any, stored: set[Any]) -> dict[int, Call]:
         """The calls for a program; if `explain` asks, also those that only record a plan."""
@@ -129,6 +156,7 @@ class _Overlap:
             elif len(free) < len(site.products):
                 free = []
             algorithm = self.choices.get(site.key, self.algorithm)
+            self.stale.discard(site.key)
             plan, call = Plan(LAX, why=self.why_left(site, free, algorithm)), None
             if not plan.why:
                 plan, call = _called(replace(site, products=tuple(free)), algorithm)

@@ -93,6 +93,12 @@ REFUSED = {
         ("none.xml", "No such file or directory: 'none.xml'"),
         ("README.md", "README.md: it is not XML"),
     ],
+    "try": [
+        ("", "one of the arguments --example --function is required"),
+        ("--example ring_matmul --budget -1", "'-1' is not a number above 0"),
+        ("--example ring_matmul --write no/a.json", "--write no/a.json: No such file or directory"),
+        ("--example ring_matmul --topology v4:2x2x1", "the constants of this chip are not known"),
+    ],
     # Before anything is compiled, and without libtpu.
     "overlap": [
         ("", "one of the arguments --example --function FILE is required"),

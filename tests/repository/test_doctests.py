@@ -13,7 +13,7 @@ import pytest
 from support import python
 
 import ringcoll
-from ringcoll import algorithms, costs, debug, draw, formats, layers, learn, overlap
+from ringcoll import algorithms, costs, debug, draw, formats, layers, learn, overlap, transform
 from ringcoll.layers import expert_parallel, fsdp, tensor_parallel
 from ringcoll.layers.expert_parallel import auto as expert_auto
 
@@ -29,10 +29,15 @@ LISTS = (
     formats,
     debug,
     learn,
+    transform,
 )  # of public names
 OWN = (algorithms, expert_auto)  # where what is defined is public
 REGISTRY = (algorithms.build, algorithms.in_lax, algorithms.listed_name, algorithms.names)
-FOR_TPUS = ("ringcoll.placement.meshes", "ringcoll.overlap.compilation")
+FOR_TPUS = (
+    "ringcoll.placement.meshes",
+    "ringcoll.overlap.compilation",
+    "ringcoll.transform.trying",
+)
 
 
 def public():

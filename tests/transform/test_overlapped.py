@@ -3,6 +3,7 @@
 On CPU "auto" takes no site, so sites are taken by a named algorithm.
 """
 
+import json
 from functools import partial
 
 import jax
@@ -252,11 +253,18 @@ def test_over_several_axes_and_in_groups():
     assert plans[1][1].why.startswith("its ranks are in groups")
 
 
-def test_only_and_choices():
+def test_only_and_choices(tmp_path):
     assert calls(mlp, only="psum_scatter") == ["all_gather: left by only=", SCATTER]
     key = f"psum_scatter over x, float32[{2 * ROWS},{WIDTH}] [{2 * ROWS},{WIDTH}] [{WIDTH},{WIDTH}]"
     named = [GATHER, "psum_scatter: named by the caller"]
-    assert calls(mlp, choices={key: "lax", "stale": "ring"}) == named
+    file = tmp_path / "choices.json"
+    file.write_text(json.dumps({key: "lax", "stale": "ring"}), encoding="utf-8")
+    with pytest.warns(UserWarning, match="choices= has no place of mlp: stale$"):
+        assert calls(mlp, choices=file) == named
+    ours = ringcoll.overlapped(mlp, choices={"stale": "ring"})
+    with pytest.warns(UserWarning, match="stale"):
+        per_rank(make_mesh(2), ours, *operands(2, "f4"))
+    per_rank(make_mesh(2), lambda *xs: ours(*xs), *operands(2, "f4"))  # warned already
     assert calls(mlp, algorithm="auto", choices={key: "ring"})[1] == SCATTER
     part = f"all_gather over x, float32[{ROWS},{WIDTH}] [{WIDTH},{WIDTH}] [{2 * ROWS},{WIDTH}]"
     assert calls(kept, choices={part: "lax"}) == ["all_gather: named by the caller", SCATTER]
@@ -308,6 +316,7 @@ def test_effects_names_and_lines_stay(capfd):
         (ringcoll.overlapped, {"f": 3}, TypeError, "f is a int, no function; pass a function"),
         (ringcoll.overlapped, {"algorithm": "rign"}, ValueError, "choose from auto"),
         (ringcoll.overlapped, {"choices": {"a": "rign"}}, ValueError, "choose from auto"),
+        (ringcoll.overlapped, {"choices": ["ring"]}, TypeError, "a list; pass algorithms by place"),
         (ringcoll.overlapped, {"only": "pmax"}, ValueError, "only='pmax': .* from all_gather"),
         (ringcoll.replaced, {"f": 3}, TypeError, "f is a int, no function; pass a function"),
         (ringcoll.replaced, {"only": ["pmean"]}, ValueError, "only='pmean': .* choose from all"),
