@@ -152,7 +152,7 @@ def tables(found: Mapping[Which, Mapping]) -> list[PageTable]:
     title = f"steps: {len(steps)}, of which ours is more than {LOST:.0%} slower in {slower}"
     names = "step", "topology", "quickest built-in form", "us, exposed", "ours", "it over ours"
     every = PageTable(title, (*names, "`overlapped`"), rows)
-    return [every, _means(steps), _forms(timed)]
+    return [every, _means(steps), _of_overlapped(timed), _forms(timed)]
 
 
 def compared(timed: Mapping[Which, Mapping]) -> list[tuple[float, Which, Which]]:
@@ -187,6 +187,20 @@ def _means(steps: Sequence[tuple[float, Which, Which]]) -> PageTable:
             rows.append((name, f"{mean:.3f}", str(len(ratios)), str(slower)))
     title = "the quickest built-in form over ours: geometric means"
     return PageTable(title, ("steps", "mean", "how many", "slower"), rows)
+
+
+def _of_overlapped(timed: Mapping[Which, Mapping]) -> PageTable:
+    """How many times as fast `overlapped` makes the plain program, with the same options."""
+    ratios = [
+        timed[plain]["total"] / row["total"]
+        for which, row in timed.items()
+        if which.form == OVERLAPPED and (plain := which._replace(form=PLAIN)) in timed
+    ]
+    mean = f"{geometric_mean(ratios):.3f}" if ratios else ""
+    title = "plain over `overlapped`, with the same options: geometric mean"
+    return PageTable(
+        title, ("mean", "steps", "slower"), [(mean, str(len(ratios)), str(_lost(ratios)))]
+    )
 
 
 def _forms(timed: Mapping[Which, Mapping]) -> PageTable:

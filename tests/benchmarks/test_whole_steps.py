@@ -78,12 +78,13 @@ def test_what_we_lose_stands_first_and_counts_if_it_is_much():
         found(form, us, options=whole.SPARSE) for form, us in ((OURS, 100.0), (OVERLAPPED, 60.0))
     ]
     v5e = [found("plain", 100.0, "v5e:4x2"), found(OURS, 102.0, "v5e:4x2")]
-    every, means, forms = whole.tables(dict([*v5e, *v5p]))
+    every, means, of_overlapped, forms = whole.tables(dict([*v5e, *v5p]))
     assert every.title == "steps: 2, of which ours is more than 3% slower in 1"
     cells = ("plain, sparse cores", "90, 10.0%", "100, 10.0%", "0.900", "60, 10.0%")
     assert every.rows[0] == ("tp8-mlp8192", "v5p:2x2x2", *cells)
     assert every.rows[1][-2:] == ("0.980", "")
     assert means.rows[0] == ("all", "0.939", "2", "1")
+    assert of_overlapped.rows == [("1.500", "1", "0")]
     assert forms.rows == [
         ("plain", "2", "1", "1.054"),
         ("plain, sparse cores", "1", "1", "1.000"),
