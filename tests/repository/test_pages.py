@@ -133,9 +133,11 @@ def test_readme_has_the_gain_of_whole_steps():
     of_steps = f"[{steps} whole steps](benchmarks/pages/whole.md) of four layers, with gradients"
     gain = f"| {float(mean):.2f}: {slower} slower by more than 3 % |"
     assert f"{of_steps} | {gain}" in PAGES["README.md"]
-    mean, steps, slower = (*map(float, of_overlapped.rows[0]),)
-    overlapped = f"{steps:.0f} of them, plain, under `overlapped` | {mean:.2f}: {slower:.0f} slower"
+    mean, steps, slower = of_overlapped.rows[0]
+    overlapped = f"{steps} of them, plain, under `overlapped` | {float(mean):.2f}: {slower} slower"
     assert overlapped in PAGES["README.md"]
+    chips = (f"{float(mean):.2f} ({name.partition(':')[0]})" for name, mean, *_ in means.rows[1:5])
+    assert "By chip, whole steps are {}, {}, {} and {}".format(*chips) in PAGES["README.md"]
 
 
 def test_readme_has_how_many_published_steps_the_report_is_near():
