@@ -91,7 +91,7 @@ WRITES = [
     (main, "draw psum --algorithm ring -n 2", "animate"),
     (main, "overlap --example ring_matmul", "draw"),
     (main, "overlap --example ring_matmul", "text"),
-    *[(benchmarks, of, "json") for of in ("", "matmul", "overlap", "layers", "wire")],
+    *[(benchmarks, of, "json") for of in ("", "matmul", "overlap", "context", "wire")],
     (benchmarks, "tune", "table"),
 ]
 

@@ -133,7 +133,7 @@ def test_bad_limits_are_refused_before_the_program_is_read(limits, error, compla
 )
 def test_limits_of_the_command(monkeypatch, capsys, text, arguments, status, message):
     report = overlap.report(text, chip=CHIP if ":T(" in text else None)
-    monkeypatch.setattr(command, "_mesh", lambda _: None)
+    monkeypatch.setattr(command, "mesh_of", lambda _: None)
     monkeypatch.setattr(command, "example", lambda *_: (None, ()))
     monkeypatch.setattr(command, "_compile_and_report", lambda *_: (overlap.Program(text), report))
     try:

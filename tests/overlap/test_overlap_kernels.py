@@ -118,7 +118,7 @@ def test_bad_seconds_of_kernels_are_refused(given, error, complaint):
 
 def test_the_command_takes_what_was_measured(monkeypatch, capsys):
     text = program(kernel(), dot("y"), blocking("all-gather"))
-    monkeypatch.setattr(command, "_mesh", lambda _: None)
+    monkeypatch.setattr(command, "mesh_of", lambda _: None)
     monkeypatch.setattr(command, "example", lambda *_: (None, ()))
     monkeypatch.setattr(
         command, "compile_for", lambda *_, **__: overlap.Program(text, "TPU v5 lite")
