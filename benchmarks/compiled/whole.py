@@ -34,7 +34,7 @@ from benchmarks.measuring import options, report
 from ringcoll import overlap
 from ringcoll.commands.overlap import mesh_on
 from ringcoll.io.files import write
-from ringcoll.overlap.options import SETS
+from ringcoll.overlap.options import for_chip
 
 PAGE = Path(__file__).parents[1] / "pages" / "whole.md"
 FIGURES = PAGE.with_suffix(".json")
@@ -112,8 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 def is_program(which: Which) -> bool:
     """Whether the step has that form, and the chip that set, and not by default."""
-    chip, of = which.topology.partition(":")[0], SETS.get(which.set)
-    fits = of is None or (chip in of["chips"] and chip not in of.get("default", ()))
+    fits = which.set in (NONE, *for_chip(which.topology.partition(":")[0]))
     return which.form in STEPS[which.step].forms and fits
 
 

@@ -25,7 +25,7 @@ from ringcoll.choose.under_work import gather_plans, scatter_plans, tour_plans
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import AxisName, Groups, as_tuples, axes_of
 from ringcoll.collectives.counting import work_of
-from ringcoll.collectives.public import integer, public
+from ringcoll.collectives.public import check_function, integer, public
 from ringcoll.collectives.sums import Plain, wide_dtype
 from ringcoll.collectives.visits import (
     CutShards,
@@ -80,7 +80,7 @@ def all_gather_map(
     >>> y.shape, float(y[0, 0])  # every rank has all 8 rows
     ((32, 3), 2.0)
     """
-    _check_function("f", f)
+    check_function("f", f)
     options: Any = {"dim": dim, "axis_index_groups": axis_index_groups, "algorithm": algorithm}
     visit: RowVisit = lambda carry, arrived: (carry, _mapped(f, arrived.value, dim))  # noqa: E731
     return gather(x, axis_name, visit, None, work=work, **options)[1]
@@ -119,7 +119,7 @@ def map_reduce_scatter(
     >>> y.shape, float(y[0, 0])
     ((8, 3), 4.0)
     """
-    _check_function("f", f)
+    check_function("f", f)
     options: Any = {"dim": dim, "axis_index_groups": axis_index_groups, "algorithm": algorithm}
     options |= {"accumulate_dtype": accumulate_dtype, "work": work}
     return reduce(lambda wanted: _mapped(f, wanted.take(x), dim), axis_name, **options)
@@ -371,7 +371,7 @@ class _Call:
         algorithm: Algorithm,
         collective: str = "psum_scatter",
     ) -> "_Call":
-        _check_function(argument, function)
+        check_function(argument, function)
         axes, groups = axes_of(axis_name), as_tuples(axis_index_groups)
         algorithm = choice.algorithm_of(algorithm, axes, groups, collective)
         where: Any = {"axes": axes, "groups": groups, "ranks": Ranks.over(axes, groups)}
@@ -409,11 +409,6 @@ def _mapped(f: Callable[[Any], Any], rows: Any, dim: int) -> Any:
     results = f(rows)
     _checked_rows("what f returns", results, dim, row_count(rows, dim))
     return results
-
-
-def _check_function(name: str, function: Any) -> None:
-    if not callable(function):
-        raise TypeError(f"{name} is a {type(function).__name__}, no function; pass a function")
 
 
 def _checked_rows(name: str, tree: Any, dim: int, rows: int | None = None) -> tuple[int, int]:

@@ -117,6 +117,12 @@ def bound_axes() -> str:
     return f"the axes here are {bound}" if bound else "call it inside jax.shard_map"
 
 
+def check_function(name: str, value: Any) -> None:
+    """Refuse an argument that is no function."""
+    if not callable(value):
+        raise TypeError(f"{name} is a {type(value).__name__}, no function; pass a function")
+
+
 def integer(name: str, value: Any, ndim: int | None = None) -> int:
     """An argument that must be a whole number.
 

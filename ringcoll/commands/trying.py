@@ -21,7 +21,7 @@ from ringcoll.commands import arguments, overlap
 from ringcoll.io.text import aligned, folded, wrapped
 from ringcoll.overlap.chips import chip
 from ringcoll.overlap.compilation import compile_for
-from ringcoll.overlap.options import OPTIONS, SETS
+from ringcoll.overlap.options import OPTIONS, for_chip
 from ringcoll.overlap.reading import report
 from ringcoll.overlap.report import Report
 from ringcoll.transform.trying import Trial, quickest, tried
@@ -74,9 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def sets_for(device: str) -> Mapping[str, Mapping[str, str]]:
     """The sets of options that are for a kind of device, and not on by default."""
-    name = getattr(chip(device), "name", "")
-    fits = {key: one for key, one in SETS.items() if name in one["chips"]}
-    return {key: OPTIONS[key] for key, one in fits.items() if name not in one.get("default", ())}
+    return {name: OPTIONS[name] for name in for_chip(getattr(chip(device), "name", ""))}
 
 
 def until_ctrl_c(args: argparse.Namespace, trials: Iterable[Trial]) -> list[Trial]:

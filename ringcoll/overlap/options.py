@@ -23,6 +23,12 @@ OPTIONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 )
 
 
+def for_chip(name: str) -> list[str]:
+    """The sets for a chip, such as "v6e", without those that it has by default."""
+    fits = {of: one for of, one in SETS.items() if name in one["chips"]}
+    return [of for of, one in fits.items() if name not in one.get("default", ())]
+
+
 def in_words(options: Mapping[str, Any], kind: str) -> Iterator[str]:
     """Each set that options hold, then the options of no set; `kind` is the `device_kind`."""
     left, here = dict(options), chip(kind)

@@ -19,7 +19,7 @@ from ringcoll.choose.plan import Plan
 from ringcoll.choose.table import Table
 from ringcoll.collectives import choice
 from ringcoll.collectives.axes import rank_count
-from ringcoll.collectives.public import public
+from ringcoll.collectives.public import check_function, public
 from ringcoll.io.strict_json import parsed
 from ringcoll.matmuls import labels
 from ringcoll.matmuls.all_reduce import matmul_all_reduce
@@ -60,25 +60,26 @@ def overlapped(
     - a product x @ w and a `psum`: a `matmul_all_reduce`.
 
     If both factors of a product are gathered, the one that was just computed is taken. The other,
-    such as a weight, stays whole, so that it can travel earlier. By "auto" a site is taken if its
-    price is below that of the built-in; a `psum` that the program only returns is left. If no site
-    is taken, f itself is called. `ringcoll.explain(overlapped(f))` lists every site, and why it
-    was left. Results have f's types, and sums another order of additions.
+    such as a weight, stays whole, so that it can travel earlier. By "auto" a site is taken if
+    another form than the built-in is priced as cheaper by more than the error of prices; a `psum`
+    that the program only returns is left. If no site is taken, f itself is called.
+    `ringcoll.explain(overlapped(f))` lists every site, and why it was left. Results have f's types,
+    and sums another order of additions.
 
     Python code of f runs once more, and so do its prints. A function with its own derivative
     (`custom_vjp`, `custom_jvp`) stays whole.
 
     Shapes: those of f. Steps, bytes and gradient: those of the functions above. JAX refuses forward
     mode (`jvp`) where a site is taken. If f takes gradients itself, their gathers and sums are
-    places too.
+    sites too.
 
     Args:
         f: a function of arrays or pytrees; leaves that are no arrays pass as they are.
-        algorithm: a name, for all places. Where it cannot run, it is "auto".
-        only: the kinds of places to take, of "all_gather", "psum_scatter" and "psum"; None: all.
-        choices: algorithms of single places, by `ringcoll.transform.Site.key`; "lax" leaves one.
+        algorithm: a name, for all sites. Where it cannot run, it is "auto".
+        only: the kinds of sites to take, of "all_gather", "psum_scatter" and "psum"; None: all.
+        choices: algorithms of single sites, by `ringcoll.transform.Site.key`; "lax" leaves one.
             Or the path of a JSON file of these, as `python -m ringcoll try --write` writes it. A
-            warning names, once, those that f has no place for; other places run by `algorithm`.
+            warning names, once, those that no site of f has; other sites run by `algorithm`.
 
     Raises:
         TypeError: f is no function; an algorithm is neither a name nor a `Table`; choices are no
@@ -95,7 +96,7 @@ def overlapped(
     >>> ours.lower(jnp.ones((8, 2)), jnp.ones((2, 4))).as_text().count("collective_permute")
     3
     """
-    checked_function(f)
+    check_function("f", f)
     if isinstance(choices, str | PathLike):
         choices = parsed(Path(choices).read_text(encoding="utf-8"))
     choices = {} if choices is None else choices
@@ -117,12 +118,6 @@ def overlapped(
         return results
 
     return called
-
-
-def checked_function(f: Any) -> None:
-    """Refuse what is no function."""
-    if not callable(f):
-        raise TypeError(f"f is a {type(f).__name__}, no function; pass a function")
 
 
 def checked_names(only: str | Iterable[str] | None, known: Sequence[str]) -> Sequence[str]:

@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 from ringcoll import lax
 from ringcoll.choose.table import Table
 from ringcoll.collectives import choice
-from ringcoll.collectives.public import public
-from ringcoll.transform.overlapping import checked_function, checked_names
+from ringcoll.collectives.public import check_function, public
+from ringcoll.transform.overlapping import checked_names
 from ringcoll.transform.programs import COLLECTIVES, Call, transformed
 
 
@@ -56,7 +56,7 @@ def replaced(
     >>> program.count("collective_permute")  # 3 rounds of a reduce-scatter, 3 of an all-gather
     6
     """
-    checked_function(f)
+    check_function("f", f)
     choice.check_name_or_table(algorithm)
     dtype = None if accumulate_dtype is None else jnp.dtype(accumulate_dtype)
     names = checked_names(only, tuple(dict.fromkeys(COLLECTIVES.values())))
